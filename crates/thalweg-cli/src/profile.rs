@@ -24,6 +24,7 @@ it at https://ui.perfetto.dev. A table of its operators goes to standard error.
 Examples:
   thalweg profile -- target/debug/train --steps 5
   thalweg profile --output step.json --rows 0 -- target/debug/train
+  thalweg profile --memory -- target/debug/train
 
 The exit status is the program's; 1 if it left no trace, 127 if there is no such
 program, and 126 if it cannot be run."
@@ -35,6 +36,9 @@ pub struct ProfileArgs {
     /// How many rows the table has, 0 for no table
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: u64,
+    /// Record each block that the caching allocator hands out or takes back
+    #[arg(long)]
+    memory: bool,
     /// The program that is to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -67,6 +71,7 @@ pub fn run(arguments: &ProfileArgs) -> Result<ExitCode, Failure> {
         .args(&arguments.program[1..])
         .env(PATH_VARIABLE, &path)
         .env("THALWEG_PROFILE_ROWS", arguments.rows.to_string())
+        .env("THALWEG_PROFILE_MEMORY", if arguments.memory { "1" } else { "0" })
         .status();
     match status {
         Err(error) => {

@@ -19,12 +19,14 @@ use crate::output::{Output, paint};
 The file is what a program recorded: run it with PYTORCH_TUNABLEOP_ENABLED=1
 PYTORCH_TUNABLEOP_TUNING=0 PYTORCH_TUNABLEOP_RECORD_UNTUNED=1, with Thalweg or
 with PyTorch. The results go to a file in PyTorch's format for Thalweg to read
-(PYTORCH_TUNABLEOP_FILENAME); products that it has are not tuned again. PyTorch
-does not take them: it has neither Thalweg's version nor its kernels.
+(PYTORCH_TUNABLEOP_FILENAME); products that it has are not tuned again. With
+--for-pytorch it is one for PyTorch of that version to read: only algorithms of
+cuBLASLt are tried, which has to be the one that PyTorch loads.
 
 Examples:
   thalweg tune tunableop_untuned0.csv
   thalweg tune tunableop_untuned0.csv --output tuned.csv --algorithms 64
+  thalweg tune tunableop_untuned0.csv --for-pytorch 2.11.0
 
 The exit status is 1 if a product could not be tuned.")]
 pub struct TuneArgs {
@@ -37,6 +39,9 @@ pub struct TuneArgs {
     /// The file of the results, as it is named [default: tunableop_results0.csv]
     #[arg(long, value_name = "FILE")]
     output: Option<String>,
+    /// The version of PyTorch (torch.__version__ without what follows a +) that is to read the results
+    #[arg(long, value_name = "VERSION")]
+    for_pytorch: Option<String>,
     /// How many algorithms the library is asked for
     #[arg(long, value_name = "N", default_value_t = 32)]
     algorithms: u32,
@@ -58,6 +63,7 @@ pub fn run(arguments: &TuneArgs) -> Result<ExitCode, Failure> {
     if let Some(output) = &arguments.output {
         tunable::set_filename(output, false);
     }
+    tunable::set_pytorch_version(arguments.for_pytorch.as_deref());
     tunable::set_cublaslt_requested_algo_count(arguments.algorithms);
     tunable::set_max_tuning_iterations(arguments.iterations);
     tunable::set_max_tuning_duration(arguments.duration);

@@ -1,41 +1,94 @@
-//! [`record_function`] and [`record_operator`]: regions of a program, by name, and calls of operators.
+//! [`record_function`] and [`record_operator`]: regions of a program, by name, and calls of operators. [`emit_nvtx`] shows both to other
+//! profilers.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use thalweg_driver::Driver;
+use thalweg_driver::cuda::nvtx;
 
 use crate::recording::{Recording, thread_number};
 
-/// How many recordings there are.
+/// How many recordings there are, and how many [`EmitNvtx`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// How many [`EmitNvtx`] there are.
+static EMITTERS: AtomicUsize = AtomicUsize::new(0);
 
 static RECORDINGS: Mutex<Vec<Arc<Recording>>> = Mutex::new(Vec::new());
 
+fn recordings() -> MutexGuard<'static, Vec<Arc<Recording>>> {
+    RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Makes regions go to this recording, too.
 pub(crate) fn attach(recording: &Arc<Recording>) {
-    let mut recordings = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut recordings = recordings();
     recordings.push(Arc::clone(recording));
-    COUNT.store(recordings.len(), Ordering::Relaxed);
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    count_memory(recording, true);
 }
 
 /// Undoes [`attach`].
 pub(crate) fn detach(recording: &Arc<Recording>) {
-    let mut recordings = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut recordings = recordings();
     recordings.retain(|other| !Arc::ptr_eq(other, recording));
-    COUNT.store(recordings.len(), Ordering::Relaxed);
+    COUNT.fetch_sub(1, Ordering::Relaxed);
+    count_memory(recording, false);
 }
 
-/// A region of the program, from [`record_function`] until this is dropped.
+/// Regions and operators are NVTX ranges too, until this is dropped.
+#[must_use = "ranges are emitted until this is dropped"]
+#[derive(Debug)]
+pub struct EmitNvtx(());
+
+/// Makes each [`record_function`] and each call of an operator an NVTX range of its thread, for Nsight Systems and the like, until the answer
+/// is dropped (`torch.autograd.profiler.emit_nvtx`). Without the library of NVTX, or a tool that reads its ranges, nothing is shown.
+pub fn emit_nvtx() -> EmitNvtx {
+    EMITTERS.fetch_add(1, Ordering::Relaxed);
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    EmitNvtx(())
+}
+
+impl Drop for EmitNvtx {
+    fn drop(&mut self) {
+        EMITTERS.fetch_sub(1, Ordering::Relaxed);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Begins an NVTX range if they are asked for.
+fn emitted(name: &str) -> Option<nvtx::Range> {
+    (EMITTERS.load(Ordering::Relaxed) > 0).then(|| nvtx::range(name))
+}
+
+/// A region of the program, from [`record_function`] until this is dropped. It belongs to its thread.
 #[must_use = "the region ends when this is dropped"]
 #[derive(Debug)]
-pub struct RecordFunction(Option<(String, Instant)>);
+pub struct RecordFunction(Option<OpenRegion>);
+
+/// A region that has not ended.
+#[derive(Debug)]
+struct OpenRegion {
+    name: String,
+    begin: Instant,
+    _range: Option<nvtx::Range>,
+    thread: PhantomData<*const ()>,
+}
 
 /// Begins a region, which every recording profiler of the process shows under this name (`torch.profiler.record_function`). While
 /// none records, it costs one relaxed load. A region that a recording does not see whole is not in it.
 pub fn record_function(name: &str) -> RecordFunction {
     let is_recorded = COUNT.load(Ordering::Relaxed) > 0;
-    RecordFunction(is_recorded.then(|| (name.to_owned(), Instant::now())))
+    RecordFunction(is_recorded.then(|| OpenRegion {
+        name: name.to_owned(),
+        begin: Instant::now(),
+        _range: emitted(name),
+        thread: PhantomData,
+    }))
 }
 
 thread_local! {
@@ -60,41 +113,97 @@ struct OpenOperator {
     id: u64,
     parent: Option<u64>,
     begin: Instant,
-    thread: std::marker::PhantomData<*const ()>,
+    _range: Option<nvtx::Range>,
+    thread: PhantomData<*const ()>,
 }
 
 /// Begins a call of an operator, which every recording profiler of the process shows. While none records, it costs one relaxed load.
 pub fn record_operator(name: &'static str) -> RecordOperator {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    record_operator_with(|| name)
+}
+
+/// Begins a call of an operator, as [`record_operator`] does, whose name is found out only where something records.
+pub fn record_operator_with(name: impl FnOnce() -> &'static str) -> RecordOperator {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return RecordOperator(None);
     }
+    begin_operator(name())
+}
+
+#[cold]
+fn begin_operator(name: &'static str) -> RecordOperator {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let parent = current_operator();
     OPERATOR.set(id);
-    let thread = std::marker::PhantomData;
-    RecordOperator(Some(OpenOperator { name, id, parent, begin: Instant::now(), thread }))
+    let range = emitted(name);
+    let begin = Instant::now();
+    RecordOperator(Some(OpenOperator { name, id, parent, begin, _range: range, thread: PhantomData }))
 }
 
 impl Drop for RecordOperator {
     fn drop(&mut self) {
-        let Some(OpenOperator { name, id, parent, begin, .. }) = self.0.take() else { return };
-        let end = Instant::now();
+        let Some(OpenOperator { name, id, parent, begin, .. }) = &self.0 else { return };
+        let (end, begin) = (Instant::now(), *begin);
         OPERATOR.set(parent.unwrap_or(0));
-        let recordings = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        for recording in recordings.iter() {
-            recording.operator(name, id, parent, [begin, end]);
+        for recording in recordings().iter() {
+            recording.operator(name, *id, *parent, [begin, end]);
         }
     }
 }
 
 impl Drop for RecordFunction {
     fn drop(&mut self) {
-        let Some((name, begin)) = self.0.take() else { return };
+        let Some(OpenRegion { name, begin, .. }) = &self.0 else { return };
         let end = Instant::now();
-        let recordings = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        for recording in recordings.iter() {
-            recording.annotate(&name, thread_number(), begin, end);
+        for recording in recordings().iter() {
+            recording.annotate(name, thread_number(), *begin, end);
         }
+    }
+}
+
+/// How many recordings keep changes of memory.
+static MEMORY: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes changes of memory go to one recording more, or one less.
+fn count_memory(recording: &Recording, is_attached: bool) {
+    if !recording.keeps_memory() {
+        return;
+    }
+    match is_attached {
+        true => MEMORY.fetch_add(1, Ordering::Relaxed),
+        false => MEMORY.fetch_sub(1, Ordering::Relaxed),
+    };
+}
+
+/// A block that a caching allocator handed out, or was given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryChange {
+    /// The device.
+    pub device: u32,
+    /// The block's address.
+    pub address: u64,
+    /// Its size in bytes; negative where it was given back.
+    pub bytes: i64,
+    /// The bytes that are handed out from then on.
+    pub total_allocated: u64,
+    /// The bytes that the allocator has of the driver from then on.
+    pub total_reserved: u64,
+}
+
+/// Tells every recording of this driver that keeps changes of memory of one. While none does, it costs one relaxed load, and `change` is
+/// not called.
+#[inline]
+pub fn record_memory(driver: &Arc<dyn Driver>, change: impl FnOnce() -> MemoryChange) {
+    if MEMORY.load(Ordering::Relaxed) > 0 {
+        memory_changed(driver, change());
+    }
+}
+
+#[cold]
+fn memory_changed(driver: &Arc<dyn Driver>, change: MemoryChange) {
+    let when = Instant::now();
+    for recording in recordings().iter().filter(|recording| recording.is_of(driver)) {
+        recording.memory(change, when);
     }
 }

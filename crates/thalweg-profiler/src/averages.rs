@@ -29,6 +29,11 @@ pub struct Average {
     pub flops: u64,
     /// Nanoseconds on devices of what has `flops`.
     pub flops_nanoseconds: u64,
+    /// Bytes of device memory that it took from a caching allocator, less those that it gave back, without those of operators that it called;
+    /// 0 where changes of memory were not kept.
+    pub self_device_memory_bytes: i64,
+    /// Bytes of device memory that it and the operators that it called took, less those that they gave back.
+    pub device_memory_bytes: i64,
 }
 
 impl Average {
@@ -55,6 +60,7 @@ impl KeyAverages {
         rows.add_calls(trace);
         rows.add_commands(trace);
         rows.add_activities(trace);
+        rows.add_memory(trace);
         let mut rows: Vec<Average> = rows.0.into_values().collect();
         rows.sort_by(|a, b| {
             (Reverse(a.device_nanoseconds), &a.operator).cmp(&(Reverse(b.device_nanoseconds), &b.operator))
@@ -137,6 +143,35 @@ impl Rows {
     }
 }
 
+/// The row of memory that changed outside of operators, by PyTorch's name.
+const MEMORY: &str = "[memory]";
+
+impl Rows {
+    /// Adds what operators took of the caching allocator and gave back.
+    fn add_memory(&mut self, trace: &Trace) {
+        if trace.memory.is_empty() {
+            return;
+        }
+        let operators: HashMap<u64, _> = trace.operators.iter().map(|call| (call.id, call)).collect();
+        for event in &trace.memory {
+            let bytes = event.change.bytes;
+            let mut operator = event.operator.and_then(|id| operators.get(&id));
+            if operator.is_none() {
+                self.of(MEMORY).count += 1;
+            }
+            let own = self.of(operator.map_or(MEMORY, |call| call.name));
+            own.self_device_memory_bytes += bytes;
+            if operator.is_none() {
+                own.device_memory_bytes += bytes;
+            }
+            while let Some(call) = operator {
+                self.of(call.name).device_memory_bytes += bytes;
+                operator = call.parent.and_then(|id| operators.get(&id));
+            }
+        }
+    }
+}
+
 /// Returns whether an activity counts by itself: a graph runs it, or a library that is not recorded.
 fn is_by_itself(activity: &Activity) -> bool {
     activity.graph_node.is_some() || activity.correlation.is_none()
@@ -156,6 +191,8 @@ pub enum SortBy {
     Bytes,
     /// Known floating-point operations (`flops`).
     Flops,
+    /// Device memory (`device_memory_usage`, `cuda_memory_usage`).
+    DeviceMemory,
 }
 
 impl FromStr for SortBy {
@@ -170,9 +207,13 @@ impl FromStr for SortBy {
             "count" => Self::Count,
             "bytes" => Self::Bytes,
             "flops" => Self::Flops,
+            "device_memory_usage"
+            | "self_device_memory_usage"
+            | "cuda_memory_usage"
+            | "self_cuda_memory_usage" => Self::DeviceMemory,
             _ => {
                 return Err(format!(
-                    "sort_by '{name}': write `device_time_total`, `cpu_time_total`, `count`, `bytes` or `flops`"
+                    "sort_by '{name}': write `device_time_total`, `cpu_time_total`, `device_memory_usage`, `count`, `bytes` or `flops`"
                 ));
             }
         })
@@ -208,7 +249,9 @@ impl KeyAverages {
             SortBy::Count => row.count,
             SortBy::Bytes => row.bytes,
             SortBy::Flops => row.flops,
+            SortBy::DeviceMemory => u64::try_from(row.device_memory_bytes).unwrap_or(0),
         };
+        let has_memory = self.0.iter().any(|row| row.device_memory_bytes != 0 || row.operator == MEMORY);
         rows.sort_by(|a, b| (Reverse(key(a)), &a.operator).cmp(&(Reverse(key(b)), &b.operator)));
         rows.truncate(row_limit);
         let width = rows.iter().map(|row| shown(&row.operator).chars().count()).max().unwrap_or(0);
@@ -219,6 +262,9 @@ impl KeyAverages {
             "{:width$} {:>8} {:>12} {:>12} {:>12} {:>8} {:>9} {:>9}",
             "operator", "calls", "self host µs", "host µs", "device µs", "device %", "GB/s", "GFLOP/s"
         );
+        if has_memory {
+            text += &format!(" {:>12} {:>12}", "self MiB", "MiB");
+        }
         if ceilings.is_some() {
             text += &format!(" {:>11} {:>11}", "% of copy", "% of matmul");
         }
@@ -235,6 +281,11 @@ impl KeyAverages {
                 rate(row.bandwidth()),
                 rate(row.gflops()),
             );
+            if has_memory {
+                let mebibytes = |bytes: i64| bytes as f64 / f64::from(1 << 20);
+                let (own, all) = (row.self_device_memory_bytes, row.device_memory_bytes);
+                text += &format!(" {:>12.2} {:>12.2}", mebibytes(own), mebibytes(all));
+            }
             if let Some(ceilings) = ceilings {
                 let share = |rate: Option<f64>, ceiling: f64| rate.map(|rate| 100.0 * rate / ceiling);
                 let bandwidth = finite(share(row.bandwidth(), ceilings.bandwidth));

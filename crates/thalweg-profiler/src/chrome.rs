@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Value, json};
 use thalweg_driver::DeviceProperties;
 
-use crate::trace::{Activity, ActivityStream, Annotation, Call, Clock, Command, OperatorCall, Span, Trace};
+use crate::annotation::MemoryChange;
+use crate::trace::{
+    Activity, ActivityStream, Annotation, Call, Clock, Command, MemoryEvent, OperatorCall, Span, Trace,
+};
 
 /// Numbers of streams per device.
 type StreamNumbers = BTreeMap<(u32, ActivityStream), u64>;
@@ -51,6 +54,7 @@ pub(crate) fn trace(trace: &Trace) -> Value {
         call_events(&mut events, call, commands.get(&call.correlation).copied());
         calls.insert(call.correlation, call);
     }
+    trace.memory.iter().for_each(|event| memory_events(&mut events, event));
     let devices: HashMap<u32, &DeviceProperties> = trace.devices.iter().map(|(id, it)| (*id, it)).collect();
     for activity in &trace.activities {
         let call = activity.correlation.and_then(|correlation| calls.get(&correlation).copied());
@@ -84,6 +88,7 @@ fn names(trace: &Trace, streams: &StreamNumbers) -> Vec<Value> {
     let threads: BTreeSet<u64> = (trace.calls.iter().map(|call| call.thread))
         .chain(trace.operators.iter().map(|call| call.thread))
         .chain(trace.annotations.iter().map(|annotation| annotation.thread))
+        .chain(trace.memory.iter().map(|event| event.thread))
         .collect();
     events.push(metadata("process_name", json!(pid), 0, json!({"name": "thalweg"})));
     events.push(metadata("process_labels", json!(pid), 0, json!({"labels": "CPU"})));
@@ -138,6 +143,29 @@ fn call_events(events: &mut Vec<Value>, call: &Call, command: Option<&Command>) 
         arguments["source"] = json!(command.source);
     }
     events.push(complete("cuda_driver", call.entry_point, json!(pid), call.thread, call.span, arguments));
+}
+
+/// Adds a change of memory: the instant that Kineto writes, and a value of the two curves of its device.
+fn memory_events(events: &mut Vec<Value>, event: &MemoryEvent) {
+    /// Kineto's number of CUDA devices (`c10::DeviceType::CUDA`).
+    const CUDA: u32 = 1;
+    let MemoryChange { device, address, bytes, total_allocated, total_reserved } = event.change;
+    let at = microseconds(event.at);
+    let mut arguments = json!({
+        "Device Type": CUDA, "Device Id": device, "Addr": address, "Bytes": bytes,
+        "Total Allocated": total_allocated, "Total Reserved": total_reserved,
+    });
+    if let Some(operator) = event.operator {
+        arguments["External id"] = json!(operator);
+    }
+    events.push(json!({
+        "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": std::process::id(), "tid": event.thread,
+        "ts": at, "args": arguments,
+    }));
+    events.push(json!({
+        "ph": "C", "name": "memory in bytes", "pid": device, "tid": 0, "ts": at,
+        "args": {"allocated": total_allocated, "reserved": total_reserved},
+    }));
 }
 
 /// Adds an activity, and the arrow to it from its call.

@@ -20,6 +20,7 @@ pub struct ProfilerDriver {
     inner: Arc<dyn Driver>,
     reads_accesses: bool,
     is_recording: AtomicBool,
+    keeps_memory: AtomicBool,
     recording: Mutex<Option<Arc<Recording>>>,
     /// The names of the kernels that were asked for.
     names: Mutex<HashMap<FunctionHandle, String>>,
@@ -70,11 +71,18 @@ impl ProfilerDriver {
             inner,
             reads_accesses,
             is_recording: AtomicBool::new(false),
+            keeps_memory: AtomicBool::new(false),
             recording: Mutex::default(),
             names: Mutex::default(),
             operators: Operators::default(),
             captures: AtomicUsize::new(0),
         })
+    }
+
+    /// Sets whether recordings that start from now on keep each block that a caching allocator hands out or takes back
+    /// (`torch.profiler.profile(profile_memory=True)`).
+    pub fn profile_memory(&self, keeps_memory: bool) {
+        self.keeps_memory.store(keeps_memory, Ordering::Relaxed);
     }
 
     /// Begins to record.
@@ -90,7 +98,9 @@ impl ProfilerDriver {
                 "the profiler records already: stop it first",
             ));
         }
-        let started = Arc::new(Recording::start(&*self.inner));
+        let keeps_memory = self.keeps_memory.load(Ordering::Relaxed);
+        let started = Recording::start(&*self.inner, std::ptr::from_ref(self).addr(), keeps_memory);
+        let started = Arc::new(started);
         annotation::attach(&started);
         *recording = Some(started);
         self.is_recording.store(true, Ordering::Relaxed);

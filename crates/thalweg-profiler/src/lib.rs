@@ -52,13 +52,17 @@ mod recording;
 mod schedule;
 mod trace;
 
-pub use self::annotation::{RecordFunction, RecordOperator, record_function, record_operator};
+pub use self::annotation::{
+    EmitNvtx, MemoryChange, RecordFunction, RecordOperator, emit_nvtx, record_function, record_memory,
+    record_operator, record_operator_with,
+};
 pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
 pub use self::on_demand::{on_demand, profile_on_demand, profiler_of};
 pub use self::program::ProgramProfile;
 pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
 pub use self::trace::{
-    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, OperatorCall, Span, Trace,
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryEvent, OperatorCall, Span,
+    Trace,
 };
 pub use thalweg_driver::KernelActivity;

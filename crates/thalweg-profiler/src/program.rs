@@ -19,6 +19,8 @@ pub struct ProgramProfile {
     pub path: PathBuf,
     /// How many rows the table of operators has that goes to standard error; 0 for no table.
     pub rows: usize,
+    /// Whether each block that a caching allocator hands out or takes back is recorded.
+    pub memory: bool,
 }
 
 static PROFILE: OnceLock<(ProgramProfile, Arc<ProfilerDriver>)> = OnceLock::new();
@@ -34,6 +36,7 @@ impl ProgramProfile {
         if PROFILE.set((self.clone(), Arc::clone(&profiler))).is_err() {
             return Ok(driver);
         }
+        profiler.profile_memory(self.memory);
         profiler.start()?;
         // The driver's library, which is loaded by now, is still there then.
         if !at_exit(exiting) {

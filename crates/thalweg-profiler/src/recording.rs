@@ -4,16 +4,17 @@
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use thalweg_driver::{Activities, ActivityKind, ActivityTracer, Driver, Result, StreamHandle};
 
-use crate::annotation::current_operator;
+use crate::annotation::{MemoryChange, current_operator};
 use crate::driver::Operators;
 use crate::events::{self, EventPair, Recorded};
 use crate::trace::{
-    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, OperatorCall, Span, Trace,
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryEvent, OperatorCall, Span,
+    Trace,
 };
 
 /// Returns the number of the calling thread: 1 for the first that asked.
@@ -36,6 +37,9 @@ pub(crate) struct Recording {
     base: Instant,
     base_nanoseconds: u64,
     clock: Clock,
+    /// The address of the profiler that records, which is the driver that programs see.
+    profiler: usize,
+    keeps_memory: bool,
     next_correlation: AtomicU64,
     state: Mutex<State>,
 }
@@ -46,12 +50,13 @@ struct State {
     operators: Vec<OperatorCall>,
     commands: Vec<Recorded>,
     annotations: Vec<Annotation>,
+    memory: Vec<MemoryEvent>,
     is_over: bool,
 }
 
 impl Recording {
-    /// Begins: by the devices' clocks if the driver has a tracer that starts.
-    pub(crate) fn start(driver: &dyn Driver) -> Self {
+    /// Begins: by the devices' clocks if the driver has a tracer that starts. `profiler` is the address of the driver around this one.
+    pub(crate) fn start(driver: &dyn Driver, profiler: usize, keeps_memory: bool) -> Self {
         let clock = match driver.activity_tracer().and_then(ActivityTracer::start) {
             Ok(()) => Clock::Device,
             Err(error) => Clock::Events { reason: error.to_string() },
@@ -61,6 +66,8 @@ impl Recording {
             base: Instant::now(),
             base_nanoseconds: since_epoch.as_nanos() as u64,
             clock,
+            profiler,
+            keeps_memory,
             next_correlation: AtomicU64::new(1),
             state: Mutex::default(),
         }
@@ -96,6 +103,24 @@ impl Recording {
         if when[0] >= self.base {
             let (thread, span) = (thread_number(), self.span(when));
             self.state().operators.push(OperatorCall { name, id, parent, thread, span });
+        }
+    }
+
+    /// Returns whether changes of memory are kept.
+    pub(crate) fn keeps_memory(&self) -> bool {
+        self.keeps_memory
+    }
+
+    /// Returns whether it is a recording of this driver.
+    pub(crate) fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
+        self.profiler == Arc::as_ptr(driver).addr()
+    }
+
+    /// Adds a change of memory by the calling thread, if they are kept.
+    pub(crate) fn memory(&self, change: MemoryChange, when: Instant) {
+        if self.keeps_memory && when >= self.base {
+            let (operator, thread, at) = (current_operator(), thread_number(), self.since_base(when));
+            self.state().memory.push(MemoryEvent { change, operator, thread, at });
         }
     }
 
@@ -168,7 +193,9 @@ impl Recording {
     /// Ends the recording and reads the times. *Blocks* until the devices are idle.
     pub(crate) fn finish(&self, driver: &dyn Driver, operators: &Operators) -> Result<Trace> {
         let state = std::mem::replace(&mut *self.state(), State { is_over: true, ..State::default() });
-        let State { mut calls, operators: mut operator_calls, commands: recorded, annotations, .. } = state;
+        let State {
+            mut calls, operators: mut operator_calls, commands: recorded, annotations, memory, ..
+        } = state;
         let (mut commands, activities, dropped) = match self.tracer(driver) {
             Some(tracer) => {
                 let commands: Vec<Command> = recorded.into_iter().map(|recorded| recorded.command).collect();
@@ -190,6 +217,7 @@ impl Recording {
         operator_calls.sort_by_key(|call| (call.thread, call.span.start));
         let devices: BTreeSet<u32> = (commands.iter().map(|command| command.device))
             .chain(activities.iter().map(|activity| activity.device))
+            .chain(memory.iter().map(|event| event.change.device))
             .collect();
         let devices = devices.into_iter().map(|device| Ok((device, driver.device_properties(device)?)));
         let devices = devices.collect::<Result<_>>()?;
@@ -202,6 +230,7 @@ impl Recording {
             dropped,
             clock: self.clock.clone(),
             annotations,
+            memory,
             devices,
         };
         trace.name_activities();

@@ -138,6 +138,13 @@ impl Profile {
         }
     }
 
+    /// Sets whether each block that a caching allocator hands out or takes back is recorded (`profile_memory=True`).
+    #[must_use]
+    pub fn profile_memory(self, keeps_memory: bool) -> Self {
+        self.driver.profile_memory(keeps_memory);
+        self
+    }
+
     /// Sets which steps are recorded.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {

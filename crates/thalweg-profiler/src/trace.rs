@@ -8,6 +8,7 @@ use std::path::Path;
 
 use thalweg_driver::{DeviceProperties, KernelActivity};
 
+use crate::annotation::MemoryChange;
 use crate::averages::KeyAverages;
 use crate::chrome;
 
@@ -164,6 +165,19 @@ pub struct Annotation {
     pub span: Span,
 }
 
+/// A change of a caching allocator's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryEvent {
+    /// The block, and the sums after it.
+    pub change: MemoryChange,
+    /// The innermost [`OperatorCall`] that it happened in.
+    pub operator: Option<u64>,
+    /// The thread, as in [`Call`].
+    pub thread: u64,
+    /// When: nanoseconds since recording began.
+    pub at: u64,
+}
+
 /// A recorded timeline.
 #[derive(Clone, Debug)]
 pub struct Trace {
@@ -183,7 +197,10 @@ pub struct Trace {
     pub clock: Clock,
     /// The regions, in the order in which they ended.
     pub annotations: Vec<Annotation>,
-    /// The devices that ran commands.
+    /// The changes of memory, if they were asked for ([`ProfilerDriver::profile_memory`](crate::ProfilerDriver::profile_memory)), in the
+    /// order in which they happened per thread.
+    pub memory: Vec<MemoryEvent>,
+    /// The devices that ran commands or whose memory changed.
     pub devices: Vec<(u32, DeviceProperties)>,
 }
 

@@ -15,32 +15,12 @@ use crate::handle::PyTensor;
 #[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen)]
 pub struct PyNode(pub Arc<Node>);
 
-/// Returns PyTorch's name of the node of an operator: `MulBackward0` of `mul`.
-fn title(node: &Node) -> String {
-    let name = node.name();
-    if node.is_accumulator() {
-        return "AccumulateGrad".to_owned();
-    }
-    if name.ends_with("Backward") {
-        return name.to_owned();
-    }
-    let name = name.rsplit("::").next().unwrap_or(name);
-    let name = name.strip_suffix("_scalar").unwrap_or(name);
-    let words = name.split('_').map(|word| {
-        let mut letters = word.chars();
-        letters
-            .next()
-            .map_or_else(String::new, |first| first.to_ascii_uppercase().to_string() + letters.as_str())
-    });
-    format!("{}Backward0", words.collect::<String>())
-}
-
 #[pymethods]
 impl PyNode {
     /// Returns the name: that of the operator, as PyTorch writes it.
     fn name(&self) -> String {
-        let title = title(&self.0);
-        if self.0.is_accumulator() { format!("torch::autograd::{title}") } else { title }
+        let title = self.0.title();
+        if self.0.is_accumulator() { format!("torch::autograd::{title}") } else { title.to_owned() }
     }
 
     /// The nodes that the gradients of the inputs go to, each with the place among that node's results.
@@ -87,7 +67,7 @@ impl PyNode {
     }
 
     fn __repr__(&self) -> String {
-        format!("<{} object at {:#x}>", title(&self.0), Arc::as_ptr(&self.0).addr())
+        format!("<{} object at {:#x}>", self.0.title(), Arc::as_ptr(&self.0).addr())
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use thalweg::cuda::nvtx;
 use thalweg::profiler::{
-    ProfilerDriver, RecordFunction, SortBy, Trace, profile_on_demand, profiler_of, record_function,
+    EmitNvtx, ProfilerDriver, RecordFunction, SortBy, Trace, emit_nvtx, profile_on_demand, profiler_of,
+    record_function,
 };
 use thalweg::{Device, Error};
 
@@ -21,11 +23,15 @@ fn profiler(device: &Device) -> thalweg::Result<std::sync::Arc<ProfilerDriver>> 
     })
 }
 
-/// Begins to record what a device does.
+/// Begins to record what a device does, with each block of its caching allocator or without.
 #[pyfunction]
-fn _profiler_start(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+fn _profiler_start(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, profile_memory: bool) -> PyResult<()> {
     let device = or_current(py, device)?;
-    run(py, || Ok(profiler(&device)?.start()?))
+    run(py, || {
+        let profiler = profiler(&device)?;
+        profiler.profile_memory(profile_memory);
+        Ok(profiler.start()?)
+    })
 }
 
 /// Ends the recording of a device, and returns its trace. Blocks until the device is idle.
@@ -63,6 +69,8 @@ impl _Trace {
             row.set_item("cpu_time_total", average.host_nanoseconds as f64 / 1000.0)?;
             row.set_item("device_time_total", average.device_nanoseconds as f64 / 1000.0)?;
             row.set_item("flops", average.flops)?;
+            row.set_item("device_memory_usage", average.device_memory_bytes)?;
+            row.set_item("self_device_memory_usage", average.self_device_memory_bytes)?;
             rows.append(row)?;
         }
         Ok(rows)
@@ -86,11 +94,64 @@ impl _RecordFunction {
     }
 }
 
+/// Regions and operators are NVTX ranges while it is open.
+#[pyclass]
+struct _EmitNvtx(Option<EmitNvtx>);
+
+#[pymethods]
+impl _EmitNvtx {
+    #[new]
+    fn new() -> Self {
+        Self(Some(emit_nvtx()))
+    }
+
+    /// Ends it.
+    fn close(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// Begins a range of the thread, and returns how many it had.
+#[pyfunction]
+fn _nvtx_range_push(msg: &str) -> usize {
+    nvtx::range_push(msg)
+}
+
+/// Ends the range that the thread began last, and returns how many are left; -1 where there is none.
+#[pyfunction]
+fn _nvtx_range_pop() -> i64 {
+    nvtx::range_pop().map_or(-1, |left| i64::try_from(left).unwrap_or(i64::MAX))
+}
+
+/// Begins a range of the process, and returns its number.
+#[pyfunction]
+fn _nvtx_range_start(msg: &str) -> u64 {
+    nvtx::range_start(msg).0
+}
+
+/// Ends a range of the process.
+#[pyfunction]
+fn _nvtx_range_end(range_id: u64) {
+    nvtx::range_end(nvtx::RangeId(range_id));
+}
+
+/// Marks a moment.
+#[pyfunction]
+fn _nvtx_mark(msg: &str) {
+    nvtx::mark(msg);
+}
+
 /// Adds the classes and the functions, and lets devices be recorded that are opened from now on.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     profile_on_demand();
     module.add_class::<_Trace>()?;
     module.add_class::<_RecordFunction>()?;
+    module.add_class::<_EmitNvtx>()?;
+    module.add_function(wrap_pyfunction!(_nvtx_range_push, module)?)?;
+    module.add_function(wrap_pyfunction!(_nvtx_range_pop, module)?)?;
+    module.add_function(wrap_pyfunction!(_nvtx_range_start, module)?)?;
+    module.add_function(wrap_pyfunction!(_nvtx_range_end, module)?)?;
+    module.add_function(wrap_pyfunction!(_nvtx_mark, module)?)?;
     module.add_function(wrap_pyfunction!(_profiler_start, module)?)?;
     module.add_function(wrap_pyfunction!(_profiler_stop, module)?)
 }

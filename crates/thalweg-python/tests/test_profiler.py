@@ -61,6 +61,47 @@ def test_steps_by_a_schedule():
             assert json.load(file)["traceEvents"] == events
 
 
+def test_memory_and_backward_nodes():
+    weight = th.ones(1 << 18, requires_grad=True)
+    with profile(profile_memory=True) as prof:
+        (weight * 3.0).sum().backward()
+        weight.grad = None
+    rows = {row.key: row for row in prof.key_averages()}
+    # The product's megabyte is taken by `mul`, and freed outside of it.
+    assert rows["mul"].self_device_memory_usage == 1 << 20, rows["mul"]
+    assert rows["MulBackward0"].device_memory_usage >= 1 << 20 and rows["SumBackward0"].count == 1
+    assert sum(row.self_device_memory_usage for row in rows.values()) == 0, rows
+    assert "MiB" in prof.key_averages().table(sort_by="self_cuda_memory_usage")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        prof.export_chrome_trace(path)
+        with open(path) as file:
+            events = [event for event in json.load(file)["traceEvents"] if event["name"] == "[memory]"]
+    assert sum(event["args"]["Bytes"] for event in events) == 0 and all(event["args"]["Device Type"] == 1 for event in events)
+    totals = [event["args"]["Total Allocated"] for event in events]
+    for before, event, after in zip(totals, events[1:], totals[1:]):
+        assert after == before + event["args"]["Bytes"]
+    with profile() as prof:
+        step()
+    assert "MiB" not in str(prof.key_averages())
+
+
+def test_emit_nvtx():
+    from thalweg.autograd.profiler import emit_nvtx
+    with emit_nvtx() as emitter:
+        assert th.cuda.nvtx.range_push("within no operator") == 0
+        with record_function("a region"):
+            assert th.cuda.nvtx.range_push("within the region") == 2
+            th.cuda.nvtx.range_pop()
+        step()
+        assert th.cuda.nvtx.range_pop() == 0
+        with raises(RuntimeError, "not reentrant"):
+            emitter.__enter__()
+    with record_function("a region"):
+        assert th.cuda.nvtx.range_push("alone") == 0 and th.cuda.nvtx.range_pop() == 0
+    assert th.cuda.nvtx.range_pop() == -1
+
+
 def test_what_it_refuses():
     prof = profile()
     with raises(AssertionError, "nothing was recorded yet"):

@@ -55,7 +55,7 @@ pub struct Environment {
     /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
     /// watched, as `thalweg sim` asks for.
     pub sim_check: Option<CheckedProgram>,
-    /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`: what the program does on its devices is recorded and written to that file when
+    /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`, `THALWEG_PROFILE_MEMORY`: what the program does on its devices is recorded and written to that file when
     /// it exits, as `thalweg profile` asks for.
     pub profile: Option<ProgramProfile>,
     /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is no number is left alone.
@@ -123,6 +123,7 @@ impl Environment {
             variable("THALWEG_PROFILE").filter(|path| !path.is_empty()).map(|path| ProgramProfile {
                 path: PathBuf::from(path),
                 rows: usize::try_from(profile_rows).unwrap_or(usize::MAX),
+                memory: flag("THALWEG_PROFILE_MEMORY"),
             });
         let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {
             mistakes.push(error.to_string());

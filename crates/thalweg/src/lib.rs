@@ -57,6 +57,7 @@ pub use thalweg_runtime::{graph, sim};
 
 /// Parts of `torch.cuda`.
 pub mod cuda {
+    pub use thalweg_driver::cuda::nvtx;
     pub use thalweg_runtime::tunable;
 }
 

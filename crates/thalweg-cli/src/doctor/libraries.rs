@@ -40,6 +40,8 @@ fn names(library: Library) -> (&'static str, &'static str) {
         Library::Nvml => ("NVML", "library_nvml"),
         Library::Cudnn => ("cuDNN", "library_cudnn"),
         Library::Nccl => ("NCCL", "library_nccl"),
+        Library::Cupti => ("CUPTI", "library_cupti"),
+        Library::Nvtx => ("NVTX", "library_nvtx"),
         other => (other.name(), "library"),
     }
 }
@@ -53,6 +55,8 @@ fn without(library: Library) -> &'static str {
         Library::Nvml => "whether there is a GPU is asked of the driver",
         Library::Cudnn => "on a GPU, the driver has no attention of a library",
         Library::Nccl => "no collectives over several GPUs",
+        Library::Cupti => "the profiler takes its times from events around each command",
+        Library::Nvtx => "other profilers see no ranges of the program",
         _ => "something may be slower",
     }
 }

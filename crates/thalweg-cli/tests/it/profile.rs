@@ -73,6 +73,26 @@ fn a_program_leaves_a_trace_and_keeps_its_status() {
 }
 
 #[test]
+fn memory_is_recorded_where_it_is_asked_for() {
+    let folder = scratch("profile-memory");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (value, expected) in [("1", vec![512, -512]), ("0", vec![])] {
+        let file = folder.join(format!("{value}.json"));
+        let program = std::env::current_exe().unwrap();
+        let mut arguments = vec!["profile", "--output", file.to_str().unwrap()];
+        arguments.extend((value == "1").then_some("--memory"));
+        arguments.extend(["--", program.to_str().unwrap(), "--exact", "profile::child"]);
+        let output = thalweg(&arguments, &[(CHILD, "works")]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let trace: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap().iter().filter(|it| it["name"] == "[memory]");
+        let changes: Vec<_> = events.map(|it| it["args"]["Bytes"].as_i64().unwrap()).collect();
+        assert_eq!(changes, expected);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn what_cannot_be_profiled_is_said_before_or_after() {
     let folder = scratch("profile-refused");
     let file = folder.join("trace.json");

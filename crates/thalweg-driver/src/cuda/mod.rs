@@ -13,7 +13,8 @@
 //! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `collective_memory`, `graph`, `graph_description`,
 //!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
 //!   together.
-//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` says what ran on a device, and when.
+//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` says what ran on a device, and when;
+//!   [`nvtx`] tells profilers of the program's own ranges.
 //!
 //! # Invariants
 //! - The driver never sees a pointer into the caller's memory that it could use after the call returned.
@@ -47,6 +48,7 @@ mod nccl;
 mod nccl_version;
 mod nvml;
 mod nvrtc;
+pub mod nvtx;
 mod objects;
 #[cfg(test)]
 mod oracle;

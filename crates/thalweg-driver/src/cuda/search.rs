@@ -40,12 +40,22 @@ pub enum Library {
     Nccl,
     /// CUPTI: what ran on a device, and when.
     Cupti,
+    /// NVTX: ranges that profilers show.
+    Nvtx,
 }
 
 impl Library {
     /// All of them, in the order of a report.
-    pub const ALL: [Self; 7] =
-        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nvml, Self::Cudnn, Self::Nccl, Self::Cupti];
+    pub const ALL: [Self; 8] = [
+        Self::Driver,
+        Self::Nvrtc,
+        Self::CublasLt,
+        Self::Nvml,
+        Self::Cudnn,
+        Self::Nccl,
+        Self::Cupti,
+        Self::Nvtx,
+    ];
 
     /// Returns the library's name, as its vendor writes it.
     pub const fn name(self) -> &'static str {
@@ -57,6 +67,7 @@ impl Library {
             Self::Cudnn => "cuDNN",
             Self::Nccl => "NCCL",
             Self::Cupti => "CUPTI",
+            Self::Nvtx => "NVTX",
         }
     }
 
@@ -70,6 +81,8 @@ impl Library {
             Self::Cudnn => &["libcudnn.so.9"],
             Self::Nccl => &["libnccl.so.2"],
             Self::Cupti => &["libcupti.so.13", "libcupti.so.12"],
+            // Of version 3, and of the one before, which older wheels and toolkits carry.
+            Self::Nvtx => &["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1"],
         }
     }
 
@@ -83,6 +96,7 @@ impl Library {
             Self::Cudnn => "THALWEG_CUDNN_LIBRARY",
             Self::Nccl => "THALWEG_NCCL_LIBRARY",
             Self::Cupti => "THALWEG_CUPTI_LIBRARY",
+            Self::Nvtx => "THALWEG_NVTX_LIBRARY",
         }
     }
 
@@ -97,6 +111,7 @@ impl Library {
             Self::Cudnn => "pip install nvidia-cudnn-cu13",
             Self::Nccl => "pip install nvidia-nccl-cu13",
             Self::Cupti => "pip install nvidia-cuda-cupti, or install the CUDA toolkit and set CUDA_HOME",
+            Self::Nvtx => "pip install nvidia-nvtx",
         }
     }
 
@@ -116,6 +131,7 @@ impl Library {
             Self::Cudnn => c"cudnnGetVersion",
             Self::Nccl => c"ncclGetVersion",
             Self::Cupti => c"cuptiGetVersion",
+            Self::Nvtx => c"nvtxRangePushA",
         }
     }
 }
@@ -406,7 +422,7 @@ impl OpenLibrary {
                     let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;
                     (get(&raw mut major) == 0).then(|| major.to_string())
                 }
-                Library::Nvml => None,
+                Library::Nvml | Library::Nvtx => None,
             }
         }
     }

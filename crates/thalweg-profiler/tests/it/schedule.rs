@@ -110,6 +110,8 @@ fn tables_are_sorted_cut_and_compared_with_what_the_gpu_can_do() {
         bytes_nanoseconds: device_nanoseconds,
         flops,
         flops_nanoseconds: device_nanoseconds,
+        self_device_memory_bytes: 0,
+        device_memory_bytes: 0,
     };
     let averages = KeyAverages(vec![
         row("mm", 2, 10, 3000, 600, 1_500_000),

@@ -1,10 +1,13 @@
 //! A recorded program against a plain list of what it did.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 use thalweg_driver::{CaptureMode, Code, Driver};
-use thalweg_profiler::{Category, SortBy, Trace, profile, record_function};
+use thalweg_profiler::{
+    Category, MemoryChange, SortBy, Trace, profile, record_function, record_memory, record_operator,
+};
 
 use crate::world::{KERNEL_TIME, World};
 
@@ -205,4 +208,50 @@ fn what_comes_before_and_after_is_not_recorded() {
     let (_, second) = profile(driver, || world.fill(1, "again", 64)).unwrap();
     assert_eq!(second.commands.len(), 1);
     driver.device_synchronize(0).unwrap();
+}
+
+#[test]
+fn changes_of_memory_go_to_the_recordings_of_their_driver_that_keep_them() {
+    let (kept, other, without) = (World::new(), World::new(), World::new());
+    kept.driver.profile_memory(true);
+    other.driver.profile_memory(true);
+    let driver: Arc<dyn Driver> = kept.driver.clone();
+    let change = |bytes: i64, total_allocated| MemoryChange {
+        device: 0,
+        address: 0x1000,
+        bytes,
+        total_allocated,
+        total_reserved: 4096,
+    };
+    let (of_others, trace) = profile(&kept.driver, || {
+        other.driver.start().unwrap();
+        without.driver.start().unwrap();
+        {
+            let _outer = record_operator("an operator that takes");
+            let _inner = record_operator("one within it");
+            record_memory(&driver, || change(512, 512));
+        }
+        record_memory(&driver, || change(-512, 0));
+        [other.driver.stop().unwrap(), without.driver.stop().unwrap()]
+    })
+    .unwrap();
+    assert!(of_others.iter().all(|trace| trace.memory.is_empty()));
+    assert_eq!(trace.memory.iter().map(|it| it.change.bytes).collect::<Vec<_>>(), [512, -512]);
+    assert!(trace.memory[0].at <= trace.memory[1].at && trace.memory[1].operator.is_none());
+    let averages = trace.key_averages();
+    let memory = |operator: &str| {
+        let row = averages.0.iter().find(|row| row.operator == operator).expect("a row");
+        (row.self_device_memory_bytes, row.device_memory_bytes)
+    };
+    assert_eq!(memory("an operator that takes"), (0, 512));
+    assert_eq!(memory("one within it"), (512, 512));
+    assert_eq!(memory("[memory]"), (-512, -512));
+    let file = trace.chrome_trace();
+    let curve: Vec<_> = file["traceEvents"].as_array().unwrap().iter().filter(|it| it["ph"] == "C").collect();
+    assert_eq!(
+        curve.iter().map(|it| it["args"]["allocated"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [512, 0]
+    );
+    // After the recording nothing is asked.
+    record_memory(&driver, || unreachable!("no recording keeps memory"));
 }

@@ -87,6 +87,26 @@ class record_function:
         return wrapped
 
 
+class emit_nvtx:
+    """A region in which operators and `record_function` are NVTX ranges, for Nsight Systems (`torch.autograd.profiler.emit_nvtx`)."""
+
+    def __init__(self, enabled=True, record_shapes=False):
+        if record_shapes:
+            raise NotImplementedError("emit_nvtx(record_shapes=True): ranges have the names of operators alone")
+        self._enabled, self._emitter = enabled, None
+
+    def __enter__(self):
+        if self._emitter is not None:
+            raise RuntimeError("NVTX annotation context manager is not reentrant")
+        self._emitter = _core._EmitNvtx() if self._enabled else None
+        return self
+
+    def __exit__(self, *_):
+        if self._emitter is not None:
+            self._emitter.close()
+            self._emitter = None
+
+
 class KeyAverages(list):
     """Sums per operator, those with the most device time first: `key`, `count`, and times in microseconds."""
 
@@ -110,6 +130,7 @@ class profile:
                  custom_trace_id_callback=None):
         self._schedule = schedule or (lambda step: ProfilerAction.RECORD_AND_SAVE)
         self._is_scheduled = schedule is not None
+        self._profile_memory = profile_memory
         self.on_trace_ready = on_trace_ready
         self.step_num = 0
         self._action, self._is_recording, self._device, self._trace, self._region = ProfilerAction.NONE, False, None, None, None
@@ -157,7 +178,7 @@ class profile:
         wanted = self._action in _RECORDS
         if wanted and not self._is_recording:
             self._device = _core.get_default_device()
-            _core._profiler_start(self._device)
+            _core._profiler_start(self._device, self._profile_memory)
         elif self._is_recording and not wanted:
             _core._profiler_stop(self._device)
         self._is_recording = wanted

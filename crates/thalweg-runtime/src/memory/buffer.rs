@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{BlockKind, DevicePointer, Label, UseKind};
 use thalweg_memory::{AllocationError, Block};
+use thalweg_profiler::{MemoryChange, record_memory};
 
 use super::external::External;
 use super::graph_output::GraphOutput;
@@ -51,6 +52,7 @@ impl Buffer {
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
         device.captures().allocated(&block, label);
+        record_memory(device.driver(), || taken(device, &block));
         Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
     }
 
@@ -144,6 +146,24 @@ fn allocate_again(stream: &Stream, bytes: u64, mut error: AllocationError) -> Re
     Err(from_allocation(device, error))
 }
 
+/// Returns the change of memory of a block that was handed out.
+fn taken(device: &Device, block: &Block) -> MemoryChange {
+    MemoryChange {
+        device: device.index(),
+        address: block.address(),
+        bytes: i64::try_from(block.size_bytes()).unwrap_or(i64::MAX),
+        total_allocated: device.memory_allocated(),
+        total_reserved: device.memory_reserved(),
+    }
+}
+
+/// Returns the change of memory of a block that is about to go back.
+fn given_back(device: &Device, block: &Block) -> MemoryChange {
+    let change = taken(device, block);
+    let total_allocated = change.total_allocated.saturating_sub(block.size_bytes());
+    MemoryChange { bytes: -change.bytes, total_allocated, ..change }
+}
+
 impl Drop for Buffer {
     /// Reports the free before the block goes back: a moment later it may be another owner's. In a forked child nothing goes
     /// back: it is the parent's, whose locks may be held by threads that are not there.
@@ -157,6 +177,7 @@ impl Drop for Buffer {
         }
         match &mut self.memory {
             Memory::Owned(block) => {
+                record_memory(self.device.driver(), || given_back(&self.device, block));
                 if let Some(instrument) = self.device.instrument() {
                     instrument.block_freed(block.address(), None);
                     if let Some(quarantine) = self.device.quarantine() {

@@ -21,10 +21,11 @@
 //! | `…_NUMERICAL_CHECK` | 0 | `1e-5_1e-5`: how far a candidate's result may be from the default's, absolute and relative |
 //! | `…_CUBLASLT_REQUESTED_ALGO_COUNT` | 32 | candidates of the library |
 //! | `…_WILDCARD_FALLBACK` | 0 | 1 lets results be found in which `*` stands for a number |
+//! | `…_ICACHE_FLUSH_ENABLED`, `…_BLAS_LOG` | | not read: in PyTorch they are for AMD's GPUs and libraries |
 //! | `…_VERBOSE`, `…_VERBOSE_FILENAME` | 0, `err` | 1 reports files, 2 results, 3 candidates, to `err`, `out` or a file |
 //!
 //! What a variable says holds, whatever a program sets. Results are of a device's name and compute capability, of a version of cuBLASLt and, where Thalweg wrote them,
-//! of its version; those of another, in the same file or not, are passed over.
+//! of its version; those of another, in the same file or not, are passed over. A file that PyTorch reads is written with [`set_pytorch_version`].
 //!
 //! With `library`, which asks here for the algorithm of a product, `state` and `trial` this is one circle: a trial runs
 //! products of `library`.
@@ -170,7 +171,13 @@ pub fn get_results(device: &Device) -> Vec<TuningResult> {
 
 /// Returns what the results of a device depend on, as keys and values.
 pub fn get_validators(device: &Device) -> Vec<(String, String)> {
-    State::validators(device)
+    state().validators(device)
+}
+
+/// Sets the version of PyTorch (`2.11.0`) that results are for; `None` for Thalweg, which is the default. For PyTorch only cuBLASLt's algorithms are
+/// tried, and files have PyTorch's validators: it takes them where its cuBLASLt is the one that was tuned here.
+pub fn set_pytorch_version(version: Option<&str>) {
+    state().set_pytorch_version(version);
 }
 
 /// Takes the results for a device from a file, by default [its own](get_filename). Returns whether there were any that hold for it, or none

@@ -32,13 +32,17 @@ pub(super) struct Results {
 
 /// The keys that a file must have as they are here, and those that it may leave out.
 const REQUIRED: [&str; 2] = ["CUBLASLT_VERSION", "CUDA_DEVICE"];
-/// A key that says nothing about results of here.
-const IGNORED: &str = "PT_VERSION";
+/// The key of PyTorch's version. It says nothing about results of here, and is all to those for PyTorch.
+pub(super) const PYTORCH_VERSION: &str = "PT_VERSION";
 
-/// Returns whether results under these validators hold for a device with those.
+/// Returns whether results under these validators hold for a device with those. PyTorch takes them where all are the same.
 fn holds(found: &Validators, here: &Validators) -> bool {
-    let has = |key: &str| found.iter().any(|(name, _)| name == key);
-    found.iter().all(|pair| pair.0 == IGNORED || here.contains(pair)) && REQUIRED.into_iter().all(has)
+    let has = |pairs: &Validators, key: &str| pairs.iter().any(|(name, _)| name == key);
+    if has(here, PYTORCH_VERSION) {
+        return found.len() == here.len() && found.iter().all(|pair| here.contains(pair));
+    }
+    found.iter().all(|pair| pair.0 == PYTORCH_VERSION || here.contains(pair))
+        && REQUIRED.into_iter().all(|key| has(found, key))
 }
 
 /// The result of reading a file.
@@ -259,6 +263,24 @@ mod tests {
         let (results, taken) = read(&text);
         assert_eq!(taken, Taken { results: 1, external: 5, unread: 0 });
         assert!(results.find(&here(), &gemm("nn_4_1_1_ld_1_1_1"), false).is_some());
+    }
+
+    #[test]
+    fn results_for_pytorch_are_those_that_it_takes() {
+        let pytorch = |version: &str| -> Validators {
+            [("PT_VERSION", version), ("CUBLASLT_VERSION", "130100"), ("CUDA_DEVICE", "9.0:H100")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .to_vec()
+        };
+        let mut text = String::new();
+        for (kind, size) in [(&pytorch("2.11.0"), 1), (&pytorch("2.10.0"), 2), (&here(), 3)] {
+            write_validators(&mut text, kind);
+            writeln!(text, "GemmTunableOp_float_NN,nn_{size}_1_1_ld_1_1_1,Default,1").unwrap();
+        }
+        let mut results = Results::default();
+        let taken = results.read(&text, &pytorch("2.11.0"));
+        assert_eq!(taken, Taken { results: 1, external: 2, unread: 0 });
+        assert!(results.find(&pytorch("2.11.0"), &gemm("nn_1_1_1_ld_1_1_1"), false).is_some());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use thalweg_driver::{Label, ReductionSchemes};
 use thalweg_kernels::matmul::Matmul;
 
-use super::results::{Entry, Results, Validators};
+use super::results::{Entry, PYTORCH_VERSION, Results, Validators};
 use super::settings::{Effective, Settings, Variables, results_file, untuned_file};
 use super::signature::{Shape, Signature, Solution};
 use super::trial::{Operands, Timed, Trial, all_close, file_error};
@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) tuning: AtomicBool,
     pub(super) record_untuned: AtomicBool,
     pub(super) wildcards: AtomicBool,
+    /// The version of PyTorch that results are for; `None` for Thalweg.
+    pytorch: RwLock<Option<String>>,
     inner: Mutex<Inner>,
     decisions: RwLock<FxHashMap<Question, Solution>>,
     /// Held by the thread that tunes.
@@ -75,7 +77,8 @@ pub(crate) fn refused(device: &Device, product: &Matmul, precision: Precision, h
     let question = Question { device: device.number(), shape, reductions: precision.1 };
     let state = state();
     if let Some(signature) = shape.signature() {
-        state.inner().results.remove(&State::validators(device), &signature);
+        let kind = state.validators(device);
+        state.inner().results.remove(&kind, &signature);
         state.say(1, &format!("{signature}: the result is left out: {why}"));
     }
     state.decide(question, Solution::Default);
@@ -89,6 +92,7 @@ impl State {
             record_untuned: AtomicBool::new(variables.record_untuned.unwrap_or(false)),
             wildcards: AtomicBool::new(variables.wildcard_fallback.unwrap_or(false)),
             variables,
+            pytorch: RwLock::default(),
             inner: Mutex::default(),
             decisions: RwLock::default(),
             turn: Mutex::new(()),
@@ -121,19 +125,33 @@ impl State {
         results_file(&self.variables, &self.inner().settings, device.index())
     }
 
-    pub(super) fn validators(device: &Device) -> Validators {
+    /// Sets the version of PyTorch that results are for.
+    pub(super) fn set_pytorch_version(&self, version: Option<&str>) {
+        *self.pytorch.write().unwrap_or_else(PoisonError::into_inner) = version.map(str::to_owned);
+        self.read_files_again();
+    }
+
+    pub(super) fn pytorch_version(&self) -> Option<String> {
+        self.pytorch.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns what results of a device depend on. It takes the lock of the version, so no caller holds it.
+    pub(super) fn validators(&self, device: &Device) -> Validators {
         let properties = device.properties();
         let pair = |key: &str, value: String| (key.to_owned(), value);
         vec![
-            pair("THALWEG_VERSION", env!("CARGO_PKG_VERSION").to_owned()),
+            match self.pytorch_version() {
+                Some(version) => pair(PYTORCH_VERSION, version),
+                None => pair("THALWEG_VERSION", env!("CARGO_PKG_VERSION").to_owned()),
+            },
             pair("CUBLASLT_VERSION", properties.libraries.matmul_version.to_string()),
             pair("CUDA_DEVICE", format!("{}:{}", properties.compute_capability, properties.name)),
         ]
     }
 
     pub(super) fn results_of(&self, device: &Device) -> Vec<TuningResult> {
+        let kind = self.validators(device);
         let inner = self.inner();
-        let kind = Self::validators(device);
         inner.results.of(&kind).map(|(signature, entry)| result_of(signature, entry)).collect()
     }
 
@@ -190,7 +208,8 @@ impl State {
 
     fn find(&self, device: &Device, signature: &Signature) -> Option<Entry> {
         let wildcards = self.wildcards.load(Ordering::Relaxed);
-        self.inner().results.find(&Self::validators(device), signature, wildcards)
+        let kind = self.validators(device);
+        self.inner().results.find(&kind, signature, wildcards)
     }
 
     /// Tunes a product and keeps the result; also returns the default's time in milliseconds. `None` where there is no memory for it.
@@ -216,7 +235,7 @@ impl State {
         };
         let mut best: Option<(Solution, f32)> = None;
         let mut default = 0.0;
-        for solution in trial.candidates(settings.requested_algorithms)? {
+        for solution in trial.candidates(settings.requested_algorithms, self.pytorch_version().is_none())? {
             let timed = trial.measure(solution, best.map(|(_, time)| time), &settings)?;
             self.say(3, &format!("{signature}: {solution}: {timed:?}"));
             let Timed::Median(time) = timed else { continue };
@@ -243,7 +262,7 @@ impl State {
 
     /// Keeps a result, here and in the device's file.
     fn keep(&self, device: &Device, signature: &Signature, entry: Entry) {
-        let (path, kind) = (self.results_file(device), Self::validators(device));
+        let (path, kind) = (self.results_file(device), self.validators(device));
         let mut inner = self.inner();
         inner.results.insert(&kind, signature.clone(), entry);
         let written = inner.results.append(&path, &kind, signature, &entry);
@@ -293,7 +312,8 @@ impl State {
         let path = name.map_or_else(|| self.results_file(device), Path::to_owned);
         let text = std::fs::read_to_string(&path)
             .map_err(|error| file_error(&path, "the results cannot be read", &error))?;
-        let taken = self.inner().results.read(&text, &Self::validators(device));
+        let kind = self.validators(device);
+        let taken = self.inner().results.read(&text, &kind);
         self.change(|state| {
             state.inner().read.insert(device.number());
         });

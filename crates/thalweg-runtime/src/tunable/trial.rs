@@ -153,14 +153,14 @@ impl<'s> Trial<'s> {
         Ok(())
     }
 
-    /// Returns the solutions that there are, the default first.
-    pub(super) fn candidates(&self, algorithms: u32) -> Result<Vec<Solution>> {
+    /// Returns the solutions that there are, the default first: with Thalweg's own kernels, or those of the library alone.
+    pub(super) fn candidates(&self, algorithms: u32, own_kernels: bool) -> Result<Vec<Solution>> {
         let product = &self.shape.product;
         let mut candidates = vec![Solution::Default];
-        if !self.shape.has_bias && fused::could_fit(product) {
+        if own_kernels && !self.shape.has_bias && fused::could_fit(product) {
             candidates.push(Solution::Tiles);
         }
-        if self.stream.can_take_few_rows(product) {
+        if own_kernels && self.stream.can_take_few_rows(product) {
             candidates.push(Solution::Rows);
         }
         let operands = self.sets[0].operands();

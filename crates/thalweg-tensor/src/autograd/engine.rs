@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
+use thalweg_profiler::record_operator_with;
 use thalweg_runtime::{Device, Error, Result, Stream};
 
 use super::halves::{Asked, asking};
@@ -321,6 +322,7 @@ impl Pass {
         asked: Option<Asked>,
     ) -> Result<Gradients> {
         let name = node.function.name();
+        let _recorded = record_operator_with(|| node.title());
         let results = asking(asked, || run_function(node, gradients, is_last))
             .map_err(|error| error.context(format!("backward of {name}")))?;
         if results.len() != node.edges.len() && !node.edges.is_empty() {

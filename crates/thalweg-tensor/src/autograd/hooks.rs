@@ -1,5 +1,6 @@
 //! Hooks: functions of the user that a backward pass calls. The module [`autograd`](super) says when.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,10 +31,34 @@ impl NodeHooks {
     }
 }
 
+/// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
+fn title(operator: &'static str) -> &'static str {
+    static TITLES: Mutex<BTreeMap<&'static str, &'static str>> = Mutex::new(BTreeMap::new());
+    if operator.ends_with("Backward") {
+        return operator;
+    }
+    let mut titles = TITLES.lock().unwrap_or_else(PoisonError::into_inner);
+    titles.entry(operator).or_insert_with(|| {
+        let name = operator.rsplit("::").next().unwrap_or(operator);
+        let name = name.strip_suffix("_scalar").unwrap_or(name);
+        let words = name.split('_').map(|word| {
+            let mut letters = word.chars();
+            let first = letters.next().map(|first| first.to_ascii_uppercase());
+            first.into_iter().chain(letters).collect::<String>()
+        });
+        Box::leak(format!("{}Backward0", words.collect::<String>()).into_boxed_str())
+    })
+}
+
 impl Node {
     /// Returns the operator that recorded it, for messages (`torch.autograd.graph.Node.name`).
     pub fn name(&self) -> &'static str {
         self.function.name()
+    }
+
+    /// Returns PyTorch's name of the node: `MulBackward0` of `mul`, `AccumulateGrad` of a leaf.
+    pub fn title(&self) -> &'static str {
+        if self.is_accumulator() { "AccumulateGrad" } else { title(self.name()) }
     }
 
     /// Returns the node that the gradient of each input goes to, and the place among that node's results; `None` for an input that

@@ -1,0 +1,5 @@
+"""What `torch.autograd.profiler` has beside the profiler itself."""
+
+from ..profiler import emit_nvtx, record_function
+
+__all__ = ["emit_nvtx", "record_function"]
