@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, CaptureMode, Code, ConvolutionCall, ConvolutionPass, ConvolutionShape, ElementFormat, GpuCall,
-    HostFault, HostKernel, HostLaunch, Label, LibraryLaunch, Result,
+    Access, CaptureMode, Code, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
+    ElementFormat, GpuCall, HostFault, HostKernel, HostLaunch, Label, LibraryLaunch, Result,
 };
 
 use super::fixture::{Buffer, Fixture, Stream, fail, holds, skip};
@@ -18,6 +18,8 @@ group! {
     it_is_exact_without_tf32,
     it_repeats_its_bits,
     it_is_captured,
+    it_adds_a_bias_and_rectifies,
+    it_tries_engines_where_that_is_asked_for,
     it_refuses_what_is_no_convolution,
 }
 
@@ -121,6 +123,21 @@ fn definition(shape: &ConvolutionShape, pass: ConvolutionPass, operands: &[Vec<f
     result
 }
 
+/// Adds a bias to an output, and rectifies it.
+fn finish(shape: &ConvolutionShape, bias: &[f64], relu: bool, output: &mut [f64]) {
+    for n in 0..shape.batch {
+        for (k, bias) in (0..).zip(bias) {
+            for [z, y, x] in points(shape.output) {
+                let value = &mut output[place(shape, shape.output_channels, shape.output, [n, k, z, y, x])];
+                *value += bias;
+                if relu {
+                    *value = value.max(0.0);
+                }
+            }
+        }
+    }
+}
+
 /// Returns the place of the operand that a pass writes, among input, weight and output.
 const fn written(pass: ConvolutionPass) -> usize {
     match pass {
@@ -148,8 +165,22 @@ struct Problem<'f> {
     fixture: &'f Fixture,
     call: ConvolutionCall,
     buffers: [Buffer<'f>; 3],
+    bias: Option<(Buffer<'f>, Vec<f64>)>,
     workspace: Buffer<'f>,
     content: [Vec<f64>; 3],
+}
+
+/// How a pass is computed.
+#[derive(Clone, Copy)]
+struct How {
+    allow_tf32: bool,
+    /// Whether the activation follows the bias, where there is one.
+    relu: Option<bool>,
+    most_engines: u32,
+}
+
+impl How {
+    const PLAIN: Self = Self { allow_tf32: true, relu: None, most_engines: 1 };
 }
 
 impl<'f> Problem<'f> {
@@ -158,7 +189,7 @@ impl<'f> Problem<'f> {
         stream: &Stream<'_>,
         shape: ConvolutionShape,
         pass: ConvolutionPass,
-        allow_tf32: bool,
+        how: How,
     ) -> Result<Self> {
         let counts = shape.elements().unwrap_or_default();
         let bytes = shape.format.bytes().unwrap_or(4);
@@ -173,26 +204,40 @@ impl<'f> Problem<'f> {
         for (buffer, content) in buffers.iter().zip(&content) {
             fill(fixture, stream, buffer, shape.format, content)?;
         }
+        let bias = match how.relu {
+            None => None,
+            Some(_) => {
+                let content: Vec<f64> = (0..shape.output_channels).map(|_| draw()).collect();
+                let buffer = fixture.buffer((shape.output_channels * bytes).div_ceil(4))?;
+                fill(fixture, stream, &buffer, shape.format, &content)?;
+                Some((buffer, content))
+            }
+        };
+        let epilogue = bias.as_ref().zip(how.relu);
         let mut call = ConvolutionCall {
             shape,
             pass,
             input: buffers[0].pointer,
             weight: buffers[1].pointer,
             output: buffers[2].pointer,
-            allow_tf32,
+            allow_tf32: how.allow_tf32,
             deterministic: true,
+            epilogue: epilogue.map(|((bias, _), relu)| ConvolutionEpilogue { bias: bias.pointer, relu }),
+            most_engines: how.most_engines,
             workspace: None,
         };
         let needed = fixture.driver.library_workspace(fixture.device, &GpuCall::Convolution(call))?;
         let workspace = fixture.buffer(needed.div_ceil(4).max(1))?;
         call.workspace = Some((workspace.pointer, 4 * workspace.words));
-        Ok(Self { fixture, call, buffers, workspace, content })
+        Ok(Self { fixture, call, buffers, bias, workspace, content })
     }
 
     fn submit(&self, stream: &Stream<'_>) -> Result<()> {
         let (shape, pass) = (self.call.shape, self.call.pass);
         let width = shape.format.bytes().unwrap_or(4) as usize;
         let target = written(pass);
+        let epilogue = self.call.epilogue;
+        let bias_bytes = shape.output_channels as usize * width;
         let ranges = [0, 1, 2].map(|index| (self.buffers[index].pointer, self.content[index].len() * width));
         let host: Arc<dyn HostKernel> = Arc::new(move |launch: &HostLaunch<'_>| -> Result<(), HostFault> {
             let mut operands = [const { Vec::new() }; 3];
@@ -202,7 +247,11 @@ impl<'f> Problem<'f> {
                     false => decode(shape.format, launch.read::<u8>(start, bytes)?),
                 };
             }
-            let result = definition(&shape, pass, &operands);
+            let mut result = definition(&shape, pass, &operands);
+            if let Some(ConvolutionEpilogue { bias, relu }) = epilogue {
+                let bias = decode(shape.format, launch.read::<u8>(bias, bias_bytes)?);
+                finish(&shape, &bias, relu, &mut result);
+            }
             let memory = launch.write::<u8>(ranges[target].0, ranges[target].1)?;
             for (place, value) in memory.chunks_exact_mut(width).zip(result) {
                 place.copy_from_slice(&encode(shape.format, value));
@@ -217,12 +266,13 @@ impl<'f> Problem<'f> {
                 Access::read(start, bytes as u64)
             }
         };
-        let accesses = [
+        let mut accesses = vec![
             access(0),
             access(1),
             access(2),
             Access::write(self.workspace.pointer, 4 * self.workspace.words),
         ];
+        accesses.extend(epilogue.map(|epilogue| Access::read(epilogue.bias, bias_bytes as u64)));
         let launch = LibraryLaunch {
             gpu: &self.call.into(),
             host: &host,
@@ -252,7 +302,10 @@ impl<'f> Problem<'f> {
         }
         // Operands have 4 bits, so products are exact, in TF32 too: what is left is the rounding of sums and of the result.
         let tolerance = if self.call.shape.format == ElementFormat::R_32F { 1e-5 } else { 1e-2 };
-        let expected = definition(&self.call.shape, self.call.pass, &self.content);
+        let mut expected = definition(&self.call.shape, self.call.pass, &self.content);
+        if let (Some((_, bias)), Some(epilogue)) = (&self.bias, self.call.epilogue) {
+            finish(&self.call.shape, bias, epilogue.relu, &mut expected);
+        }
         let largest = expected.iter().fold(1e-3_f64, |most, value| most.max(value.abs()));
         let is_wrong = |(seen, expected): (&f64, &f64)| {
             let difference = (seen - expected).abs();
@@ -302,7 +355,7 @@ fn hold(fixture: &Fixture, shape: ConvolutionShape) -> CaseResult {
         for channels_last in [false, true] {
             let shape = ConvolutionShape { format, channels_last, ..shape };
             for pass in PASSES {
-                match Problem::new(fixture, &stream, shape, pass, true) {
+                match Problem::new(fixture, &stream, shape, pass, How::PLAIN) {
                     Ok(problem) => {
                         problem.submit(&stream)?;
                         problem.check(&stream)?;
@@ -343,7 +396,8 @@ fn it_is_exact_without_tf32(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let shape = shape([2, 16, 24, 1], [[1, 9, 11], [1, 3, 3], ONE, [0, 1, 1], ONE]);
     for pass in PASSES {
-        let mut problem = Problem::new(fixture, &stream, shape, pass, false)?;
+        let mut problem =
+            Problem::new(fixture, &stream, shape, pass, How { allow_tf32: false, ..How::PLAIN })?;
         // 1 + 2⁻¹² is lost in TF32.
         let fine = 1.0 + 2_f64.powi(-12);
         for (buffer, content) in problem.buffers.iter().zip(&mut problem.content) {
@@ -361,7 +415,7 @@ fn it_repeats_its_bits(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let shape = shape([4, 16, 24, 1], [[1, 14, 14], [1, 3, 3], ONE, [0, 1, 1], ONE]);
     for pass in PASSES {
-        let problem = Problem::new(fixture, &stream, shape, pass, true)?;
+        let problem = Problem::new(fixture, &stream, shape, pass, How::PLAIN)?;
         problem.submit(&stream)?;
         let first = problem.read(&stream)?;
         for _ in 0..3 {
@@ -377,10 +431,55 @@ fn it_is_captured(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let shape = shape([2, 16, 24, 1], [[1, 9, 11], [1, 3, 3], [1, 2, 2], [0, 1, 1], ONE]);
     for pass in PASSES {
-        let problem = Problem::new(fixture, &stream, shape, pass, true)?;
+        let problem = Problem::new(fixture, &stream, shape, pass, How::PLAIN)?;
         let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(problem.submit(&stream)?))?;
         graph.replay(&stream, 2)?;
         problem.check(&stream)?;
+    }
+    Ok(())
+}
+
+fn it_adds_a_bias_and_rectifies(fixture: &Fixture) -> CaseResult {
+    require_convolution(fixture)?;
+    let stream = fixture.stream()?;
+    for (format, channels_last) in FORMATS.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        for plain in [
+            shape([2, 16, 24, 1], [[1, 9, 11], [1, 3, 3], ONE, [0, 1, 1], ONE]),
+            shape([2, 8, 8, 1], [[4, 5, 6], [3, 2, 3], [2, 1, 2], [1, 0, 1], ONE]),
+        ] {
+            let shape = ConvolutionShape { format, channels_last, ..plain };
+            for relu in [false, true] {
+                let how = How { relu: Some(relu), ..How::PLAIN };
+                match Problem::new(fixture, &stream, shape, ConvolutionPass::Forward, how) {
+                    Ok(problem) => {
+                        problem.submit(&stream)?;
+                        problem.check(&stream)?;
+                    }
+                    // The caller adds the bias itself then.
+                    Err(error) if error.code() == Code::NotSupported => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn it_tries_engines_where_that_is_asked_for(fixture: &Fixture) -> CaseResult {
+    require_convolution(fixture)?;
+    let stream = fixture.stream()?;
+    let how = How { most_engines: 6, ..How::PLAIN };
+    let shape = shape([4, 16, 32, 1], [[1, 15, 13], [1, 3, 3], ONE, [0, 1, 1], ONE]);
+    for pass in PASSES {
+        // A capture tries nothing; then the first call does, and the second has what it found.
+        let problem = Problem::new(fixture, &stream, shape, pass, how)?;
+        let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(problem.submit(&stream)?))?;
+        graph.replay(&stream, 1)?;
+        problem.check(&stream)?;
+        for _ in 0..2 {
+            problem.submit(&stream)?;
+            problem.check(&stream)?;
+        }
     }
     Ok(())
 }

@@ -52,6 +52,15 @@ pub enum ConvolutionPass {
     WeightGradient,
 }
 
+/// An addition to the output of a forward pass: `y + bias[k]`, and what is below 0 becomes 0 if `relu` says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConvolutionEpilogue {
+    /// One element per output channel, aligned to 16 bytes.
+    pub bias: DevicePointer,
+    /// Whether the rectified linear unit is applied.
+    pub relu: bool,
+}
+
 /// One of the three passes of a convolution. Operands are contiguous in the layout of the shape.
 ///
 /// How much scratch memory a call needs is asked beforehand
@@ -72,6 +81,11 @@ pub struct ConvolutionCall {
     pub allow_tf32: bool,
     /// Whether the same operands must give the same bits each time.
     pub deterministic: bool,
+    /// The addition to the output before it is rounded, in a forward pass; `None` in the others.
+    pub epilogue: Option<ConvolutionEpilogue>,
+    /// How many of the library's engines may be tried at the first call of such sizes, the fastest of which is kept; with at most one the
+    /// library's heuristics choose. The call that tries *blocks*; one that is captured tries none.
+    pub most_engines: u32,
     /// Scratch memory that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
 }

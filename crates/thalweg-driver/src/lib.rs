@@ -47,7 +47,7 @@ pub use command::{
     LaunchMode, LibraryLaunch, STEPS, StrideStep, Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
-pub use convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
+pub use convolution::{ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::Driver;
 pub use error::{Code, Error, Result};

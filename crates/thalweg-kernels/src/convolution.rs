@@ -82,12 +82,13 @@ fn store(
 }
 
 /// Returns what a call reads and writes, other than its workspace.
-pub fn accesses(call: &ConvolutionCall) -> [Access; 3] {
+pub fn accesses(call: &ConvolutionCall) -> impl Iterator<Item = Access> {
     let counts = call.shape.elements().unwrap_or_default();
     let bytes = call.shape.format.bytes().unwrap_or_default();
     let [input, weight, output] = counts.map(|count| count * bytes);
     let (reads, writes) = (Access::read, Access::write);
-    match call.pass {
+    let bias = call.epilogue.map(|epilogue| reads(epilogue.bias, call.shape.output_channels * bytes));
+    let operands = match call.pass {
         ConvolutionPass::Forward => {
             [reads(call.input, input), reads(call.weight, weight), writes(call.output, output)]
         }
@@ -97,7 +98,8 @@ pub fn accesses(call: &ConvolutionCall) -> [Access; 3] {
         ConvolutionPass::WeightGradient => {
             [reads(call.input, input), writes(call.weight, weight), reads(call.output, output)]
         }
-    }
+    };
+    operands.into_iter().chain(bias)
 }
 
 /// Returns a host function that does what a call describes.
@@ -127,7 +129,16 @@ fn run(call: &ConvolutionCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     match call.pass {
         ConvolutionPass::Forward => {
             let (x, w) = (read(call.input, input)?, read(call.weight, weight)?);
-            write(call.output, output, &mut |y| sizes.forward(&x, &w, y))
+            let bias = match call.epilogue {
+                Some(epilogue) => Some((read(epilogue.bias, [1, output[1], 1])?, epilogue.relu)),
+                None => None,
+            };
+            write(call.output, output, &mut |y| {
+                sizes.forward(&x, &w, y);
+                if let Some((bias, relu)) = &bias {
+                    finish(y, output[2], bias, *relu);
+                }
+            })
         }
         ConvolutionPass::InputGradient => {
             let (y, w) = (read(call.output, output)?, read(call.weight, weight)?);
@@ -136,6 +147,18 @@ fn run(call: &ConvolutionCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
         ConvolutionPass::WeightGradient => {
             let (y, x) = (read(call.output, output)?, read(call.input, input)?);
             write(call.weight, weight, &mut |w| sizes.weight_gradient(&y, &x, w))
+        }
+    }
+}
+
+/// Adds the bias to an output [batch, channels, places], and applies the rectified linear unit, which keeps what is no number.
+fn finish(output: &mut [f32], places: usize, bias: &[f32], relu: bool) {
+    for (channel, &bias) in output.chunks_exact_mut(places.max(1)).zip(bias.iter().cycle()) {
+        for value in channel {
+            *value += bias;
+            if relu && *value < 0.0 {
+                *value = 0.0;
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use thalweg_driver::Driver;
 use thalweg_driver::cuda::nvtx;
 
 use crate::recording::{Recording, thread_number};
+use crate::trace::MemoryChange;
 
 /// How many recordings there are, and how many [`EmitNvtx`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -174,21 +175,6 @@ fn count_memory(recording: &Recording, is_attached: bool) {
         true => MEMORY.fetch_add(1, Ordering::Relaxed),
         false => MEMORY.fetch_sub(1, Ordering::Relaxed),
     };
-}
-
-/// A block that a caching allocator handed out, or was given back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryChange {
-    /// The device.
-    pub device: u32,
-    /// The block's address.
-    pub address: u64,
-    /// Its size in bytes; negative where it was given back.
-    pub bytes: i64,
-    /// The bytes that are handed out from then on.
-    pub total_allocated: u64,
-    /// The bytes that the allocator has of the driver from then on.
-    pub total_reserved: u64,
 }
 
 /// Tells every recording of this driver that keeps changes of memory of one. While none does, it costs one relaxed load, and `change` is

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Value, json};
 use thalweg_driver::DeviceProperties;
 
-use crate::annotation::MemoryChange;
 use crate::trace::{
-    Activity, ActivityStream, Annotation, Call, Clock, Command, MemoryEvent, OperatorCall, Span, Trace,
+    Activity, ActivityStream, Annotation, Call, Clock, Command, MemoryChange, MemoryEvent, OperatorCall,
+    Span, Trace,
 };
 
 /// Numbers of streams per device.

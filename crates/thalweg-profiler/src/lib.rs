@@ -53,8 +53,8 @@ mod schedule;
 mod trace;
 
 pub use self::annotation::{
-    EmitNvtx, MemoryChange, RecordFunction, RecordOperator, emit_nvtx, record_function, record_memory,
-    record_operator, record_operator_with,
+    EmitNvtx, RecordFunction, RecordOperator, emit_nvtx, record_function, record_memory, record_operator,
+    record_operator_with,
 };
 pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
@@ -62,7 +62,7 @@ pub use self::on_demand::{on_demand, profile_on_demand, profiler_of};
 pub use self::program::ProgramProfile;
 pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
 pub use self::trace::{
-    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryEvent, OperatorCall, Span,
-    Trace,
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryChange, MemoryEvent,
+    OperatorCall, Span, Trace,
 };
 pub use thalweg_driver::KernelActivity;

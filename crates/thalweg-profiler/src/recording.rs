@@ -9,12 +9,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use thalweg_driver::{Activities, ActivityKind, ActivityTracer, Driver, Result, StreamHandle};
 
-use crate::annotation::{MemoryChange, current_operator};
+use crate::annotation::current_operator;
 use crate::driver::Operators;
 use crate::events::{self, EventPair, Recorded};
 use crate::trace::{
-    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryEvent, OperatorCall, Span,
-    Trace,
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, MemoryChange, MemoryEvent,
+    OperatorCall, Span, Trace,
 };
 
 /// Returns the number of the calling thread: 1 for the first that asked.

@@ -8,7 +8,6 @@ use std::path::Path;
 
 use thalweg_driver::{DeviceProperties, KernelActivity};
 
-use crate::annotation::MemoryChange;
 use crate::averages::KeyAverages;
 use crate::chrome;
 
@@ -163,6 +162,21 @@ pub struct Annotation {
     pub thread: u64,
     /// When.
     pub span: Span,
+}
+
+/// A block that a caching allocator handed out, or was given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryChange {
+    /// The device.
+    pub device: u32,
+    /// The block's address.
+    pub address: u64,
+    /// Its size in bytes; negative where it was given back.
+    pub bytes: i64,
+    /// The bytes that are handed out from then on.
+    pub total_allocated: u64,
+    /// The bytes that the allocator has of the driver from then on.
+    pub total_reserved: u64,
 }
 
 /// A change of a caching allocator's memory.

@@ -10,7 +10,7 @@ use crate::failure::{run, value_error};
 /// A switch: its name, how it is read and how it is set.
 type Switch = (&'static str, fn() -> bool, fn(bool));
 
-const SWITCHES: [Switch; 6] = [
+const SWITCHES: [Switch; 7] = [
     ("cuda.matmul.allow_tf32", matmul::allow_tf32, matmul::set_allow_tf32),
     (
         "cuda.matmul.allow_fp16_accumulation",
@@ -20,6 +20,7 @@ const SWITCHES: [Switch; 6] = [
     ("cudnn.enabled", cudnn::enabled, cudnn::set_enabled),
     ("cudnn.allow_tf32", cudnn::allow_tf32, cudnn::set_allow_tf32),
     ("cudnn.deterministic", cudnn::deterministic, cudnn::set_deterministic),
+    ("cudnn.benchmark", cudnn::benchmark, cudnn::set_benchmark),
     (
         "deterministic.fill_uninitialized_memory",
         deterministic::fill_uninitialized_memory,
@@ -97,6 +98,18 @@ fn _set_float32_matmul_precision(py: Python<'_>, precision: &str) -> PyResult<()
     run(py, || backends::set_float32_matmul_precision(precision))
 }
 
+/// Returns how many algorithms of cuDNN are tried at most.
+#[pyfunction]
+fn _benchmark_limit() -> u32 {
+    cudnn::benchmark_limit()
+}
+
+/// Sets how many algorithms of cuDNN are tried at most.
+#[pyfunction]
+fn _set_benchmark_limit(limit: u32) {
+    cudnn::set_benchmark_limit(limit);
+}
+
 /// Adds the functions, in a module of their own.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_backends")?;
@@ -108,5 +121,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_set_reduction, &own)?)?;
     own.add_function(wrap_pyfunction!(_float32_matmul_precision, &own)?)?;
     own.add_function(wrap_pyfunction!(_set_float32_matmul_precision, &own)?)?;
+    own.add_function(wrap_pyfunction!(_benchmark_limit, &own)?)?;
+    own.add_function(wrap_pyfunction!(_set_benchmark_limit, &own)?)?;
     module.add("_backends", own)
 }

@@ -300,11 +300,13 @@ pub mod cuda {
 
 /// Settings of convolutions that are calls of cuDNN (`torch.backends.cudnn`).
 pub mod cudnn {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     static ENABLED: AtomicBool = AtomicBool::new(true);
     static ALLOW_TF32: AtomicBool = AtomicBool::new(true);
     static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
+    static BENCHMARK: AtomicBool = AtomicBool::new(false);
+    static BENCHMARK_LIMIT: AtomicU32 = AtomicU32::new(10);
 
     /// Returns whether convolutions may be calls of cuDNN (`enabled`); true at first.
     pub fn enabled() -> bool {
@@ -334,6 +336,35 @@ pub mod cudnn {
     /// Sets whether cuDNN's convolutions must repeat their bits.
     pub fn set_deterministic(deterministic: bool) {
         DETERMINISTIC.store(deterministic, Ordering::Relaxed);
+    }
+
+    /// Returns whether the first convolution of some sizes tries cuDNN's engines and keeps the fastest (`benchmark`); false at first.
+    pub fn benchmark() -> bool {
+        BENCHMARK.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether the first convolution of some sizes tries cuDNN's engines: it blocks then. Not in a capture: run the region once before.
+    pub fn set_benchmark(benchmark: bool) {
+        BENCHMARK.store(benchmark, Ordering::Relaxed);
+    }
+
+    /// Returns how many engines are tried at most (`benchmark_limit`); 10 at first, 0 for all.
+    pub fn benchmark_limit() -> u32 {
+        BENCHMARK_LIMIT.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many engines are tried at most, 0 for all.
+    pub fn set_benchmark_limit(limit: u32) {
+        BENCHMARK_LIMIT.store(limit, Ordering::Relaxed);
+    }
+
+    /// Returns how many engines a call may try.
+    pub(crate) fn most_engines() -> u32 {
+        match (benchmark(), benchmark_limit()) {
+            (false, _) => 1,
+            (true, 0) => u32::MAX,
+            (true, limit) => limit,
+        }
     }
 }
 

@@ -118,13 +118,7 @@ impl Environment {
             time_limit,
             report: variable("THALWEG_SIM_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         });
-        let profile_rows = number("THALWEG_PROFILE_ROWS").unwrap_or(0);
-        let profile =
-            variable("THALWEG_PROFILE").filter(|path| !path.is_empty()).map(|path| ProgramProfile {
-                path: PathBuf::from(path),
-                rows: usize::try_from(profile_rows).unwrap_or(usize::MAX),
-                memory: flag("THALWEG_PROFILE_MEMORY"),
-            });
+        let profile = profile_of(&variable, number("THALWEG_PROFILE_ROWS").unwrap_or(0));
         let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {
             mistakes.push(error.to_string());
             Settings::default()
@@ -155,6 +149,16 @@ impl Environment {
     pub(crate) fn check(&self) -> Result<()> {
         if self.mistakes.is_empty() { Ok(()) } else { Err(Error::invalid(self.mistakes.join("; "))) }
     }
+}
+
+/// Returns the wish to have the program recorded, with so many rows in its table.
+fn profile_of(variable: impl Fn(&str) -> Option<String>, rows: u64) -> Option<ProgramProfile> {
+    let path = variable("THALWEG_PROFILE").filter(|path| !path.is_empty())?;
+    Some(ProgramProfile {
+        path: PathBuf::from(path),
+        rows: usize::try_from(rows).unwrap_or(usize::MAX),
+        memory: variable("THALWEG_PROFILE_MEMORY").is_some_and(|value| value == "1"),
+    })
 }
 
 /// Returns the folders of a list as in `PATH`, then `kernels` beside the program.

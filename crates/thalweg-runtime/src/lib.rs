@@ -63,7 +63,7 @@ pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label};
-pub use thalweg_driver::{ConvolutionPass, ConvolutionShape, ElementFormat};
+pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};
 pub use thalweg_driver::{Gelu, GeluPass, MatmulEpilogue};
 pub use thalweg_driver::{Within, within};
 

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
-    ConvolutionCall, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, GpuCall, HostKernel,
-    Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
+    ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat,
+    GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
+    ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
@@ -218,7 +219,8 @@ impl Stream {
 
     /// Queues a convolution, or one of its gradients, as a call of the vendor's library: one of input, weight and output, at these addresses in
     /// this order, from the other two. The first call for a shape prepares it. Whether f32 may be rounded to TF32, and whether results must
-    /// repeat their bits unless `deterministic` asks for it, is what [`backends::cudnn`] says now.
+    /// repeat their bits unless `deterministic` asks for it, is what [`backends::cudnn`] says now; with its `benchmark` the first call tries
+    /// several of the library's engines, and blocks. A forward pass may add a bias, and apply the rectified linear unit.
     ///
     /// # Errors
     /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes;
@@ -229,15 +231,24 @@ impl Stream {
         pass: ConvolutionPass,
         deterministic: bool,
         [input, weight, output]: [DevicePointer; 3],
+        epilogue: Option<ConvolutionEpilogue>,
         label: Label,
     ) -> Result<()> {
         if let Some(fault) = shape.fault() {
             return Err(Error::invalid(format!("convolution: {fault}")));
         }
-        let (allow_tf32, shape, workspace) = (backends::cudnn::allow_tf32(), *shape, None);
-        let deterministic = deterministic || backends::cudnn::deterministic();
-        let call =
-            ConvolutionCall { shape, pass, input, weight, output, allow_tf32, deterministic, workspace };
+        let call = ConvolutionCall {
+            shape: *shape,
+            pass,
+            input,
+            weight,
+            output,
+            allow_tf32: backends::cudnn::allow_tf32(),
+            deterministic: deterministic || backends::cudnn::deterministic(),
+            epilogue,
+            most_engines: backends::cudnn::most_engines(),
+            workspace: None,
+        };
         let device = self.device();
         let bytes = device.driver().library_workspace(device.index(), &GpuCall::Convolution(call))?;
         let host = convolution::host_function(call);

@@ -6,7 +6,9 @@ use serde_json::Value as Json;
 use thalweg::dispatch::{Operator, Value, find_operator};
 use thalweg::ops::schema::{Kind, Parameter};
 use thalweg::random::default_generator;
-use thalweg::{CaptureOptions, DType, Device, Error, Event, Graph, Result, Scalar, Tensor, autograd};
+use thalweg::{
+    CaptureOptions, DType, Device, Error, Event, Graph, MemoryFormat, Result, Scalar, Tensor, autograd,
+};
 
 use super::rows::{Row, Variable};
 
@@ -153,6 +155,9 @@ fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
         dtype if variable.positive => generator.uniform(&shape, 0.1, 2.0, DType::F32)?.to_dtype(dtype)?,
         dtype => generator.randn(&shape, DType::F32)?.to_dtype(dtype)?,
     };
+    if variable.channels_last {
+        return tensor.contiguous_in(MemoryFormat::ChannelsLast);
+    }
     if variable.transposed { tensor.transpose(-2, -1) } else { Ok(tensor) }
 }
 

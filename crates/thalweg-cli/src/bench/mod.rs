@@ -48,6 +48,9 @@ pub struct BenchArgs {
     /// Times PyTorch's operators too
     #[arg(long)]
     torch: bool,
+    /// Convolutions are those that cuDNN's engines were tried for (torch.backends.cudnn.benchmark), on both sides
+    #[arg(long)]
+    cudnn_benchmark: bool,
     /// The Python that has PyTorch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
@@ -93,7 +96,9 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let device = arguments.device.as_deref().map_or_else(Device::best, Device::from_name).map_err(fail)?;
-    let mut peer = arguments.torch.then(|| Peer::start(&arguments.python)).transpose()?;
+    thalweg::backends::cudnn::set_benchmark(arguments.cudnn_benchmark);
+    let mut peer =
+        arguments.torch.then(|| Peer::start(&arguments.python, arguments.cudnn_benchmark)).transpose()?;
     let ceilings = Ceilings::measure(&device).map_err(fail)?;
     output.text(&ceilings.as_text(&device));
     let mut report = Report::new(ceilings, peer.as_ref().map(|peer| peer.name.clone()));

@@ -22,10 +22,11 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts the process with this Python.
-    pub fn start(python: &str) -> Result<Self, Failure> {
+    /// Starts the process with this Python; cuDNN's engines are tried there if that is asked for.
+    pub fn start(python: &str, cudnn_benchmark: bool) -> Result<Self, Failure> {
         let mut child = Command::new(python)
             .args(["-c", PROGRAM])
+            .args(cudnn_benchmark.then_some("cudnn.benchmark"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -21,6 +21,8 @@ pub struct Variable {
     pub positive: bool,
     /// Whether the last two dimensions are swapped in memory.
     pub transposed: bool,
+    /// Whether channels are last in memory.
+    pub channels_last: bool,
 }
 
 impl Variable {
@@ -29,6 +31,7 @@ impl Variable {
         let wrong = || format!("`{text}` is no variable");
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
         let (rest, transposed) = rest.strip_suffix("^T").map_or((rest, false), |rest| (rest, true));
+        let (rest, channels_last) = rest.strip_suffix("^L").map_or((rest, false), |rest| (rest, true));
         let (rest, positive) = rest.strip_suffix('+').map_or((rest, false), |rest| (rest, true));
         let (extents, own) = rest.split_once(':').map_or((rest, None), |(extents, own)| (extents, Some(own)));
         let (own, below) =
@@ -36,7 +39,8 @@ impl Variable {
                 None => (None, None),
                 Some((own, below)) => (Some(own), below),
             };
-        if transposed && !extents.contains(',') {
+        let dimensions = extents.split(',').count();
+        if (transposed && dimensions < 2) || (channels_last && (transposed || dimensions != 4)) {
             return Err(wrong());
         }
         Ok(Self {
@@ -49,6 +53,7 @@ impl Variable {
             below: below.map(|below| below.parse().map_err(|_| wrong())).transpose()?,
             positive,
             transposed,
+            channels_last,
         })
     }
 
@@ -94,10 +99,10 @@ impl Row {
     /// Returns the row as a peer reads it.
     pub fn as_json(&self) -> Json {
         let variables = self.variables.iter().map(|variable| {
-            let Variable { name, shape, dtype, below, positive, transposed } = variable;
+            let Variable { name, shape, dtype, below, positive, transposed, channels_last } = variable;
             json!({
                 "name": name, "shape": shape, "dtype": dtype.to_string(), "below": below,
-                "positive": positive, "transposed": transposed,
+                "positive": positive, "transposed": transposed, "channels_last": channels_last,
             })
         });
         json!({
@@ -250,7 +255,8 @@ mod tests {
         );
         let variable = Variable::parse("x=4,6+^T", DType::Bf16).unwrap();
         assert_eq!((variable.dtype, variable.positive, variable.transposed), (DType::Bf16, true, true));
-        for wrong in ["x", "x=", "x=a", "x=1:q8", "x=1:i64<a", "x=4^T"] {
+        assert!(Variable::parse("x=4,6,2,2^L", DType::Bf16).unwrap().channels_last);
+        for wrong in ["x", "x=", "x=a", "x=1:q8", "x=1:i64<a", "x=4^T", "x=4,4^L"] {
             Variable::parse(wrong, DType::F32).unwrap_err();
         }
     }

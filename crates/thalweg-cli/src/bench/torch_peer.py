@@ -10,6 +10,9 @@ MOST_CALLS = 50
 REPEATS = 7
 
 
+torch.backends.cudnn.benchmark = "cudnn.benchmark" in sys.argv
+
+
 def draw(variable):
     shape = list(variable["shape"])
     if variable["transposed"]:
@@ -23,6 +26,8 @@ def draw(variable):
         tensor = torch.empty(shape, device="cuda").uniform_(0.1, 2.0).to(dtype)
     else:
         tensor = torch.randn(shape, device="cuda").to(dtype)
+    if variable["channels_last"]:
+        return tensor.contiguous(memory_format=torch.channels_last)
     return tensor.transpose(-2, -1) if variable["transposed"] else tensor
 
 

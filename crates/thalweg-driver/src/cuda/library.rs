@@ -3,9 +3,10 @@
 use super::blaslt::BlasLt;
 use super::cudnn::Cudnn;
 use super::state::CudaDriver;
+use super::sys;
 use crate::command::LibraryLaunch;
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
-use crate::{DevicePointer, Error, Result, StreamHandle};
+use crate::{DevicePointer, Error, EventFlags, Result, StreamHandle};
 
 impl CudaDriver {
     /// Returns cuBLASLt, or why there is none. Loaded at the first call.
@@ -48,6 +49,7 @@ impl CudaDriver {
     }
 
     pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        let handle = stream;
         let stream = self.streams.get(stream.raw(), launch.gpu.entry_point())?;
         self.submit_on(&stream)?;
         let label = || launch.label.to_string();
@@ -69,8 +71,30 @@ impl CudaDriver {
                 self.cudnn().map_err(explain)?.attention(stream.device, stream.raw, call, fill, label)
             }
             GpuCall::Convolution(call) => {
-                self.cudnn().map_err(explain)?.convolution(stream.device, stream.raw, call, label)
+                let stopwatch = |run: &mut dyn FnMut() -> Result<()>| self.time(handle, run);
+                self.cudnn().map_err(explain)?.convolution(stream.device, stream.raw, call, &stopwatch, label)
             }
         }
+    }
+
+    /// Returns the milliseconds of what a function queues on a stream; `None`, and nothing is queued, where the stream captures. Blocks until it is
+    /// done.
+    fn time(&self, handle: StreamHandle, run: &mut dyn FnMut() -> Result<()>) -> Result<Option<f32>> {
+        let stream = self.streams.get(handle.raw(), "cuEventRecord")?;
+        if self.capture_status(&stream, "cuStreamIsCapturing")? != sys::CAPTURE_NONE {
+            return Ok(None);
+        }
+        let flags = EventFlags { timing: true, ..EventFlags::default() };
+        let create = || self.event_create(stream.device, flags);
+        let (start, end) = (create()?, create()?);
+        let timed = self.event_record(start, handle).and_then(|()| run()).and_then(|()| {
+            self.event_record(end, handle)?;
+            self.event_synchronize(end)?;
+            self.event_elapsed_ms(start, end)
+        });
+        for event in [start, end] {
+            self.event_destroy(event)?;
+        }
+        timed.map(Some)
     }
 }

@@ -75,21 +75,22 @@ class _Cuda(_Settings):
 
 class _Cudnn(_Settings):
     _left_out = {
-        "version": "the version of cuDNN is in the Rust crate", "benchmark_limit": "nothing is tried out",
-        "flags": "set the switches one by one", "set_flags": "set the switches one by one"}
+        "version": "the version of cuDNN is in the Rust crate", "flags": "set the switches one by one", "set_flags": "set the switches one by one"}
     enabled = _switch("cudnn.enabled", "Whether convolutions may be calls of cuDNN.")
     allow_tf32 = _switch("cudnn.allow_tf32", "Whether convolutions of float32 are computed in TF32.")
     deterministic = _switch("cudnn.deterministic", "Whether convolutions repeat their bits.")
-    _benchmark = False
+    benchmark = _switch("cudnn.benchmark", "Whether the first convolution of some sizes tries cuDNN's algorithms, and keeps the fastest.")
 
     @property
-    def benchmark(self):
-        """What was set. It changes nothing: cuDNN's heuristics choose the algorithm, and none is tried out."""
-        return _Cudnn._benchmark
+    def benchmark_limit(self):
+        """How many algorithms are tried at most; 0 for all."""
+        return _inner._benchmark_limit()
 
-    @benchmark.setter
-    def benchmark(self, value):
-        _Cudnn._benchmark = _truth("cudnn.benchmark", value)
+    @benchmark_limit.setter
+    def benchmark_limit(self, value):
+        if not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise RuntimeError(f"set cudnn.benchmark_limit to a number of algorithms, or to 0 for all, not {value!r}")
+        _inner._set_benchmark_limit(value)
 
 
 class _Absent(_Settings):

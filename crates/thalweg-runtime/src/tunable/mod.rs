@@ -39,7 +39,7 @@ mod trial;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use state::{State, state};
+use state::state;
 
 pub(crate) use signature::Solution;
 pub(crate) use state::{refused, solution_of};

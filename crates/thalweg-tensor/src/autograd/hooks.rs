@@ -34,7 +34,8 @@ impl NodeHooks {
 /// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
 fn title(operator: &'static str) -> &'static str {
     static TITLES: Mutex<BTreeMap<&'static str, &'static str>> = Mutex::new(BTreeMap::new());
-    if operator.ends_with("Backward") {
+    // A function of the program is named as its node is.
+    if operator.strip_suffix("Backward").is_some() {
         return operator;
     }
     let mut titles = TITLES.lock().unwrap_or_else(PoisonError::into_inner);

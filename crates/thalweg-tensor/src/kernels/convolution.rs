@@ -7,7 +7,9 @@ use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::backends::cudnn;
-use thalweg_runtime::{ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream};
+use thalweg_runtime::{
+    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream,
+};
 
 use crate::autograd::formula::Formula;
 use crate::deterministic::are_deterministic_algorithms_enabled;
@@ -68,19 +70,21 @@ fn format_of(dtype: DType) -> Option<ElementFormat> {
     }
 }
 
-/// Calls the operator: the size of the result, then stride, padding and dilation of each axis.
+/// Calls the operator: the size of the result, then stride, padding and dilation of each axis. An output may have a bias added, and the rectified
+/// linear unit applied, where no gradient is recorded.
 pub(crate) fn call(
     [first, second]: [&Tensor; 2],
     computed: Computed,
     size: &Ints,
     window: &[Ints; 3],
     groups: i64,
+    (bias, relu): (Option<&Tensor>, bool),
 ) -> Result<Tensor> {
     let [stride, padding, dilation] = window;
     let lists = [size, stride, padding, dilation].map(|list| Argument::Ints(list));
     let mut arguments: Vec<Argument<'_>> = vec![first.into(), second.into(), (computed as i64).into()];
     arguments.extend(lists);
-    arguments.push(groups.into());
+    arguments.extend([groups.into(), bias.map_or(Argument::None, Argument::from), relu.into()]);
     operators::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
 }
 
@@ -174,6 +178,19 @@ fn shape_of(
     }
 }
 
+/// Returns a bias as the library reads it.
+fn readable_bias(call: &Call<'_>, bias: &Tensor, shape: &ConvolutionShape) -> Result<Tensor> {
+    let (of, dtype) = (call.tensor(0).dtype(), bias.dtype());
+    if bias.shape() != [shape.output_channels as usize] || dtype != of {
+        return Err(Error::invalid(format!(
+            "convolution: a bias {:?} of {dtype} for {} channels of {of}",
+            bias.shape(),
+            shape.output_channels
+        )));
+    }
+    readable(bias, false, call.label)
+}
+
 /// Computes one of input, weight and output from the other two.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let (first, second, computed) = (call.tensor(0), call.tensor(1), Computed::of(call.int(2))?);
@@ -192,6 +209,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         Computed::Weight => [second.shape(), &size, first.shape()],
     };
     let shape = shape_of(call, shapes, first.dtype())?;
+    let bias = call.optional_tensor(8).map(|bias| readable_bias(call, bias, &shape)).transpose()?;
     let wants_last = first.rank() > 3 && (is_channels_last(first) || is_channels_last(second));
     let run = |channels_last: bool| -> Result<Tensor> {
         let stream = call.device.current_stream();
@@ -206,7 +224,9 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         };
         let shape = ConvolutionShape { channels_last, ..shape };
         let is_deterministic = are_deterministic_algorithms_enabled();
-        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, call.label)?;
+        let epilogue =
+            bias.as_ref().map(|bias| ConvolutionEpilogue { bias: bias.pointer(), relu: call.bool(9) });
+        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, epilogue, call.label)?;
         Ok(result)
     };
     let result = match run(wants_last) {
@@ -224,7 +244,16 @@ pub(crate) static GRADIENT: Formula = Formula {
         let gradient = gradient_call.gradient()?;
         let computed = Computed::of(gradient_call.int(2))?;
         let window = [4, 5, 6].map(|place| gradient_call.ints(place));
+        if gradient_call.bool(9) {
+            return Err(Error::invalid(
+                "convolution: with the rectified linear unit in it, it has no gradient",
+            ));
+        }
         gradient_call.each(|place| {
+            if place == 2 {
+                let dims: Ints = (0..gradient.rank() as i64).filter(|&dim| dim != 1).collect();
+                return gradient.sum(&dims, false).map(Some);
+            }
             let size: Ints = gradient_call.shape(place).iter().map(|&extent| extent as i64).collect();
             let other = gradient_call.saved(1 - place)?;
             let (wanted, operands) = match (computed, place) {
@@ -235,7 +264,7 @@ pub(crate) static GRADIENT: Formula = Formula {
                 (Computed::Weight, 0) => (Computed::Output, [&other, &gradient]),
                 (Computed::Weight, _) => (Computed::Input, [&other, &gradient]),
             };
-            call(operands, wanted, &size, &window, gradient_call.int(7)).map(Some)
+            call(operands, wanted, &size, &window, gradient_call.int(7), (None, false)).map(Some)
         })
     },
 };

@@ -168,7 +168,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef {
         autocast: Autocast::Lower,
         ..OpDef::part(
-            "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+            "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups, Tensor? bias=None, bool relu=False) -> Tensor",
             Differentiable(convolution::backend, &convolution::GRADIENT),
         )
     },

@@ -6,6 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
+use crate::autograd::is_grad_enabled;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::kernels::convolution::{self, Computed};
 use crate::kernels::geometry::{Geometry, PerAxis, Placing};
@@ -34,6 +35,10 @@ operators! {
     /// Returns the gradients of a convolution for input, weight and bias, as far as the mask asks for them; the others are empty.
     "convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(convolution_backward);
+    /// Returns the convolution of images or volumes with a weight, plus bias, with what is below 0 set to 0: one call of cuDNN where it takes that and
+    /// no gradient is recorded.
+    "cudnn_convolution_relu(Tensor self, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
+        = Composite(convolution_relu), autocast: Lower;
     /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
     "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| Convolution::plain(call).run(call)), autocast: Lower;
@@ -320,6 +325,19 @@ fn widened(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// Returns whether a call with these tensors records a gradient.
+fn is_recorded(tensors: &[&Tensor]) -> bool {
+    is_grad_enabled() && tensors.iter().any(|tensor| tensor.requires_grad())
+}
+
+fn convolution_relu(call: &Call<'_>) -> Result<Tensors> {
+    let convolution = Convolution::plain(call);
+    match convolution.rectified(call)? {
+        Some(result) => Ok(result),
+        None => Ok(single(convolution.run(call)?[0].relu()?)),
+    }
+}
+
 /// The numbers of a convolution; the transpose of one has an output padding.
 struct Convolution {
     stride: Ints,
@@ -353,7 +371,12 @@ impl Convolution {
         self.check_signs()?;
         let (input, made) = in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
-        // The bias is added to a result that is not rounded yet, except on a GPU, where PyTorch adds it to a rounded one.
+        if let (Some(bias), None) = (bias, &self.output_padding)
+            && let Some(result) = self.by_library(&input, weight, Some(bias), false)?
+        {
+            return out_of_batch(result, made);
+        }
+        // Where it is not part of the library's call: the bias is added to a result that is not rounded yet, except on a GPU, where PyTorch adds it to a rounded one.
         let dtype = input.dtype();
         let is_wide = bias.is_some() && (input.device().is_simulated() || self.output_padding.is_some());
         let wide = |tensor: &Tensor| match is_wide {
@@ -365,7 +388,7 @@ impl Convolution {
             Some(bias) => result.add(&per_channel(bias, rank)?),
             None => Ok(result),
         };
-        let result = match (self.by_library(&input, &weight)?, &self.output_padding) {
+        let result = match (self.by_library(&input, &weight, None, false)?, &self.output_padding) {
             (Some(result), _) => biased(result)?,
             (None, None) => self.forward(&input, &weight, bias.as_ref(), groups)?,
             (None, Some(output_padding)) => {
@@ -376,8 +399,30 @@ impl Convolution {
         out_of_batch(result, made)
     }
 
-    /// Returns the convolution by cuDNN; `None` where it does not take it.
-    fn by_library(&self, input: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
+    /// Returns the convolution of the first two tensors of a call, plus the third, rectified, in one call of cuDNN; `None` where it does not take that.
+    fn rectified(&self, call: &Call<'_>) -> Result<Option<Tensors>> {
+        let (input, weight, Some(bias)) = (call.tensor(0), call.tensor(1), call.optional_tensor(2)) else {
+            return Ok(None);
+        };
+        if !(3..=5).contains(&weight.rank()) || is_recorded(&[input, weight, bias]) {
+            return Ok(None);
+        }
+        self.check_signs()?;
+        let (input, made) = in_batch(input, weight.rank())?;
+        self.check(&input, weight, Some(bias))?;
+        let result = self.by_library(&input, weight, Some(bias), true)?;
+        result.map(|result| out_of_batch(result, made)).transpose()
+    }
+
+    /// Returns the convolution by cuDNN, of one that is not transposed with its bias and the rectified linear unit; `None` where it does not take
+    /// it.
+    fn by_library(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        relu: bool,
+    ) -> Result<Option<Tensor>> {
         if !convolution::library_convolves(input, weight) {
             return Ok(None);
         }
@@ -406,7 +451,7 @@ impl Convolution {
         let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
         let [_, stride, padding, dilation] = numbers;
         let window = [stride, padding, dilation].map(of_axes);
-        let made = convolution::call([input, weight], computed, &size, &window, self.groups);
+        let made = convolution::call([input, weight], computed, &size, &window, self.groups, (bias, relu));
         match made {
             Ok(result) => Ok(Some(result)),
             Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),

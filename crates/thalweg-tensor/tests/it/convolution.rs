@@ -89,6 +89,62 @@ fn a_convolution_and_its_gradients_are_those_of_products_in_f64() {
     }
 }
 
+/// Calls an operator of ATen with a bias; `more` follows the dilation.
+fn biased(name: &str, operands: [&Tensor; 3], case: &Case, more: &[Argument<'_>]) -> Result<Tensor> {
+    let window = case.2.map(ints);
+    let lists = window.each_ref().map(|list| Argument::Ints(list));
+    let arguments: Vec<Argument<'_>> =
+        operands.map(Argument::from).into_iter().chain(lists).chain(more.iter().copied()).collect();
+    Ok(find_operator(name)?.call(&arguments, None, Label::here("biased"))?.swap_remove(0))
+}
+
+#[test]
+fn a_bias_and_its_gradient_are_those_of_products_in_f64_and_relu_is_that_of_the_sum() {
+    for case in &CASES {
+        let none = Ints::from_elem(0, case.2[0].len());
+        let more = [Argument::Bool(false), Argument::Ints(&none), case.3.into()];
+        for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::F16, 0.02), (DType::Bf16, 0.15)] {
+            let shapes: [&[usize]; 3] = [case.0, case.1, &case.1[..1]];
+            let held = [0, 1, 2].map(|place| held(shapes[place], place as u64 + 1, dtype));
+            let exact = held.each_ref().map(|tensor| leaf(tensor, DType::F64));
+            let expected = biased("convolution", exact.each_ref(), case, &more).unwrap();
+            let gradient = random(expected.shape(), 9).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap();
+            expected.backward_with(&gradient).unwrap();
+            let own = held.each_ref().map(|tensor| leaf(tensor, dtype));
+            let found = biased("convolution", own.each_ref(), case, &more).unwrap();
+            found.backward_with(&gradient.to_dtype(dtype).unwrap()).unwrap();
+            assert_close(&values(&found), &values(&expected), tolerance);
+            for (own, exact) in own.iter().zip(&exact) {
+                assert_close(&values(&own.grad().unwrap()), &values(&exact.grad().unwrap()), tolerance);
+            }
+            // Where a gradient is recorded, and where none is.
+            let rectified: Vec<f64> = values(&expected).iter().map(|value| value.max(0.0)).collect();
+            let plain = own.each_ref().map(Tensor::detach);
+            for operands in [own.each_ref(), plain.each_ref()] {
+                let found = biased("cudnn_convolution_relu", operands, case, &[case.3.into()]).unwrap();
+                assert_eq!(found.requires_grad(), operands[0].requires_grad());
+                assert_close(&values(&found), &rectified, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bias_of_another_size_or_dtype_is_refused() {
+    let case = &CASES[0];
+    let [input, weight] = [held(case.0, 1, DType::F32), held(case.1, 2, DType::F32)];
+    let [input, weight] = [input, weight].map(|tensor| tensor.to_dtype(DType::F32).unwrap());
+    let none = Ints::from_elem(0, 2);
+    let more = [Argument::Bool(false), Argument::Ints(&none), case.3.into()];
+    let wrong = [random(&[5], 3).to_dtype(DType::F32).unwrap(), random(&[4], 3)];
+    for (bias, why) in wrong.iter().zip(["with 4 elements", "bias type"]) {
+        for (name, more) in [("convolution", &more[..]), ("cudnn_convolution_relu", &more[2..])] {
+            let error = biased(name, [&input, &weight, bias], case, more).unwrap_err().to_string();
+            assert!(error.contains(why), "{name}: {error}");
+        }
+    }
+}
+
 #[test]
 fn gradients_of_each_operand_have_gradients() {
     let case = &CASES[1];

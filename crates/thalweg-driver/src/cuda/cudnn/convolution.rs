@@ -1,13 +1,16 @@
-//! A convolution, or one of its gradients, as one operation of cuDNN.
+//! A convolution, or one of its gradients, as one operation of cuDNN; a forward pass with its bias and activation.
+//!
+//! Where engines are to be tried, the first call that is not captured times them on its own stream and operands, and keeps the fastest: each
+//! writes the whole result, so that it does not matter how often. The device's lock is held meanwhile.
 //!
 //! This module and the one around it use each other: that keeps the plans of convolutions, which are made here with its handle.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::descriptors::{
-    ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plan_of,
+    ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plans_of,
 };
-use super::graph::Format;
+use super::graph::{Format, Pointwise};
 use super::{Cudnn, DeviceState, kept, lock, workspace_of};
 use crate::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::cuda::sys::RawStream;
@@ -35,13 +38,33 @@ pub(super) struct ConvolutionRecipe {
     pass: ConvolutionPass,
     allow_tf32: bool,
     deterministic: bool,
+    /// Whether the bias is followed by an activation, where there is a bias.
+    relu: Option<bool>,
+    most_engines: u32,
 }
 
-/// A pass without its addresses.
+/// A pass without its addresses: what the library can run for it, the first choice of its heuristics first.
 pub(super) struct ConvolutionPlan {
-    descriptor: Descriptor,
-    workspace_bytes: u64,
+    engines: Vec<(Descriptor, u64)>,
+    /// The place of the fastest, once they were tried.
+    fastest: OnceLock<usize>,
 }
+
+impl ConvolutionPlan {
+    /// Returns the bytes of scratch memory that any engine needs that may run.
+    fn workspace_bytes(&self) -> u64 {
+        match self.fastest.get() {
+            Some(&place) => self.engines[place].1,
+            None => self.engines.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0),
+        }
+    }
+}
+
+/// The milliseconds of work that a function queues; `None` on a stream that captures. Blocks until it is done.
+pub(in crate::cuda) type Stopwatch<'a> = &'a dyn Fn(&mut dyn FnMut() -> Result<()>) -> Result<Option<f32>>;
+
+/// How often an engine runs while it is timed, behind one run that loads it.
+const TIMED_RUNS: usize = 4;
 
 /// Where sizes fit `i64`, which [`ConvolutionRecipe::new`] has checked.
 fn numbers(values: &[u64]) -> Vec<i64> {
@@ -69,11 +92,16 @@ fn strides(sizes: &[i64], channels_last: bool) -> Vec<i64> {
 
 impl ConvolutionRecipe {
     fn new(call: &ConvolutionCall) -> Result<Self, String> {
-        let ConvolutionCall { shape, pass, allow_tf32, deterministic, .. } = *call;
+        let ConvolutionCall { shape, pass, allow_tf32, deterministic, epilogue, most_engines, .. } = *call;
         if let Some(fault) = shape.fault() {
             return Err(fault);
         }
-        for (name, address) in [("input", call.input), ("weight", call.weight), ("output", call.output)] {
+        if epilogue.is_some() && pass != ConvolutionPass::Forward {
+            return Err("a gradient has no bias".to_owned());
+        }
+        let mut operands = vec![("input", call.input), ("weight", call.weight), ("output", call.output)];
+        operands.extend(epilogue.map(|epilogue| ("bias", epilogue.bias)));
+        for (name, address) in operands {
             if !address.address().is_multiple_of(ALIGNMENT_BYTES as u64) {
                 return Err(format!("the address of the {name}, {address:?}, is not aligned to 16 bytes"));
             }
@@ -83,6 +111,8 @@ impl ConvolutionRecipe {
             pass,
             allow_tf32: allow_tf32 && shape.format == ElementFormat::R_32F,
             deterministic,
+            relu: epilogue.map(|epilogue| epilogue.relu),
+            most_engines: most_engines.max(1),
         })
     }
 
@@ -114,10 +144,15 @@ impl ConvolutionRecipe {
         ]
     }
 
-    fn tensor(&self, api: &Arc<Api>, index: usize, sizes: &[i64]) -> Result<Descriptor> {
+    /// Describes a tensor: in memory, in the format of the operands, or between two operations, in f32.
+    fn tensor(&self, api: &Arc<Api>, index: usize, sizes: &[i64], in_memory: bool) -> Result<Descriptor> {
         let made = api.descriptor(kind::TENSOR)?;
+        let format = if in_memory { self.format() } else { Format::F32 };
         made.set(attribute::TENSOR_ID, of_type::INT64, &[id(index)])?;
-        made.set(attribute::TENSOR_FORMAT, of_type::DATA_TYPE, &[self.format()])?;
+        made.set(attribute::TENSOR_FORMAT, of_type::DATA_TYPE, &[format])?;
+        if !in_memory {
+            made.set(attribute::TENSOR_IS_VIRTUAL, of_type::BOOLEAN, &[true])?;
+        }
         made.set(attribute::TENSOR_ALIGNMENT_BYTES, of_type::INT64, &[ALIGNMENT_BYTES])?;
         made.set(attribute::TENSOR_SIZES, of_type::INT64, sizes)?;
         let strides = strides(sizes, self.shape.channels_last);
@@ -152,9 +187,34 @@ impl ConvolutionRecipe {
     }
 
     fn plan(&self, api: &Arc<Api>, handle: usize) -> Result<ConvolutionPlan> {
-        let tensors = self.sizes();
-        let [weight, input, output] = [0, 1, 2].map(|index| self.tensor(api, index, &tensors[index]));
-        let tensors = [weight?, input?, output?];
+        let [weight, input, output] = self.sizes();
+        let memory = |index, sizes: &[i64]| self.tensor(api, index, sizes, true);
+        let weight = memory(WEIGHT, &weight)?;
+        let input = memory(INPUT, &input)?;
+        let result = memory(OUTPUT, &output)?;
+        let mut epilogue = Vec::new();
+        let mut steps = Vec::new();
+        let product = match self.relu {
+            None => None,
+            Some(relu) => {
+                let product = self.tensor(api, PRODUCT, &output, false)?;
+                let mut sizes = vec![1; output.len()];
+                sizes[1] = output[1];
+                let bias = memory(BIAS, &sizes)?;
+                let biased = if relu { Some(self.tensor(api, BIASED, &output, false)?) } else { None };
+                steps.push(point(
+                    api,
+                    Pointwise::Add,
+                    &[&product, &bias],
+                    biased.as_ref().unwrap_or(&result),
+                )?);
+                if let Some(biased) = &biased {
+                    steps.push(point(api, Pointwise::Relu, &[biased], &result)?);
+                }
+                epilogue.extend([bias].into_iter().chain(biased));
+                Some(product)
+            }
+        };
         let convolution = self.convolution(api)?;
         let (kind, names) = match self.pass {
             ConvolutionPass::Forward => (kind::OPERATION_CONVOLUTION, attribute::OPERATION_CONVOLUTION),
@@ -169,14 +229,54 @@ impl ConvolutionRecipe {
         operation.set(names[0], of_type::FLOAT, &[1.0_f32])?;
         operation.set(names[1], of_type::FLOAT, &[0.0_f32])?;
         operation.refer(names[2], &convolution)?;
-        for (name, tensor) in names[3..].iter().zip(&tensors) {
+        for (name, tensor) in names[3..].iter().zip([&weight, &input, product.as_ref().unwrap_or(&result)]) {
             operation.refer(*name, tensor)?;
         }
         operation.finalize()?;
+        // What refers to a descriptor keeps it, so modes and tensors live until the plans are made.
+        let mut operations = vec![operation];
+        let (modes, points): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+        operations.extend(points);
         let will_do = |engine: &Descriptor| Ok(self.takes(&numerical_notes(api, engine)?));
-        let (descriptor, workspace_bytes) = plan_of(api, handle, &[operation], will_do)?;
-        Ok(ConvolutionPlan { descriptor, workspace_bytes })
+        let mut engines = plans_of(api, handle, &operations, will_do, self.most_engines as usize)?;
+        drop((modes, epilogue));
+        // The heuristics' first choice stays, whatever it needs.
+        let mut is_first = true;
+        engines.retain(|(_, bytes)| std::mem::take(&mut is_first) || *bytes <= LARGEST_WORKSPACE);
+        Ok(ConvolutionPlan { engines, fastest: OnceLock::new() })
     }
+}
+
+/// The most bytes of workspace of an engine that is tried.
+const LARGEST_WORKSPACE: u64 = 1 << 30;
+
+/// The places of tensors in the graph: the operands, and what lies between a product and the output.
+const WEIGHT: usize = 0;
+const INPUT: usize = 1;
+const OUTPUT: usize = 2;
+const BIAS: usize = 3;
+const PRODUCT: usize = 4;
+const BIASED: usize = 5;
+
+/// Describes a function of tensors in f32: its mode, which has to live as long, and itself.
+fn point(
+    api: &Arc<Api>,
+    mode: Pointwise,
+    inputs: &[&Descriptor],
+    output: &Descriptor,
+) -> Result<(Descriptor, Descriptor)> {
+    let how = api.descriptor(kind::POINTWISE)?;
+    how.set(attribute::POINTWISE_MODE, of_type::POINTWISE_MODE, &[mode])?;
+    how.set(attribute::POINTWISE_COMPUTE, of_type::DATA_TYPE, &[Format::F32])?;
+    how.finalize()?;
+    let made = api.descriptor(kind::OPERATION_POINTWISE)?;
+    made.refer(attribute::OPERATION_POINTWISE_MODE, &how)?;
+    for (input, attribute) in inputs.iter().zip(attribute::OPERATION_POINTWISE_INPUTS) {
+        made.refer(attribute, input)?;
+    }
+    made.refer(attribute::OPERATION_POINTWISE_OUTPUT, output)?;
+    made.finalize()?;
+    Ok((how, made))
 }
 
 fn describe(call: &ConvolutionCall) -> String {
@@ -217,15 +317,16 @@ impl Cudnn {
         let (_, plan) = self
             .convolution_plan(device, &mut state, &recipe)
             .map_err(|error| error.with_detail(&describe(call)))?;
-        Ok(plan.workspace_bytes)
+        Ok(plan.workspace_bytes())
     }
 
-    /// Queues a pass of a convolution. The device's context is current.
+    /// Queues a pass of a convolution; the first call may try engines, each of which `stopwatch` times. The device's context is current.
     pub(in crate::cuda) fn convolution(
         &self,
         device: u32,
         stream: RawStream,
         call: &ConvolutionCall,
+        stopwatch: Stopwatch<'_>,
         label: impl Fn() -> String,
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(call), label());
@@ -234,17 +335,55 @@ impl Cudnn {
         let (handle, plan) = self
             .convolution_plan(device, &mut state, &recipe)
             .map_err(|error| error.with_detail(&detail()))?;
-        let workspace = workspace_of(call.workspace, plan.workspace_bytes)
+        let workspace = workspace_of(call.workspace, plan.workspace_bytes())
             .map_err(|why| Error::new(Code::InvalidValue, NAME, format!("{why}: {}", detail())))?;
-        let ids = [id(0), id(1), id(2)];
-        let pointers = [call.weight, call.input, call.output].map(|pointer| pointer.address());
+        let mut ids = vec![id(WEIGHT), id(INPUT), id(OUTPUT)];
+        let mut pointers = vec![call.weight.address(), call.input.address(), call.output.address()];
+        if let Some(epilogue) = call.epilogue {
+            ids.push(id(BIAS));
+            pointers.push(epilogue.bias.address());
+        }
         let bindings = (ids.as_slice(), pointers.as_slice());
-        // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans; the addresses are used by kernels
-        // only, whose affair they are.
-        let outcome =
-            unsafe { self.api.execute(handle, stream, &plan.descriptor, bindings, workspace.address()) };
-        outcome.map_err(|error| error.with_detail(&detail()))
+        let run = |engine: &Descriptor| {
+            // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans; the addresses are used by kernels
+            // only, whose affair they are.
+            unsafe { self.api.execute(handle, stream, engine, bindings, workspace.address()) }
+        };
+        let place = match plan.fastest.get() {
+            Some(&place) => place,
+            None => {
+                let found =
+                    fastest(&plan.engines, &run, stopwatch).map_err(|error| error.with_detail(&detail()))?;
+                found.map_or(0, |found| *plan.fastest.get_or_init(|| found))
+            }
+        };
+        run(&plan.engines[place].0).map_err(|error| error.with_detail(&detail()))
     }
+}
+
+/// Returns the place of the engine that takes the least time; `None` where nothing can be timed. One that fails is passed over.
+fn fastest(
+    engines: &[(Descriptor, u64)],
+    run: &impl Fn(&Descriptor) -> Result<()>,
+    stopwatch: Stopwatch<'_>,
+) -> Result<Option<usize>> {
+    if engines.len() == 1 {
+        return Ok(Some(0));
+    }
+    let mut best: Option<(usize, f32)> = None;
+    for (place, (engine, _)) in engines.iter().enumerate() {
+        let timed = stopwatch(&mut || run(engine)).and_then(|first| match first {
+            None => Ok(None),
+            Some(_) => stopwatch(&mut || (0..TIMED_RUNS).try_for_each(|_| run(engine))),
+        });
+        match timed {
+            Ok(None) => return Ok(None),
+            Ok(Some(time)) if best.is_none_or(|(_, least)| time < least) => best = Some((place, time)),
+            Err(error) if error.code().is_sticky() => return Err(error),
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+    Ok(Some(best.map_or(0, |(place, _)| place)))
 }
 
 #[cfg(test)]
@@ -275,6 +414,8 @@ mod tests {
             output: at,
             allow_tf32: true,
             deterministic: false,
+            epilogue: None,
+            most_engines: 1,
             workspace: None,
         }
     }

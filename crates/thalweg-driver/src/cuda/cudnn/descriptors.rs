@@ -397,22 +397,29 @@ pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Desc
     for operation in &graph.operations {
         builder.operation(operation)?;
     }
-    plan_of(api, handle, &builder.operations, |_| Ok(true))
+    plan_of(api, handle, &builder.operations)
 }
 
-/// Makes a plan for operations by the first engine of the library's heuristics that will do and that can do them.
-pub(super) fn plan_of(
+/// Makes a plan for operations by the first engine of the library's heuristics that can do them.
+fn plan_of(api: &Arc<Api>, handle: usize, operations: &[Descriptor]) -> Result<(Descriptor, u64)> {
+    plans_of(api, handle, operations, |_| Ok(true), 1).map(|mut plans| plans.swap_remove(0))
+}
+
+/// Makes plans for operations by the first engines of the library's heuristics that will do and that can do them: one at least, and `most` at
+/// most, each with the bytes of its workspace.
+pub(super) fn plans_of(
     api: &Arc<Api>,
     handle: usize,
     operations: &[Descriptor],
     will_do: impl Fn(&Descriptor) -> Result<bool>,
-) -> Result<(Descriptor, u64)> {
+    most: usize,
+) -> Result<Vec<(Descriptor, u64)>> {
     let made = api.descriptor(kind::GRAPH)?;
     made.set(attribute::GRAPH_HANDLE, of_type::HANDLE, &[handle])?;
     let operations: Vec<usize> = operations.iter().map(|operation| operation.raw).collect();
     made.set(attribute::GRAPH_OPERATIONS, of_type::DESCRIPTOR, &operations)?;
     made.finalize()?;
-    let mut refused = None;
+    let (mut plans, mut refused) = (Vec::new(), None);
     for mode in HEURISTIC_MODES {
         let configurations = configurations(api, &made, mode);
         for configuration in
@@ -422,9 +429,16 @@ pub(super) fn plan_of(
                 continue;
             }
             match finalized(api, handle, &configuration) {
-                Ok(plan) => return Ok(plan),
+                Ok(plan) => plans.push(plan),
                 Err(error) => refused = refused.or(Some(error)),
             }
+            if plans.len() >= most.max(1) {
+                return Ok(plans);
+            }
+        }
+        // What can do it at all is asked for only where the model of speed names nothing.
+        if !plans.is_empty() {
+            return Ok(plans);
         }
     }
     let version = api.version_text();

@@ -85,6 +85,7 @@ pub(in crate::cuda) enum Pointwise {
     Exponential = 13,
     Logarithm = 15,
     Identity = 21,
+    Relu = 100,
     GreaterOrEqual = 303,
     Less = 304,
     And = 400,

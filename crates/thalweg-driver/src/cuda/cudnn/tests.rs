@@ -115,6 +115,7 @@ fn point(
         Pointwise::Exponential => input(0).exp(),
         Pointwise::Logarithm => input(0).ln(),
         Pointwise::Identity => input(0),
+        Pointwise::Relu => input(0).max(0.0),
         Pointwise::GreaterOrEqual => truth(input(0) >= input(1)),
         Pointwise::Less => truth(input(0) < input(1)),
         Pointwise::And => truth(input(0) != 0.0 && input(1) != 0.0),

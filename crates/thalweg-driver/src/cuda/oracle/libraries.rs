@@ -156,6 +156,7 @@ fn numbers_of_cudnn() {
         Pointwise::Exponential => Function::CUDNN_POINTWISE_EXP;
         Pointwise::Logarithm => Function::CUDNN_POINTWISE_LOG;
         Pointwise::Identity => Function::CUDNN_POINTWISE_IDENTITY;
+        Pointwise::Relu => Function::CUDNN_POINTWISE_RELU_FWD;
         Pointwise::GreaterOrEqual => Function::CUDNN_POINTWISE_CMP_GE;
         Pointwise::Less => Function::CUDNN_POINTWISE_CMP_LT;
         Pointwise::And => Function::CUDNN_POINTWISE_LOGICAL_AND;
