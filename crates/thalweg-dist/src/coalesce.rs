@@ -574,7 +574,7 @@ impl Coalescing<'_> {
         // Known to the watchdog before it is submitted, which on a GPU may wait for the other ranks.
         let is_watched = self.group.has_watchdog() && !is_captured;
         let submission = is_watched.then(|| state.outstanding.begin(entry));
-        state.communicator.submit(stream, &self.parts)?;
+        state.communicator.submit(stream, &self.parts).map_err(|error| self.group.lost(error, entry))?;
         for tensor in self.read.iter().chain(&self.own).chain(&self.changed).chain(&self.written) {
             tensor.record_use(stream);
         }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use thalweg_driver::Code;
 use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream};
 use thalweg_tensor::caller::{at_line, label_at};
 
@@ -417,6 +418,25 @@ impl ProcessGroup {
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
         let _ = self.0.store.set(&format!("flight/{}", self.rank()), record.as_bytes());
         self.0.communicator.abort()
+    }
+
+    /// Ends the group where a rank cannot be reached, and says which it may be. Other errors it gives back.
+    pub(crate) fn lost(&self, error: Error, entry: Entry) -> Error {
+        let is_lost = error.driver_error().is_some_and(|error| error.code() == Code::CommunicatorFailed);
+        // An abort ends calls with such an error, too.
+        if !is_lost || self.check().is_err() {
+            return error;
+        }
+        let text = format!(
+            "rank {} of the group \"{}\" lost another rank in {entry}: {error}. {}The last calls of this rank:\n{}",
+            self.rank(),
+            self.name(),
+            self.who_is_missing(entry.sequence),
+            self.flight_record()
+        );
+        // What abort answers, later calls answer as well.
+        let _ = self.fail(text);
+        self.explain(error)
     }
 
     /// Returns why another rank has ended this group or the first one, if the store says so.

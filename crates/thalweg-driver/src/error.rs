@@ -152,6 +152,8 @@ codes! {
     Forked = 100_003, "THALWEG_FORKED";
     /// A checker found something wrong with what the program submitted, and was told to fail such calls.
     Finding = 100_004, "THALWEG_FINDING";
+    /// A call needed another rank, which has ended or cannot be reached. The communicator can only be aborted.
+    CommunicatorFailed = 100_005, "THALWEG_COMMUNICATOR_FAILED";
 }
 
 impl Code {

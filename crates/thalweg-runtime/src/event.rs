@@ -34,9 +34,8 @@ impl std::fmt::Debug for Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // Who waits for its record goes on to, whatever it is recorded behind later. One that a capture knows, an audit or a sanitizer, is not used again.
-        let is_known = self.device.auditor().is_on() || self.device.instrument().is_some();
-        let is_free = self.capture.load(Ordering::Relaxed) == 0 && !is_known;
+        // Who waits for its record goes on to, whatever it is recorded behind later. One that a capture knows, or an audit, is not used again.
+        let is_free = self.capture.load(Ordering::Relaxed) == 0 && !self.device.auditor().is_on();
         if self.is_plain && is_free && self.device.spare_events().keep(self.handle) {
             return;
         }

@@ -1,12 +1,12 @@
-//! The end of a process while a watchdog aborts.
+//! The end of a process while a watchdog aborts, and collectives that find a rank gone, on machines that do so.
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_dist::store::HashStore;
+use thalweg_dist::store::{HashStore, Store};
 use thalweg_dist::{GroupOptions, ProcessGroup, ReduceOp};
-use thalweg_driver::{CommunicatorHandle, Driver, Version};
+use thalweg_driver::{Code, Collective, CommunicatorHandle, Driver, Version};
 use thalweg_runtime::{Device, Environment};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -15,11 +15,20 @@ use crate::support::empty;
 /// The variable by which the test tells its own binary that it is the program.
 const CHILD: &str = "THALWEG_TEST_EXIT_PROCESS";
 
-/// A simulated machine on which an abort takes its time.
-#[derive(Debug)]
-struct SlowAbort(Arc<SimDriver>);
+/// The fault of a simulated machine.
+#[derive(PartialEq, Debug)]
+enum Fault {
+    /// An abort takes its time.
+    SlowAbort,
+    /// A collective finds that a rank has ended.
+    LostRank,
+}
 
-impl Driver for SlowAbort {
+/// A simulated machine with a fault.
+#[derive(Debug)]
+struct Faulty(Arc<SimDriver>, Fault);
+
+impl Driver for Faulty {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -36,7 +45,21 @@ impl Driver for SlowAbort {
         self.0.device_count()
     }
 
+    fn collectives_async(&self, group: &[Collective]) -> thalweg_driver::Result<()> {
+        match self.1 {
+            Fault::LostRank => Err(thalweg_driver::Error::new(
+                Code::CommunicatorFailed,
+                "ncclGroupEnd",
+                "remote process exited or there was a network error (6)",
+            )),
+            Fault::SlowAbort => self.0.collectives_async(group),
+        }
+    }
+
     fn communicator_abort(&self, communicator: CommunicatorHandle) -> thalweg_driver::Result<()> {
+        if self.1 != Fault::SlowAbort {
+            return self.0.communicator_abort(communicator);
+        }
         eprintln!("the abort begins");
         std::thread::sleep(Duration::from_millis(400));
         let aborted = self.0.communicator_abort(communicator);
@@ -62,9 +85,13 @@ fn the_end_of_a_process_waits_for_an_abort() {
     assert!(begins.is_some() && begins < exits && exits < ends, "{text}");
 }
 
+fn devices(fault: Fault) -> Vec<Device> {
+    let machine = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+    Device::all_of(Arc::new(Faulty(machine, fault)), Environment::get()).unwrap()
+}
+
 fn child() {
-    let driver = SlowAbort(SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap());
-    let devices = Device::all_of(Arc::new(driver), Environment::get()).unwrap();
+    let devices = devices(Fault::SlowAbort);
     let store = Arc::new(HashStore::new());
     let group = |rank: u32, watchdog: bool| {
         let options = GroupOptions {
@@ -86,4 +113,32 @@ fn child() {
         eprintln!("exit is called");
         std::process::exit(7);
     });
+}
+
+#[test]
+fn a_collective_that_finds_a_rank_gone_says_which_and_ends_the_group() {
+    let devices = devices(Fault::LostRank);
+    let store = Arc::new(HashStore::new());
+    let group = |rank: u32| {
+        ProcessGroup::new(store.clone(), rank, 2, &devices[rank as usize], GroupOptions::default()).unwrap()
+    };
+    let (left, _gone) = std::thread::scope(|scope| {
+        let gone = scope.spawn(|| group(1));
+        (group(0), gone.join().unwrap())
+    });
+    let x = empty(&left, 4).unwrap();
+    let error = left.all_reduce(&x, ReduceOp::Sum).unwrap_err();
+    assert!(error.is_distributed(), "{error}");
+    let wanted = [
+        "rank 0 of the group \"world\" lost another rank in all_reduce at",
+        "remote process exited",
+        "Rank 1 has made 0 of 1 calls; its last is none.",
+        "The last calls of this rank:\n  call 1 is all_reduce at",
+    ];
+    for text in wanted {
+        assert!(error.to_string().contains(text), "no \"{text}\" in {error}");
+    }
+    assert!(left.check().is_err());
+    let told = String::from_utf8(store.get("group/world/failed").unwrap()).unwrap();
+    assert!(told.contains("rank 0 of the group \"world\" lost another rank"), "{told}");
 }

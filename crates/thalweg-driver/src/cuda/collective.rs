@@ -7,7 +7,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::handles::{Entry, lock};
-use super::nccl::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, data_type};
+use super::nccl::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, Waits, data_type};
 use super::nccl_version::Feature;
 use super::objects::Stream;
 use super::state::CudaDriver;
@@ -15,8 +15,9 @@ use super::sys;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
 
-/// How long an abort waits for a call that has begun: far longer than one that does not wait for another rank.
-const CALL_GRACE: Duration = Duration::from_secs(1);
+/// How long an abort waits for a call that has begun: far longer than one that does not wait for another rank; and for one that was told to end: NCCL looks
+/// at the latest every 3.4 s, while it tries to reach a rank again.
+const WAITS: Waits = Waits { grace: Duration::from_secs(1), told: Duration::from_secs(30) };
 
 /// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
 struct Members<'a> {
@@ -145,14 +146,8 @@ impl CudaDriver {
     pub(super) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         let call = "ncclCommAbort";
         let rank = self.communicator(communicator.raw(), call)?;
-        let info = rank.info;
-        let ended = rank.end(CALL_GRACE, |raw| {
-            self.enter(info.device)?;
-            let nccl = self.nccl()?;
-            // SAFETY: the communicator is this driver's and is given to the library for the last time: see `end`.
-            let outcome = unsafe { nccl.table.abort(raw) };
-            nccl.check(outcome, || format!("rank {} of {}", info.rank, info.ranks))
-        });
+        let device = rank.info.device;
+        let ended = rank.end(self.nccl()?, WAITS, || self.enter(device).map(drop));
         drop(rank);
         match ended {
             Ended::Idle(outcome) => {
@@ -275,14 +270,14 @@ impl CudaDriver {
             let format = data_type(call.format).expect("checked above");
             // SAFETY: both are looked up and of one device, and the rank is locked.
             let outcome = unsafe { nccl.queue(call, format, rank.raw, stream.raw) };
-            let checked = nccl.check(outcome, || format!("{}, for {}", call.operation, call.label));
+            let checked = nccl.check_ranks(outcome, || format!("{}, for {}", call.operation, call.label));
             if let Err(error) = checked {
                 first_error = Some(error);
                 break;
             }
         }
         // SAFETY: ends the group that was begun above, on the same thread.
-        let ended = nccl.check(unsafe { nccl.table.group_end() }, || format!("for {}", group[0].label));
+        let ended = nccl.check_ranks(unsafe { nccl.table.group_end() }, || format!("for {}", group[0].label));
         first_error.map_or(ended, Err)
     }
 }

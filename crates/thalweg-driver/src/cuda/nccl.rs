@@ -8,7 +8,9 @@
 //! a lock that a group holds from its first call to its end. Ranks are locked in the order of their handles: groups of
 //! several threads never wait for each other's locks in a circle.
 //!
-//! An abort alone does not wait for that lock without a limit: what holds it may be blocked until the abort.
+//! An abort alone does not wait for that lock without a limit: what holds it may be blocked until the abort. NCCL frees a communicator in
+//! its abort though a thread may be inside a call with it, so such an abort is made inside a group, which is ended only when that thread has left: the
+//! call ends at once, and the memory is freed at the group's end (from NCCL 2.22 on; older versions free it at once).
 //!
 //! The version is asked once, and what a version lacks is refused by name (`nccl_version`).
 //!
@@ -17,7 +19,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once, OnceLock, TryLockError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, TryLockError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use super::nccl_version::Version;
@@ -30,6 +33,9 @@ use crate::{Code, Error, Result};
 
 /// How often an abort looks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The statuses after which a communicator still works: an argument or a use of it was wrong.
+const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
@@ -128,6 +134,15 @@ pub(super) enum Ended {
     Before,
 }
 
+/// How long an abort waits.
+#[derive(Clone, Copy)]
+pub(super) struct Waits {
+    /// For a call that may end by itself.
+    pub(super) grace: Duration,
+    /// For a call that was told to end.
+    pub(super) told: Duration,
+}
+
 impl Communicator {
     pub(super) const fn new(raw: RawCommunicator, info: CommunicatorInfo) -> Self {
         Self { raw, info, in_use: Mutex::new(Registrations::new()), is_over: AtomicBool::new(false) }
@@ -137,29 +152,48 @@ impl Communicator {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Ends the communicator once, by `abort`, though a thread may be blocked in a call with it.
+    /// Waits until no thread uses the communicator, at most so long.
+    fn alone(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
+        let begin = Instant::now();
+        loop {
+            match self.in_use.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if begin.elapsed() >= limit => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// Ends the communicator once, though a thread may be blocked in a call with it. `enter` makes the device's context current.
     ///
-    /// Such a call waits for another rank and ends by nothing but `abort`, so its lock cannot be waited for without a
-    /// limit. With the lock, which may take `grace`, the abort is alone. After that the holder is in the library and waits
-    /// there: to abort from another thread then is what the library has the call for. `is_over` is set before either,
+    /// Such a call waits for another rank and ends by nothing but an abort, so its lock cannot be waited for without a
+    /// limit. With the lock, the abort is alone. Without, the holder is in the library and waits
+    /// there: to tell it from another thread is what the library has the abort for. `is_over` is set before either,
     /// and a group looks at it with the lock held, so no call begins with a communicator that is gone.
-    pub(super) fn end(&self, grace: Duration, abort: impl FnOnce(RawCommunicator) -> Result<()>) -> Ended {
+    pub(super) fn end(&self, nccl: &Nccl, waits: Waits, enter: impl Fn() -> Result<()> + Sync) -> Ended {
         if self.is_over.swap(true, Ordering::AcqRel) {
             return Ended::Before;
         }
-        let begin = Instant::now();
-        loop {
-            let alone = match self.in_use.try_lock() {
-                Ok(guard) => Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            match alone {
-                Some(_guard) => return Ended::Idle(abort(self.raw)),
-                None if begin.elapsed() >= grace => return Ended::InCall(abort(self.raw)),
-                None => std::thread::sleep(LOOK),
-            }
+        if let Some(_alone) = self.alone(waits.grace) {
+            return Ended::Idle(enter().and_then(|()| nccl.abort(self)));
         }
+        // The library's group is the thread's, and stays open where the call does not end: no thread of the caller's may be left in it.
+        let outcome = std::thread::scope(|scope| {
+            let aborts = Builder::new().name("communicator-abort".to_owned());
+            let started = aborts.spawn_scoped(scope, || {
+                enter()?;
+                nccl.abort_in_call(self, waits.told)
+            });
+            let Ok(started) = started else { return Err(self.failed_abort("there is no thread for it")) };
+            started.join().unwrap_or_else(|_| Err(self.failed_abort("its thread panicked")))
+        });
+        Ended::InCall(outcome)
+    }
+
+    fn failed_abort(&self, why: &str) -> Error {
+        let CommunicatorInfo { rank, ranks, .. } = self.info;
+        Error::new(Code::Timeout, "ncclCommAbort", format!("rank {rank} of {ranks} in a call: {why}"))
     }
 }
 
@@ -252,6 +286,37 @@ impl Nccl {
         Err(Error::new(Code::Library, outcome.call, text))
     }
 
+    /// Checks a call that needs the other ranks. What is no mistake of the caller's leaves a communicator that can only be aborted.
+    pub(super) fn check_ranks(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+        self.check(outcome, detail).map_err(|error| match error.code() {
+            Code::Library if !MISTAKES.contains(&outcome.status) => {
+                Error::new(Code::CommunicatorFailed, error.call(), error.detail().to_owned())
+            }
+            _ => error,
+        })
+    }
+
+    /// Aborts a communicator that no other thread uses or will use.
+    fn abort(&self, rank: &Communicator) -> Result<()> {
+        // SAFETY: the communicator is given to the library for the last time: `end` comes here once.
+        let outcome = unsafe { self.table.abort(rank.raw) };
+        self.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
+    }
+
+    /// Has the call end in which another thread is, and frees the communicator when that thread has left it. The calling thread may be left inside a group.
+    fn abort_in_call(&self, rank: &Communicator, limit: Duration) -> Result<()> {
+        // SAFETY: takes nothing; the group is ended below, or this thread is.
+        self.check(unsafe { self.table.group_start() }, || "an abort".to_owned())?;
+        let aborted = self.abort(rank);
+        let Some(_alone) = rank.alone(limit) else {
+            let why = format!("it has not ended {} ms after it was told to", limit.as_millis());
+            return Err(rank.failed_abort(&why));
+        };
+        // SAFETY: ends the group that was begun above, on the same thread; with the lock held no thread uses the communicator.
+        let ended = self.check(unsafe { self.table.group_end() }, || "an abort".to_owned());
+        aborted.and(ended)
+    }
+
     /// Returns one part, inside a group.
     ///
     /// # Safety
@@ -301,55 +366,5 @@ impl Nccl {
 pub(super) type LazyNccl = OnceLock<Result<Nccl>>;
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-    use crate::cuda::handles::{Table, lock};
-
-    const INFO: CommunicatorInfo = CommunicatorInfo { rank: 0, ranks: 2, device: 0 };
-
-    #[test]
-    fn an_abort_ends_a_call_that_is_blocked_in_the_library() {
-        let table = Table::new("communicator");
-        let handle = table.insert(Communicator::new(7, INFO));
-        let (began, begins) = mpsc::channel();
-        let (release, released) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let table = &table;
-            let blocked = scope.spawn(move || {
-                let rank = table.get(handle, "call").expect("live");
-                let _in_use = lock(&rank.in_use);
-                began.send(()).expect("the test waits");
-                // As a call that ends by the abort alone.
-                released.recv_timeout(Duration::from_secs(20)).expect("the abort comes")
-            });
-            begins.recv().expect("the call begins");
-            let rank = table.get(handle, "abort").expect("live");
-            let ended = rank.end(Duration::from_millis(20), |raw| {
-                release.send(raw).expect("the call waits");
-                Ok(())
-            });
-            assert_eq!(ended, Ended::InCall(Ok(())));
-            assert_eq!(blocked.join().expect("no panic"), 7);
-            assert!(rank.is_over());
-            assert_eq!(rank.end(Duration::ZERO, |_| panic!("aborted twice")), Ended::Before);
-        });
-    }
-
-    #[test]
-    fn an_abort_waits_for_a_call_that_ends_by_itself() {
-        let rank = Communicator::new(7, INFO);
-        let (began, begins) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let rank = &rank;
-            scope.spawn(move || {
-                let _in_use = lock(&rank.in_use);
-                began.send(()).expect("the test waits");
-                std::thread::sleep(Duration::from_millis(50));
-            });
-            begins.recv().expect("the call begins");
-            assert_eq!(rank.end(Duration::from_secs(20), |_| Ok(())), Ended::Idle(Ok(())));
-        });
-    }
-}
+#[path = "nccl_tests.rs"]
+mod tests;

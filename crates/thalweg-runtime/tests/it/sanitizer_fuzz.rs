@@ -1,7 +1,7 @@
 //! The sanitizer against an oracle: random programs of streams, events and host waits, with memory that comes and goes between
 //! them, and for each command the set of all commands that come before it, written down one by one.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{OnceCell, RefCell};
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
@@ -137,14 +137,16 @@ fn program(gpu: &Gpu, number: u64) -> Result<bool> {
 fn random_programs_are_judged_as_the_sets_of_their_commands_say() {
     let (mut racy, mut right) = (0, 0);
     for number in 0..3000_u64 {
-        let (is_racy, wrong) = (Cell::new(false), RefCell::new(None));
+        let (is_racy, wrong) = (OnceCell::new(), RefCell::new(None));
         let check = Check::new().seeds(number % 50..number % 50 + 1).without_shrinking();
         let found = check.find(|gpu| match program(gpu, number) {
-            Ok(answer) => is_racy.set(answer),
+            // The first run counts. In one that holds freed memory back the allocators ask another number of times, so that the program's own
+            // queries may be answered otherwise, and only uses of freed memory are told.
+            Ok(answer) => drop(is_racy.set(answer)),
             Err(error) => *wrong.borrow_mut() = Some(error.to_string()),
         });
         assert_eq!(wrong.take(), None, "program {number}");
-        match (is_racy.get(), &found) {
+        match (is_racy.get() == Some(&true), &found) {
             (true, Err(failure)) => {
                 let Problem::Finding(finding) = failure.problem() else {
                     panic!("program {number}: {failure}")

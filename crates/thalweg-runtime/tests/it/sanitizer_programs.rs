@@ -69,6 +69,39 @@ fn what_the_allocator_asks_orders_nothing_of_the_program() {
     Check::new().seeds(0..200).run(|gpu| freed(gpu, true));
 }
 
+/// Makes one stream overwrite what another writes. The second waits for an event that stands at the first's end, or for one behind other work; in between an
+/// event is dropped, which the runtime may record again.
+fn recorded_again(gpu: &Gpu, is_of_writer: bool) -> Result<()> {
+    let [writer, other, reader] =
+        [Stream::new(gpu.device())?, Stream::new(gpu.device())?, Stream::new(gpu.device())?];
+    let shared = Buffer::new(&writer, BYTES)?;
+    reader.wait_stream(&writer)?;
+    fill(&writer, &shared)?;
+    let first = writer.record_event()?;
+    other.wait_event(&first)?;
+    if is_of_writer {
+        reader.wait_event(&first)?;
+    }
+    drop(first);
+    // Behind nothing of the writer's.
+    let idle = Stream::new(gpu.device())?;
+    let second = idle.record_event()?;
+    reader.wait_event(&second)?;
+    fill(&reader, &shared)?;
+    shared.record_stream(&reader);
+    Ok(())
+}
+
+#[test]
+fn an_event_that_is_dropped_and_recorded_again_orders_what_each_of_its_waits_found() {
+    let failure = Check::new()
+        .without_shrinking()
+        .find(|gpu| recorded_again(gpu, false))
+        .expect_err("the reader waits for an event of an idle stream");
+    assert_eq!(kind(&failure), FindingKind::Race, "{failure}");
+    Check::new().run(|gpu| recorded_again(gpu, true));
+}
+
 /// Launches a graph whose memory is the driver's own again while another stream reads what it gave.
 fn relaunched(gpu: &Gpu, waits: bool) -> Result<()> {
     let (main, side) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
