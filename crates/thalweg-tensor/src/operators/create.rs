@@ -7,7 +7,7 @@ use thalweg_runtime::{Device, Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
-use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, wrap, wrap_all};
+use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, made_like, wrap, wrap_all};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
@@ -41,7 +41,7 @@ operators! {
     /// Returns a tensor of a tensor's shape whose elements are anything.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {
-            empty(call, call.tensor(0).shape(), 1, call.tensor(0).dtype()).map(single)
+            made_like(call, 5, |shape| empty(call, shape, 1, call.tensor(0).dtype())).map(single)
         });
     /// Returns a tensor of a shape with these strides, whose elements are anything.
     "empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
@@ -281,7 +281,7 @@ fn filled(
 
 fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
     let dtype = options(call, at)?.unwrap_or(call.tensor(0).dtype());
-    Tensor::full(call.tensor(0).shape(), value, dtype, call.device).map(single)
+    made_like(call, at + 4, |shape| Tensor::full(shape, value, dtype, call.device)).map(single)
 }
 
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {

@@ -4,7 +4,7 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::view::{check_options, extents};
+use super::view::{check_options, extents, made_like};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
@@ -20,7 +20,7 @@ operators! {
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 1, x.dtype(), |dtype| uniform(call, x.shape(), [0.0, 1.0], dtype))
+            new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| uniform(call, shape, [0.0, 1.0], dtype)))
         });
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
@@ -29,7 +29,7 @@ operators! {
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 1, x.dtype(), |dtype| normal(call, x.shape(), [0.0, 1.0], dtype))
+            new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| normal(call, shape, [0.0, 1.0], dtype)))
         });
     /// Returns the numbers 0 to n − 1 in random order: that of keys of 48 random bits.
     "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
@@ -53,13 +53,15 @@ operators! {
     "randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 2, x.dtype(), |dtype| integers(call, x.shape(), [0, call.int(1)], dtype))
+            let bounds = [0, call.int(1)];
+            new(call, 2, x.dtype(), |dtype| made_like(call, 6, |shape| integers(call, shape, bounds, dtype)))
         });
     /// Returns integers from one bound on below another, of a tensor's shape.
     "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 3, x.dtype(), |dtype| integers(call, x.shape(), [call.int(1), call.int(2)], dtype))
+            let bounds = [call.int(1), call.int(2)];
+            new(call, 3, x.dtype(), |dtype| made_like(call, 7, |shape| integers(call, shape, bounds, dtype)))
         });
     /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"

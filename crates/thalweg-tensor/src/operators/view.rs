@@ -722,21 +722,39 @@ pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
     }
 }
 
+/// Returns the order of dimensions, outermost first, of a tensor like another in a memory format; `None` where it is that of the shape. Without a
+/// format, or to preserve it, that is the other's own order, if it has no gaps.
+fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
+    let (None | Some(1)) = format else { return format_order(x.rank(), format.unwrap_or(0)) };
+    let mut order: Shape = (0..x.rank()).collect();
+    order.sort_by_key(|&dim| std::cmp::Reverse(x.layout().strides()[dim]));
+    let is_dense =
+        !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|layout| layout.is_contiguous());
+    Ok(is_dense.then_some(order))
+}
+
 /// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.
 pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>) -> Result<Tensor> {
-    let order = match format {
-        None | Some(1) => {
-            let mut order: Shape = (0..x.rank()).collect();
-            order.sort_by_key(|&dim| std::cmp::Reverse(x.layout().strides()[dim]));
-            Some(order).filter(|order| {
-                !x.is_contiguous() && x.layout().permute(order).is_ok_and(|layout| layout.is_contiguous())
-            })
-        }
-        Some(format) => format_order(x.rank(), format)?,
-    };
-    match order {
+    match order_like(x, format)? {
         None => x.copied(call.label.location),
         Some(order) => x.permute(&order)?.copied(call.label.location)?.permute(&inverse(&order)),
+    }
+}
+
+/// Makes a tensor of the shape of the call's first in the memory format of an argument, as [`copied_in_format`] does: `make` gives a contiguous one of
+/// the shape that it is told.
+pub(super) fn made_like(
+    call: &Call<'_>,
+    format: usize,
+    make: impl FnOnce(&[usize]) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let x = call.tensor(0);
+    match order_like(x, call.optional_int(format))? {
+        None => make(x.shape()),
+        Some(order) => {
+            let shape: Shape = order.iter().map(|&dim| x.shape()[dim]).collect();
+            make(&shape)?.permute(&inverse(&order))
+        }
     }
 }
 

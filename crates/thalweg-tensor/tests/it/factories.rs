@@ -1,6 +1,8 @@
 //! New tensors without a generator at hand, copies, memory formats, truth values, and iteration.
 
 use thalweg_ir::{DType, HostElement};
+use thalweg_runtime::Label;
+use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{HostTensor, MemoryFormat, Tensor, no_grad};
 
@@ -136,4 +138,45 @@ fn iterators_give_tensors_and_tensors_give_places() {
     let error = x.sum(&[], false).unwrap().iter().unwrap_err().to_string();
     assert!(error.contains("iteration over a 0-d tensor"), "{error}");
     assert_eq!(Tensor::from_values(std::iter::empty::<i64>(), &device).unwrap().shape(), [0]);
+}
+
+#[test]
+fn tensors_like_another_lie_in_its_order_or_in_the_format_that_is_asked_for() {
+    let device = device();
+    let images = Tensor::rand(&[2, 3, 4, 5], DType::F32, &device).unwrap();
+    let last = images.contiguous_in(MemoryFormat::ChannelsLast).unwrap();
+    let expected = [60, 1, 15, 3];
+    let like = |x: &Tensor| {
+        [
+            x.ones_like(),
+            x.zeros_like(),
+            x.empty_like(),
+            x.full_like(2.0),
+            x.rand_like(),
+            x.randn_like(),
+            x.randint_like(0, 9),
+        ]
+        .map(Result::unwrap)
+    };
+    for made in like(&last) {
+        assert_eq!((made.shape(), made.layout().strides()), (&[2, 3, 4, 5][..], &expected[..]));
+    }
+    assert!(values(&last.full_like(2.0).unwrap()).iter().all(|&value| value == 2.0));
+    // Gaps and repeats are not kept.
+    for odd in [last.narrow(1, 0, 2).unwrap(), images.narrow(0, 0, 1).unwrap().expand(&[2, 3, 4, 5]).unwrap()]
+    {
+        for made in like(&odd) {
+            assert!(made.is_contiguous(), "{:?} of {:?}", made.layout().strides(), odd.layout().strides());
+        }
+    }
+    let operator = find_operator("zeros_like").unwrap();
+    let in_format = |x: &Tensor, format: i64| {
+        let mut arguments = vec![Argument::from(x)];
+        arguments.extend([Argument::None; 4]);
+        arguments.push(format.into());
+        operator.call(&arguments, None, Label::here("zeros_like")).map(|mut made| made.swap_remove(0))
+    };
+    assert!(in_format(&last, 0).unwrap().is_contiguous());
+    assert_eq!(in_format(&images, 2).unwrap().layout().strides(), expected);
+    assert!(in_format(&images, 3).is_err(), "an image is no volume");
 }
