@@ -47,6 +47,7 @@ mod recurrent;
 mod state;
 mod transformer;
 mod upsample;
+mod weight_only;
 
 use std::any::Any;
 use std::panic::Location;
@@ -97,6 +98,7 @@ pub use state::{IncompatibleKeys, StateDict};
 pub use thalweg_derive::Module;
 pub use transformer::{SelfAttention, Transformer, TransformerBlock, TransformerOptions};
 pub use upsample::{PixelShuffle, PixelUnshuffle, Upsample, UpsampleMode};
+pub use weight_only::{IntegerFormat, WeightOnlyLinear};
 
 /// A part of a module.
 pub enum Entry<'a> {

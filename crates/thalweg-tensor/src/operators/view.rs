@@ -742,7 +742,7 @@ pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>)
 }
 
 /// Makes a tensor of the shape of the call's first in the memory format of an argument, as [`copied_in_format`] does: `make` gives a contiguous one of
-/// the shape that it is told.
+/// the shape that it learns.
 pub(super) fn made_like(
     call: &Call<'_>,
     format: usize,

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example decode
 //! cargo run --release --example decode -- --layers 12 --features 768 --heads 12 --context 1024 --vocabulary 50257 --tokens 256
+//! cargo run --release --example decode -- --integers int8
 //! cargo run --release --example decode -- --weights model.safetensors --first 50256 --temperature 0.8
 //! ```
 //!
@@ -89,7 +90,8 @@ fn run(options: &Options) -> Result<()> {
         }
         None => make_talkative(&model)?,
     }
-    let model = model.decoder(DecodeOptions { dtype: options.dtype, temperature: options.temperature })?;
+    let Options { dtype, temperature, integers, .. } = *options;
+    let model = model.decoder(DecodeOptions { dtype, temperature, integers })?;
     // Loads the kernels, so that neither way pays for that.
     model.restart(&[options.first as i64])?;
     model.step()?;

@@ -3,19 +3,21 @@
 use std::path::PathBuf;
 
 use thalweg::DType;
+use thalweg::module::IntegerFormat;
 
 use super::arguments::{self, Command};
 use super::dtype::dtype;
 
 pub const USAGE: &str = "\
 usage: decode [--device cuda|sim[:N]] [--dtype f32|bf16] [--tokens N] [--first TOKEN] [--temperature T]
-              [--weights FILE] [--layers N] [--features N] [--heads N] [--context N] [--vocabulary N] [--json]
+              [--integers int8|int4] [--weights FILE] [--layers N] [--features N] [--heads N] [--context N] [--vocabulary N] [--json]
 
   --device D       where to run (default: the GPU if the machine has one, else the simulated GPU)
   --dtype D        the dtype of weights and cache (default bf16)
   --tokens N       how many tokens to decode (default 32)
   --first TOKEN    the token that the sequence begins with (default 42; GPT-2's end of a text is 50256)
   --temperature T  draws tokens, from scores divided by T (default: takes the likeliest)
+  --integers F     the weights of the layers' products as integers of 8 or 4 bits (groups of 64) with scales
   --weights FILE   a GPT-2 in safetensors, with Hugging Face's names; it has sizes of its own
   --layers N, --features N, --heads N, --context N, --vocabulary N
                    the size of a random model (default 2, 64, 4, 128 and 256; GPT-2's are 12, 768, 12, 1024 and 50257)
@@ -29,6 +31,7 @@ pub struct Options {
     pub tokens: usize,
     pub first: usize,
     pub temperature: Option<f64>,
+    pub integers: Option<IntegerFormat>,
     pub weights: Option<PathBuf>,
     pub layers: usize,
     pub features: usize,
@@ -46,6 +49,7 @@ impl Options {
             tokens: 32,
             first: 42,
             temperature: None,
+            integers: None,
             weights: None,
             layers: 2,
             features: 64,
@@ -63,6 +67,7 @@ impl Options {
                 "--tokens" => options.tokens = count(&value()?)?,
                 "--first" => options.first = arguments::number(&argument, &value()?, 0)?,
                 "--temperature" => options.temperature = Some(temperature(&value()?)?),
+                "--integers" => options.integers = Some(integers(&value()?)?),
                 "--weights" => options.weights = Some(value()?.into()),
                 "--layers" => options.layers = count(&value()?)?,
                 "--features" => options.features = count(&value()?)?,
@@ -98,6 +103,14 @@ impl Options {
             return Err(format!("there is no token {} among {vocabulary}", self.first));
         }
         Ok(())
+    }
+}
+
+fn integers(text: &str) -> Result<IntegerFormat, String> {
+    match text {
+        "int8" => Ok(IntegerFormat::Int8),
+        "int4" => Ok(IntegerFormat::Int4 { group: 64 }),
+        _ => Err(format!("--integers takes int8 or int4, not '{text}'")),
     }
 }
 

@@ -112,11 +112,18 @@ fn digits_refuses_what_it_does_not_know() {
 #[test]
 fn decode_gives_the_same_tokens_captured_and_allocates_nothing_then() {
     let Some(program) = example("decode") else { return };
-    let text = printed(&program, &["--tokens", "4", "--context", "8", "--features", "16", "--layers", "1"]);
-    let [eager, captured] = ["eager", "captured"].map(|name| line(&text, name));
-    assert!(captured.ends_with(" 0 allocations"), "{text}");
-    assert!(!eager.ends_with(" 0 allocations"), "the counts count:\n{text}");
-    assert_eq!(line(&text, "tokens:").split_whitespace().count(), 1 + 5, "the first and four more:\n{text}");
+    let small = ["--tokens", "4", "--context", "8", "--features", "64", "--layers", "1"];
+    for more in [&[][..], &["--integers", "int8"], &["--integers", "int4"]] {
+        let text = printed(&program, &[&small, more].concat());
+        let [eager, captured] = ["eager", "captured"].map(|name| line(&text, name));
+        assert!(captured.ends_with(" 0 allocations"), "{text}");
+        assert!(!eager.ends_with(" 0 allocations"), "the counts count:\n{text}");
+        assert_eq!(
+            line(&text, "tokens:").split_whitespace().count(),
+            1 + 5,
+            "the first and four more:\n{text}"
+        );
+    }
 }
 
 #[test]
@@ -228,6 +235,7 @@ fn decode_refuses_what_it_does_not_know() {
         (&["--tokens", "0"], "whole number"),
         (&["--tokens", "128"], "do not fit into a context of 128"),
         (&["--heads", "3"], "cannot be divided among 3 heads"),
+        (&["--integers", "int3"], "int8 or int4, not 'int3'"),
     ] {
         let output = refuses(&program, arguments, words);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -8,7 +8,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Block, Conv1D, GPT2LMHeadModel};
 use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
-use crate::module::{Embedding, LayerNorm, Linear};
+use crate::module::{Embedding, Forward, IntegerFormat, LayerNorm, Linear, WeightOnlyLinear};
 
 /// How a [`GPT2Decoder`] decodes.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,13 @@ pub struct DecodeOptions {
     pub dtype: DType,
     /// The temperature at which tokens are drawn from the device's generator; `None` takes the likeliest.
     pub temperature: Option<f64>,
+    /// The integers that the weights of the layers' products become; `None` leaves them as they are. Embeddings and head stay in `dtype`.
+    pub integers: Option<IntegerFormat>,
 }
 
 impl Default for DecodeOptions {
     fn default() -> Self {
-        Self { dtype: DType::Bf16, temperature: None }
+        Self { dtype: DType::Bf16, temperature: None, integers: None }
     }
 }
 
@@ -29,12 +31,19 @@ impl Default for DecodeOptions {
 #[derive(Debug)]
 struct Layer {
     norms: [[Tensor; 2]; 2],
-    products: [[Tensor; 2]; 4],
+    products: Products,
     caches: [Tensor; 2],
 }
 
+/// Weight and bias of a layer's four products.
+#[derive(Debug)]
+enum Products {
+    Floats([[Tensor; 2]; 4]),
+    Integers([WeightOnlyLinear; 4]),
+}
+
 impl Layer {
-    fn new(block: &Block, context: usize, dtype: DType) -> Result<Self> {
+    fn new(block: &Block, context: usize, dtype: DType, integers: Option<IntegerFormat>) -> Result<Self> {
         let to = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
         let norm = |norm: &LayerNorm| match (&norm.weight, &norm.bias) {
             (Some(weight), Some(bias)) => Ok([to(weight)?, to(bias)?]),
@@ -44,25 +53,50 @@ impl Layer {
         let (features, heads) = (block.attn.c_proj.bias.elements(), block.attn.heads);
         let device = block.attn.c_proj.bias.device();
         let cache = || Tensor::zeros(&[1, heads, context, features / heads], dtype, device);
-        Ok(Self {
-            norms: [norm(&block.ln_1)?, norm(&block.ln_2)?],
-            products: [
-                linear(&block.attn.c_attn)?,
-                linear(&block.attn.c_proj)?,
-                linear(&block.mlp.c_fc)?,
-                linear(&block.mlp.c_proj)?,
-            ],
-            caches: [cache()?, cache()?],
+        let layers = [&block.attn.c_attn, &block.attn.c_proj, &block.mlp.c_fc, &block.mlp.c_proj];
+        let products = match integers {
+            None => Products::Floats(each(layers, linear)?),
+            Some(format) => Products::Integers(each(layers, |layer| {
+                let [weight, bias] = linear(layer)?;
+                WeightOnlyLinear::of(&Linear { weight, bias: Some(bias) }, format)
+            })?),
+        };
+        Ok(Self { norms: [norm(&block.ln_1)?, norm(&block.ln_2)?], products, caches: [cache()?, cache()?] })
+    }
+
+    /// Returns the tensors of a layer whose weights are floats.
+    fn parts(&self) -> Option<DecoderLayer<'_>> {
+        let Products::Floats(products) = &self.products else { return None };
+        Some(DecoderLayer {
+            norms: self.norms.each_ref().map(|pair| pair.each_ref()),
+            products: products.each_ref().map(|pair| pair.each_ref()),
+            caches: self.caches.each_ref(),
         })
     }
 
-    fn parts(&self) -> DecoderLayer<'_> {
-        DecoderLayer {
-            norms: self.norms.each_ref().map(|pair| pair.each_ref()),
-            products: self.products.each_ref().map(|pair| pair.each_ref()),
-            caches: self.caches.each_ref(),
-        }
+    /// Returns what a layer makes of a row (1, features), operator by operator, with weights of integers.
+    fn by_integers(&self, input: &Tensor, position: &Tensor, eps: f64) -> Result<Tensor> {
+        let Products::Integers([attend, project, expand, contract]) = &self.products else {
+            return Err(Error::invalid("a decoder's layers have weights of one kind"));
+        };
+        let [keys, values] = &self.caches;
+        let (heads, width) = (keys.shape()[1], keys.shape()[3]);
+        let normed = |x: &Tensor, [weight, bias]: &[Tensor; 2]| {
+            functional::layer_norm(x, &[heads * width], Some(weight), Some(bias), eps)
+        };
+        let parts = attend.forward(&normed(input, &self.norms[0])?)?.reshape(&[3, 1, heads, 1, width])?;
+        let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
+        let mixed = functional::cached_attention([&query?, &key?, &value?], [keys, values], position, None)?;
+        let x = project.forward(&mixed.reshape(input.shape())?)?.add(input)?;
+        let hidden = expand.forward(&normed(&x, &self.norms[1])?)?.gelu_tanh()?;
+        contract.forward(&hidden)?.add(&x)
     }
+}
+
+/// Returns what a function gives for each of four.
+fn each<'t, T, U>(four: [&'t T; 4], of: impl Fn(&'t T) -> Result<U>) -> Result<[U; 4]> {
+    let [a, b, c, d] = four;
+    Ok([of(a)?, of(b)?, of(c)?, of(d)?])
 }
 
 /// A GPT-2 that continues one sequence, token by token ([`GPT2LMHeadModel::decoder`]).
@@ -95,7 +129,7 @@ impl GPT2LMHeadModel {
     /// # Errors
     /// [`Error::is_invalid_argument`] for a temperature that is not above 0; those of the allocation.
     pub fn decoder(&self, options: DecodeOptions) -> Result<GPT2Decoder> {
-        let DecodeOptions { dtype, temperature } = options;
+        let DecodeOptions { dtype, temperature, integers } = options;
         if temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0) {
             return Err(Error::invalid(format!(
                 "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"
@@ -118,7 +152,7 @@ impl GPT2LMHeadModel {
             };
             let device = base.wte.weight.device();
             let numbers = |count| Tensor::zeros(&[count], DType::I64, device);
-            let layers = base.h.iter().map(|block| Layer::new(block, context, dtype));
+            let layers = base.h.iter().map(|block| Layer::new(block, context, dtype, integers));
             let mut decoder = GPT2Decoder {
                 layers: layers.collect::<Result<_>>()?,
                 tokens,
@@ -132,8 +166,11 @@ impl GPT2LMHeadModel {
                 history: numbers(context)?,
                 meeting: numbers(2)?,
             };
-            let parts: Vec<_> = decoder.layers.iter().map(Layer::parts).collect();
-            decoder.exchange = exchange_for(decoder.input(), &parts)?;
+            let parts: Option<Vec<_>> = decoder.layers.iter().map(Layer::parts).collect();
+            decoder.exchange = match parts {
+                Some(parts) => exchange_for(decoder.input(), &parts)?,
+                None => None,
+            };
             Ok(decoder)
         })
     }
@@ -228,9 +265,15 @@ impl GPT2Decoder {
 
     /// Returns what the layers make of the token at the position, (1, features).
     fn read(&self) -> Result<Tensor> {
-        let layers: Vec<_> = self.layers.iter().map(Layer::parts).collect();
-        let options = DecoderOptions { eps: self.norm.eps, exchange: self.exchange.as_ref() };
-        functional::decoder_layers(self.input(), &self.position, &layers, options)
+        let layers: Option<Vec<_>> = self.layers.iter().map(Layer::parts).collect();
+        let (eps, position) = (self.norm.eps, &self.position);
+        if let Some(layers) = layers {
+            let options = DecoderOptions { eps, exchange: self.exchange.as_ref() };
+            return functional::decoder_layers(self.input(), position, &layers, options);
+        }
+        let row = |table: &Embedding, index: &Tensor| functional::embedding(index, &table.weight, None);
+        let row = row(&self.tokens, &self.token)?.add(&row(&self.positions, position)?)?;
+        self.layers.iter().try_fold(row, |x, layer| layer.by_integers(&x, position, eps))
     }
 
     fn input(&self) -> DecoderInput<'_> {

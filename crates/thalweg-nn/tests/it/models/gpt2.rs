@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use thalweg_ir::DType;
 use thalweg_nn::functional::cross_entropy;
 use thalweg_nn::models::gpt2::{DecodeOptions, GPT2Config, GPT2LMHeadModel};
-use thalweg_nn::module::{Forward, Module, StateDict};
+use thalweg_nn::module::{Forward, IntegerFormat, Linear, Module, StateDict, WeightOnlyLinear};
 use thalweg_nn::optim::AdamWOptions;
 use thalweg_runtime::graph::CaptureOptions;
 use thalweg_runtime::{Device, Graph, Result};
@@ -54,7 +54,7 @@ fn talkative(device: &Device) -> GPT2LMHeadModel {
 fn a_decoder_continues_as_the_model_does() {
     let device = device();
     let model = talkative(&device);
-    let decoder = model.decoder(DecodeOptions { dtype: DType::F32, temperature: None }).unwrap();
+    let decoder = model.decoder(DecodeOptions { dtype: DType::F32, ..DecodeOptions::default() }).unwrap();
     for prompt in [&[5_i64][..], &[7, 60, 0, 33]] {
         let count = 20 - prompt.len();
         let found = decoder.generate(prompt, count).unwrap();
@@ -74,7 +74,8 @@ fn a_captured_step_in_16_bits_continues_likewise_and_draws_by_temperature() {
     let device = device();
     let model = talkative(&device);
     for (dtype, temperature) in [(DType::Bf16, None), (DType::F16, None), (DType::Bf16, Some(0.7))] {
-        let decoder = model.decoder(DecodeOptions { dtype, temperature }).unwrap();
+        let decoder =
+            model.decoder(DecodeOptions { dtype, temperature, ..DecodeOptions::default() }).unwrap();
         let start = || {
             default_generator(&device).unwrap().manual_seed(3).unwrap();
             decoder.restart(&[7, 60]).unwrap();
@@ -86,6 +87,40 @@ fn a_captured_step_in_16_bits_continues_likewise_and_draws_by_temperature() {
         start();
         (0..15).for_each(|_| graph.replay().unwrap());
         assert_eq!(decoder.sequence(17).unwrap(), eager, "{dtype} {temperature:?}");
+    }
+}
+
+#[test]
+fn a_decoder_with_integers_continues_as_one_with_the_floats_that_they_stand_for() {
+    let device = device();
+    let model = talkative(&device);
+    for format in [IntegerFormat::Int8, IntegerFormat::Int4 { group: 32 }] {
+        let rounded = talkative(&device);
+        no_grad(|| {
+            for (name, weight) in rounded.state_dict() {
+                if !(weight.rank() == 2 && name.contains(".c_")) {
+                    continue;
+                }
+                let [inputs, outputs] = [weight.shape()[0], weight.shape()[1]];
+                let layer =
+                    Linear { weight: weight.transpose(0, 1).unwrap().contiguous().unwrap(), bias: None };
+                let integers = WeightOnlyLinear::of(&layer, format).unwrap();
+                let floats =
+                    integers.forward(&Tensor::eye(inputs, inputs, DType::F32, &device).unwrap()).unwrap();
+                assert_eq!(floats.shape(), [inputs, outputs]);
+                weight.copy_(&floats).unwrap();
+            }
+        });
+        let floats = DecodeOptions { dtype: DType::F32, ..DecodeOptions::default() };
+        let expected = rounded.decoder(floats).unwrap().generate(&[7, 60], 18).unwrap();
+        let decoder = model.decoder(DecodeOptions { integers: Some(format), ..floats }).unwrap();
+        assert_eq!(decoder.generate(&[7, 60], 18).unwrap(), expected, "{format:?}");
+        let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || decoder.step()).unwrap();
+        decoder.restart(&[7, 60]).unwrap();
+        (0..18).for_each(|_| graph.replay().unwrap());
+        assert_eq!(decoder.sequence(20).unwrap(), expected, "{format:?}, captured");
+        let short = DecodeOptions { integers: Some(format), ..DecodeOptions::default() };
+        assert_eq!(model.decoder(short).unwrap().generate(&[7, 60], 18).unwrap().len(), 20);
     }
 }
 
