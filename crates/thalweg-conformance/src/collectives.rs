@@ -17,6 +17,7 @@ group! {
     ranks_join_one_by_one,
     a_communicator_is_split,
     collectives_use_registered_memory,
+    collectives_use_symmetric_memory,
     an_aborted_rank_is_refused,
     every_operation_gives_its_values,
     ranks_exchange_in_one_group,
@@ -221,7 +222,7 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
     let mut group = Vec::new();
     for (rank, &pointer) in memory.iter().enumerate() {
         let communicator = pair.ranks[rank].communicator;
-        let registration = Registration { communicator, pointer, bytes, label };
+        let registration = Registration { communicator, pointer, bytes, symmetric: false, label };
         driver.memory_register(&registration)?;
         let overlapping = Registration { pointer: pointer.offset(256), bytes: 256, ..registration };
         refused_argument(driver.memory_register(&overlapping), "memory that is registered already")?;
@@ -239,6 +240,45 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
         let communicator = pair.ranks[rank].communicator;
         driver.memory_deregister(communicator, pointer)?;
         refused_argument(driver.memory_deregister(communicator, pointer), "what is not registered")?;
+        driver.memory_free(pointer)?;
+    }
+    Ok(())
+}
+
+fn collectives_use_symmetric_memory(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    let (bytes, label) = (2 << 20, Label::here("a registration of the conformance suite"));
+    let register = |rank: usize| {
+        let Rank { communicator, stream, .. } = pair.ranks[rank];
+        let pointer = driver.memory_allocate_collective(driver.stream_device(stream)?, bytes)?;
+        let registration = Registration { communicator, pointer, bytes, symmetric: true, label };
+        let registered = driver.memory_register(&registration);
+        registered.map(|()| pointer).inspect_err(|_| drop(driver.memory_free(pointer)))
+    };
+    // Each on a thread of its own: a GPU blocks until all have come.
+    let answers = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| scope.spawn(move || register(rank)));
+        threads.map(|thread| thread.join().expect("the thread does not panic"))
+    });
+    let mut memory = Vec::new();
+    for answer in answers {
+        match answer {
+            Err(error) if error.is_not_supported() => return Err(Stop::Skipped(error.to_string())),
+            pointer => memory.push(pointer?),
+        }
+    }
+    let mut group = Vec::new();
+    for (rank, &pointer) in memory.iter().enumerate() {
+        pair.write(rank, pointer, &[1.0 + rank as f32; COUNT as usize])?;
+        let sum = pair.part(rank, CollectiveOperation::AllReduce(Reduction::Sum));
+        group.push(Collective { send: pointer, receive: pointer, ..sum });
+    }
+    driver.collectives_async(&group)?;
+    for (rank, &pointer) in memory.iter().enumerate() {
+        let words = fixture.words_on(pair.ranks[rank].stream, pointer, COUNT)?;
+        equal(words, vec![3.0_f32.to_bits(); COUNT as usize], "a sum in symmetric memory")?;
+        driver.memory_deregister(pair.ranks[rank].communicator, pointer)?;
         driver.memory_free(pointer)?;
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Bus bandwidth and host time of collectives over all GPUs of a machine, a thread per GPU or, under a launcher, a process per GPU, as JSON lines.
 //! `benches/peers/collectives.py` runs it beside PyTorch. With `--sim RANKS COUNT` the time of so many collectives on simulated ranks; with `--host COUNT`
-//! what the host takes of a call on a driver that does nothing. `--registered` takes the tensors from a pool that is registered with the group.
+//! what the host takes of a call on a driver that does nothing. `--registered` takes the tensors from a pool that is registered with the group,
+//! `--symmetric` from one whose memory is symmetric.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,17 +48,22 @@ fn timed(group: &ProcessGroup, name: &str, whole: &Tensor, part: &Tensor, rounds
 
 fn on_gpus(group: &ProcessGroup) -> Result<()> {
     let ranks = f64::from(group.size());
-    let is_registered = std::env::args().any(|argument| argument == "--registered");
-    let pool = is_registered.then(|| MemPool::for_collectives(group.device(), PoolOptions::default()));
+    let has = |name: &str| std::env::args().any(|argument| argument == name);
+    let (is_registered, is_symmetric) = (has("--registered"), has("--symmetric"));
+    let pool = (is_registered || is_symmetric)
+        .then(|| MemPool::for_collectives(group.device(), PoolOptions::default()));
     let _scope = pool.as_ref().map(MemPool::enter).transpose()?;
-    if let Some(pool) = &pool {
-        group.register_mem_pool(pool)?;
+    if let Some(pool) = pool.as_ref().filter(|_| !is_symmetric) {
+        group.register_mem_pool(pool, false)?;
     }
     for name in NAMES {
         for power in (10..=30).step_by(2) {
             let elements = (1usize << power) / 4;
             let whole = Tensor::zeros(&[elements], DType::F32, group.device())?;
             let part = Tensor::zeros(&[elements / group.size() as usize], DType::F32, group.device())?;
+            if let Some(pool) = pool.as_ref().filter(|_| is_symmetric) {
+                group.register_mem_pool(pool, true)?;
+            }
             let rounds = if power < 24 { 50 } else { 10 };
             let (time, host) = timed(group, name, &whole, &part, rounds)?;
             let factor = if name == "all_reduce" { 2.0 } else { 1.0 } * (ranks - 1.0) / ranks;
@@ -158,8 +164,9 @@ fn on_no_driver(count: u32) -> Result<()> {
     let device = Device::all_of(driver, Environment::get())?.remove(0);
     let options = GroupOptions { watchdog: Some(true), ..GroupOptions::default() };
     let group = ProcessGroup::new(Arc::new(HashStore::new()), 0, 1, &device, options)?;
-    let (whole, part) =
-        (Tensor::zeros(&[256], DType::F32, &device)?, Tensor::zeros(&[256], DType::F32, &device)?);
+    // A kernel would have no accesses declared on this driver.
+    let empty = || Tensor::empty(&[256], DType::F32, &device);
+    let (whole, part) = (empty()?, empty()?);
     for name in NAMES {
         let begin = Instant::now();
         for _ in 0..count {

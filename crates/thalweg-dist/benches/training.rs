@@ -1,13 +1,14 @@
 //! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--fused] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends; with `--fused` the replicated module's optimizer steps each bucket when it has been reduced. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
 #[path = "common/gpt2.rs"]
 mod gpt2;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use thalweg_dist::{
@@ -34,6 +35,7 @@ struct Options {
     is_sharded: bool,
     is_simulated: bool,
     is_captured: bool,
+    is_fused: bool,
     is_deterministic: bool,
     /// The start of the program, if phases are to be timed.
     progress: Option<Instant>,
@@ -55,6 +57,7 @@ impl Options {
             is_sharded: arguments.has("fsdp"),
             is_simulated: arguments.has("--sim"),
             is_captured: arguments.has("--captured"),
+            is_fused: arguments.has("--fused"),
             is_deterministic: arguments.has("--deterministic"),
             progress: arguments.has("--progress").then(Instant::now),
             ranks: arguments.after("--ranks").map(|text| text.parse().expect("a whole number")),
@@ -198,7 +201,13 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
     let _current = stream.make_current();
     let network = Network::new(options, group)?;
     let rates = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
-    let optimizer = AdamW::new(network.parameters(), rates)?;
+    let optimizer = Arc::new(AdamW::new(network.parameters(), rates)?);
+    let is_fused = match &network {
+        Network::Data(network) if options.is_fused => {
+            network.register_fused_optim(&optimizer).map(|()| true)?
+        }
+        _ => false,
+    };
     let (input, next) = (tokens(options, group, 1)?, tokens(options, group, 2)?);
     say("network");
     let step = |say: &dyn Fn(&str)| -> Result<Tensor> {
@@ -207,7 +216,9 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         say("forward");
         loss.backward()?;
         say("backward");
-        optimizer.step()?;
+        if !is_fused {
+            optimizer.step()?;
+        }
         Ok(loss.detach())
     };
     let quiet = |_: &str| {};
@@ -245,22 +256,26 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
     if group.rank() == 0 {
         println!("{{\"name\": \"{name}_losses\", \"ranks\": {}, \"losses\": {losses:?}}}", group.size());
     }
-    match captured {
-        Some((graph, _)) => {
-            let replay = || graph.replay();
-            report(&format!("{name}_captured"), options, group, time(options, group, replay)?);
-            graph.verify()
-        }
-        None => {
-            report(
-                &format!("{name}_eager"),
-                options,
-                group,
-                time(options, group, || step(&quiet).map(drop))?,
-            );
-            Ok(())
-        }
-    }
+    let graph = captured.as_ref().map(|(graph, _)| graph);
+    time_steps(options, group, name, graph, || step(&quiet).map(drop))
+}
+
+/// Times replays of a captured step, or steps where there is none.
+fn time_steps(
+    options: &Options,
+    group: &ProcessGroup,
+    name: &str,
+    graph: Option<&LockstepGraph>,
+    step: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let Some(graph) = graph else {
+        let ms = time(options, group, step)?;
+        report(&format!("{name}_eager"), options, group, ms);
+        return Ok(());
+    };
+    let ms = time(options, group, || graph.replay())?;
+    report(&format!("{name}_captured"), options, group, ms);
+    graph.verify()
 }
 
 fn main() -> Result<()> {

@@ -4,7 +4,8 @@
 //! store's affair: the first rank puts the communicator's identifier there, the others read it. The communicators of groups within a group are split from
 //! its own, or have identifiers too where NCCL cannot split. In the store each group has a
 //! prefix: `id`, the identifier; `progress/R`, the last call of rank R; `failed`, why the group is over; `flight/R`, the last
-//! calls of rank R when it learnt of that; `new_group/N` and `split/N`, which ranks make the groups within it.
+//! calls of rank R when it learnt of that; `new_group/N` and `split/N`, which ranks make the groups within it; `register_mem_pool/N`, the segments of
+//! symmetric memory.
 //!
 //! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which give [`Work`](crate::Work), and the
 //! `watchdog` looks after it.
@@ -78,6 +79,8 @@ pub(crate) struct GroupState {
     root: Arc<dyn Store>,
     pub(crate) options: GroupOptions,
     children: AtomicU64,
+    /// How often symmetric memory was registered.
+    windows: AtomicU64,
     /// How many regions were captured in lockstep.
     pub(crate) captures: AtomicU64,
     flight: Mutex<FlightRecorder>,
@@ -167,6 +170,7 @@ impl ProcessGroup {
             root,
             options,
             children: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
             captures: AtomicU64::new(0),
             flight: Mutex::default(),
             outstanding: Outstanding::default(),
@@ -236,8 +240,8 @@ impl ProcessGroup {
     /// the same order; those that are not in it get `None`. *Blocks* until all have come, on GPUs also until the collectives of this rank are done.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if this rank names other
-    /// ranks than rank 0, or a rank does not come in time.
+    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if the ranks name
+    /// different ranks, or one does not come in time.
     #[track_caller]
     pub fn new_group(&self, ranks: &[u32]) -> Result<Option<Self>> {
         at_line(Location::caller(), || {
@@ -259,33 +263,37 @@ impl ProcessGroup {
                 return Err(Error::invalid("new_group: a group of no ranks"));
             }
             let number = self.0.children.fetch_add(1, Ordering::Relaxed);
-            self.agree(&format!("new_group/{number}"), ranks)?;
+            self.agree(
+                "new_group",
+                &format!("new_group/{number}"),
+                &format!("makes a group of the ranks {ranks:?}"),
+            )?;
             self.part(format!("{}.{number}", self.name()), ranks)
         })
     }
 
-    /// Waits until all ranks of this group are about to make a group of these ranks.
-    fn agree(&self, key: &str, ranks: &[u32]) -> Result<()> {
+    /// Waits until all ranks of this group are about to do the same; where one is not, all of them get the error.
+    fn agree(&self, call: &str, key: &str, own: &str) -> Result<()> {
         let store = PrefixStore::new(key, self.0.store.clone());
-        // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
-        store.set(&came(self.rank()), &[1])?;
-        let own: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-        if self.rank() == 0 {
-            store.set("ranks", &own)?;
-        } else {
-            let first = store.get("ranks")?;
-            if first != own {
-                let first: Vec<u32> =
-                    first.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-                return Err(Error::distributed(format!(
-                    "new_group: rank {} of the group \"{}\" makes a group of the ranks {ranks:?}, and rank 0 one of {first:?}: all ranks make the same \
-                     groups in the same order",
-                    self.rank(),
-                    self.name()
-                )));
-            }
+        let first = match self.rank() {
+            0 => store.set("first", own.as_bytes()).map(|()| own.as_bytes().to_vec())?,
+            _ => store.get("first")?,
+        };
+        if first != own.as_bytes() {
+            let text = format!(
+                "{call}: rank {} of the group \"{}\" {own}, and rank 0 {}: all ranks make the same calls in the same order",
+                self.rank(),
+                self.name(),
+                String::from_utf8_lossy(&first)
+            );
+            store.compare_set("differs", b"", text.as_bytes())?;
         }
-        meet(&store, "new_group", self.name(), &(0..self.size()).collect::<Vec<u32>>())
+        store.set(&came(self.rank()), &[1])?;
+        meet(&store, call, self.name(), &(0..self.size()).collect::<Vec<u32>>())?;
+        match store.find("differs")? {
+            Some(text) => Err(Error::distributed(String::from_utf8_lossy(&text).into_owned())),
+            None => Ok(()),
+        }
     }
 
     /// Creates one group per color from the ranks that call with it (`ncclCommSplit`, `MPI_Comm_split`): ordered by `key`, then by rank.
@@ -364,15 +372,24 @@ impl ProcessGroup {
     /// without copies. [`MemPool::for_collectives`] makes such a pool. It stays registered until it is freed or
     /// [deregistered](Self::deregister_mem_pool), or the group is dropped.
     ///
+    /// With `symm`, what the pool has is registered as symmetric memory (`ncclCommWindowRegister`), for which NCCL has kernels of its own. *All* ranks make the call, with pools that have taken the same
+    /// memory, and it *blocks* until they have. What the pool takes later is registered by another such call.
+    ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the pool was made otherwise, is of another device or is registered already; [`Error::is_not_supported`] where NCCL is
-    /// older than 2.19.
+    /// older than 2.19, for symmetric memory than 2.27.3; [`Error::is_distributed`] for symmetric memory if the pools differ or a rank does not come in time.
     #[track_caller]
-    pub fn register_mem_pool(&self, pool: &MemPool) -> Result<()> {
+    pub fn register_mem_pool(&self, pool: &MemPool, symm: bool) -> Result<()> {
         let label = label_at("register_mem_pool", Location::caller());
         at_line(label.location, || {
             self.check()?;
-            pool.register(&self.0.communicator, label)
+            if !symm {
+                return pool.register(&self.0.communicator, label);
+            }
+            let number = self.0.windows.fetch_add(1, Ordering::Relaxed);
+            let own = format!("registers segments of {:?} bytes", pool.segment_bytes());
+            self.agree(label.operator, &format!("register_mem_pool/{number}"), &own)?;
+            pool.register_symmetric(&self.0.communicator, label)
         })
     }
 

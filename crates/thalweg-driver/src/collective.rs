@@ -188,6 +188,9 @@ pub struct Registration {
     pub pointer: DevicePointer,
     /// The size of the memory.
     pub bytes: u64,
+    /// Whether it is one memory with what the other ranks register in the same call, which all ranks make: so many bytes on each (a window of NCCL's, with
+    /// `NCCL_WIN_COLL_SYMMETRIC`).
+    pub symmetric: bool,
     /// Who asked for it.
     pub label: Label,
 }

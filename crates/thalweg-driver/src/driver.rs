@@ -591,7 +591,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Registers memory of a rank's device with its communicator (`ncclCommRegister`): collectives that use it may do without copies. It stays registered
     /// until `memory_deregister`, or until the rank is given up, and is not to be freed before: the simulator refuses that. Memory that overlaps what is
-    /// registered already is [`InvalidValue`](crate::Code::InvalidValue). NCCL before 2.19 is [`NotSupported`](crate::Code::NotSupported).
+    /// registered already is [`InvalidValue`](crate::Code::InvalidValue). All ranks register symmetric memory, each as much as the others and in the same order; a
+    /// GPU blocks until all have come. NCCL before 2.19, for symmetric memory 2.27.3, is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
     fn memory_register(&self, registration: &Registration) -> Result<()> {
         forwarded(self.inner(), "memory_register")?.memory_register(registration)
     }

@@ -70,14 +70,15 @@ impl Communicator {
         Ok(Some(Self { device: device.clone(), handle, info, is_over: false.into() }))
     }
 
-    /// Registers device memory with the rank. It stays registered until it is deregistered, or the rank is given up.
+    /// Registers device memory with the rank; all ranks register symmetric memory, and *block* on GPUs until the others have come. It stays registered until it is deregistered, or the rank is given up.
     pub(crate) fn register(
         &self,
         pointer: DevicePointer,
         bytes: u64,
+        symmetric: bool,
         label: Label,
     ) -> thalweg_driver::Result<()> {
-        let registration = Registration { communicator: self.handle, pointer, bytes, label };
+        let registration = Registration { communicator: self.handle, pointer, bytes, symmetric, label };
         self.device.driver().memory_register(&registration)
     }
 

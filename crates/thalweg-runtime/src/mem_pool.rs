@@ -51,13 +51,32 @@ impl MemPool {
     /// [`Error::is_not_supported`] where NCCL is older than 2.19.
     pub fn register(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
         let memory = self.memory_for(communicator, label)?;
-        match self.device.check(memory.register(communicator, label))? {
+        self.registered(memory.register(communicator, label), label)
+    }
+
+    /// Registers the memory that the pool has, and did not have at an earlier call, as symmetric memory: one with what the other ranks register in the same
+    /// call, which all of them make, each with as many [`segments`](Self::segment_bytes) of the same sizes in the same order. *Blocks* on GPUs until all have come.
+    ///
+    /// # Errors
+    /// Those of [`MemPool::register`], with NCCL older than 2.27.3; [`Error::is_not_supported`] also if the GPUs do not reach each other's memory.
+    pub fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
+        let memory = self.memory_for(communicator, label)?;
+        self.registered(memory.register_symmetric(communicator, label), label)
+    }
+
+    fn registered(&self, outcome: thalweg_driver::Result<bool>, label: Label) -> Result<()> {
+        match self.device.check(outcome)? {
             true => Ok(()),
             false => Err(Error::invalid(format!(
                 "{}: the pool is registered with this communicator already",
                 label.operator
             ))),
         }
+    }
+
+    /// Returns the sizes of the segments that NCCL has allocated for the pool, in the order in which they came; none of other pools.
+    pub fn segment_bytes(&self) -> Vec<u64> {
+        self.collective.as_ref().map(|memory| memory.segment_bytes()).unwrap_or_default()
     }
 
     /// Takes the registration with a communicator back. No collective that uses the pool's memory is under way.

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{Driver, EventHandle};
 
-/// The most events that a device keeps to be recorded again.
-const SPARE: usize = 512;
+/// The most events that a device keeps to be recorded again: more than collectives are submitted between two looks of a watchdog, which drops their events.
+const SPARE: usize = 4096;
 
 /// Events without timing that the program has dropped, to be recorded again: making one takes as long as recording it.
 #[derive(Default, Debug)]

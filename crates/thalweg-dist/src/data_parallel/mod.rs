@@ -2,7 +2,8 @@
 //!
 //! Backward passes call the `reducer` as gradients become ready. It collects them in buckets, and reduces a bucket as soon as it
 //! is full, while the pass goes on; when the last bucket is on its way, every parameter's gradient becomes a view of the reduced
-//! bucket, behind which the pass's stream is ordered. So the optimizer needs to know nothing.
+//! bucket, behind which the pass's stream is ordered. So the optimizer needs to know nothing. One that does steps a bucket's parameters while later buckets are
+//! on their way (`register_fused_optim`).
 //!
 //! Buckets hold parameters in the order in which their gradients came in the first pass, as rank 0 saw it; before, all that
 //! have a dtype are one bucket. With `find_unused_parameters` they hold them in reversed order from the first pass on.
@@ -19,6 +20,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
+use thalweg_nn::optim::{Optimizer, OptimizerOptions};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::autograd::HookHandle;
 use thalweg_tensor::caller::at_line;
@@ -162,6 +164,35 @@ impl<M: Module> DistributedDataParallel<M> {
         let result = steps(self)?;
         at_line(location, || no_grad(|| self.reducer.shadow()))?;
         Ok(result)
+    }
+
+    /// Has an optimizer step the parameters of each bucket at the end of the backward pass, as soon as the bucket has been reduced and while later ones are on their way
+    /// (`_register_fused_optim`): a training step is then a forward and a backward pass, and calls no `step`. Nothing can change the gradients in between, so there is no clipping
+    /// and no scaler.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the optimizer has a parameter that gets no gradient here, or there is such an optimizer already.
+    #[track_caller]
+    pub fn register_fused_optim<O: OptimizerOptions + 'static>(
+        &self,
+        optimizer: &Arc<Optimizer<O>>,
+    ) -> Result<()> {
+        at_line(Location::caller(), || {
+            let is_reduced = |own: &Tensor| self.reducer.parameters.iter().any(|other| other.is_same(own));
+            if let Some(other) = optimizer.parameters().find(|own| !is_reduced(own)) {
+                return Err(Error::invalid(format!(
+                    "register_fused_optim: {other:?} of the optimizer is no parameter of the module that requires a gradient, so nothing would step it"
+                )));
+            }
+            let (fused, optimizer) = (&mut self.reducer.state().fused, optimizer.clone());
+            if fused.is_some() {
+                return Err(Error::invalid(
+                    "register_fused_optim: the module has such an optimizer already: give it one of all parameters",
+                ));
+            }
+            *fused = Some(Arc::new(move |members: &[Tensor]| optimizer.step_parameters(members)));
+            Ok(())
+        })
     }
 
     /// Returns how many bytes of gradients each bucket has, in the order of their reductions.

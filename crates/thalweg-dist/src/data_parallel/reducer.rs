@@ -28,6 +28,9 @@ pub(super) struct Reducer {
     state: Mutex<State>,
 }
 
+/// A step of parameters whose gradients have been reduced.
+pub(super) type FusedStep = Arc<dyn Fn(&[Tensor]) -> Result<()> + Send + Sync>;
+
 pub(super) struct State {
     pub(super) buckets: Vec<Vec<usize>>,
     /// The bucket of each parameter.
@@ -58,6 +61,8 @@ pub(super) struct State {
     streams: SmallVec<[Stream; 2]>,
     /// The join of ranks with inputs of different numbers, inside of one.
     pub(super) join: Option<Joining>,
+    /// The optimizer that steps each bucket when it has been reduced.
+    pub(super) fused: Option<FusedStep>,
 }
 
 /// A bucket that is being reduced.
@@ -101,6 +106,7 @@ impl Reducer {
             flights: Vec::new(),
             streams: SmallVec::new(),
             join: None,
+            fused: None,
         };
         state.take_buckets(buckets);
         Self { group, parameters, buffers, options, state: Mutex::new(state) }
@@ -358,6 +364,12 @@ impl Reducer {
                 if used.as_ref().is_none_or(|used| used[number]) {
                     parameter.set_grad(Some(part.reshape(parameter.shape())?))?;
                 }
+            }
+            if let Some(step) = &state.fused {
+                // While later buckets are on their way.
+                let members: Vec<Tensor> =
+                    bucket.iter().map(|&number| self.parameters[number].clone()).collect();
+                step(&members)?;
             }
         }
         if self.options.static_graph {

@@ -8,6 +8,7 @@ use thalweg_dist::{
 };
 use thalweg_ir::DType;
 use thalweg_nn::module::{BatchNorm1d, BatchNormOptions, Forward, Linear, Module};
+use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
@@ -288,4 +289,52 @@ fn plain_steps(group: &ProcessGroup, _: u64) -> Result<()> {
 #[test]
 fn training_has_no_race_on_three_ranks() {
     checked(8, 3, plain_steps);
+}
+
+/// Trains with Adam, whose steps are the module's or the program's.
+fn steps_of_adam(group: &ProcessGroup, is_fused: bool) -> Result<Vec<f32>> {
+    let network = DistributedDataParallel::new(Network::new(1, group.device())?, group, options())?;
+    let optimizer = Arc::new(Adam::new(network.parameters(), AdamOptions::default())?);
+    if is_fused {
+        network.register_fused_optim(&optimizer)?;
+    }
+    for step in 0..4 {
+        let (input, target) = batch(group.rank(), group.size(), step, group.device())?;
+        optimizer.zero_grad();
+        // One pass more, whose gradients are reduced with those of the next.
+        network.no_sync(|network| loss(&network.forward(&input)?, &target)?.backward())?;
+        loss(&network.forward(&input)?, &target)?.backward()?;
+        if !is_fused {
+            optimizer.step()?;
+        }
+    }
+    values(&network.parameters())
+}
+
+#[test]
+fn an_optimizer_steps_each_bucket_when_it_has_been_reduced() {
+    let steps =
+        |is_fused| run_ranks(&simulated_devices(2).unwrap(), move |group| steps_of_adam(&group, is_fused));
+    let (fused, plain) = (steps(true).unwrap(), steps(false).unwrap());
+    assert_eq!(fused, plain, "the same bits");
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let network = DistributedDataParallel::new(Network::new(1, group.device())?, &group, options())?;
+        let other = Network::new(2, group.device())?;
+        let adam = |parameters| Adam::new(parameters, AdamOptions::default()).map(Arc::new);
+        let error = network.register_fused_optim(&adam(other.parameters())?).unwrap_err();
+        assert!(
+            error.is_invalid_argument() && error.to_string().contains("nothing would step it"),
+            "{error}"
+        );
+        network.register_fused_optim(&adam(network.parameters())?)?;
+        let error = network.register_fused_optim(&adam(network.parameters())?).unwrap_err();
+        assert!(error.to_string().contains("has such an optimizer already"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn steps_of_buckets_have_no_race_under_any_schedule() {
+    checked(30, 2, |group, _| steps_of_adam(group, true).map(drop));
 }

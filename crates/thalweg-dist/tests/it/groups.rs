@@ -148,7 +148,12 @@ fn groups_of_other_ranks_are_told_apart() {
     })
     .unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("[0, 1]") && text.contains("[0, 1, 2]") && text.contains("same groups"), "{text}");
+    assert!(
+        text.contains("[0, 1]")
+            && text.contains("[0, 1, 2]")
+            && text.contains("same calls in the same order"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -374,7 +379,7 @@ fn memory_of_a_pool_is_registered_with_groups() {
         let pool = MemPool::for_collectives(group.device(), PoolOptions::default());
         let scope = pool.enter()?;
         let before = tensor(&group, &[1.0, 2.0])?;
-        group.register_mem_pool(&pool)?;
+        group.register_mem_pool(&pool, false)?;
         // Of another size, so that a segment of its own comes after the registration.
         let after = Tensor::full(&[8 << 20], 1.0, DType::F32, group.device())?;
         drop(scope);
@@ -384,7 +389,7 @@ fn memory_of_a_pool_is_registered_with_groups() {
             group.all_reduce(x, Sum)?.wait()?;
         }
         assert_eq!(before.to_vec::<f32>()?, [2.0, 4.0]);
-        let error = group.register_mem_pool(&pool).unwrap_err();
+        let error = group.register_mem_pool(&pool, false).unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("registered with this"), "{error}");
         // What is freed is deregistered, or the driver would refuse.
         let reserved = group.device().memory_reserved();
@@ -394,13 +399,13 @@ fn memory_of_a_pool_is_registered_with_groups() {
         assert!(group.device().memory_reserved() < reserved);
 
         let pair = group.new_group(&[0, 1])?.expect("both are in it");
-        pair.register_mem_pool(&pool)?;
+        pair.register_mem_pool(&pool, false)?;
         group.deregister_mem_pool(&pool)?;
         assert!(refusal_of_free(&before).contains("register_mem_pool at"), "the other group has it");
         let error = group.deregister_mem_pool(&pool).unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("is not registered"), "{error}");
         let plain = MemPool::new(group.device(), PoolOptions::default());
-        let error = group.register_mem_pool(&plain).unwrap_err();
+        let error = group.register_mem_pool(&plain, false).unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("for_collectives"), "{error}");
         // The group takes its registrations along; then the pool's memory goes.
         drop(pair);
@@ -409,6 +414,49 @@ fn memory_of_a_pool_is_registered_with_groups() {
         group.device().synchronize()?;
         group.device().empty_cache()?;
         assert!(group.device().memory_reserved() < reserved);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn symmetric_memory_is_registered_by_all_ranks() {
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let pool = MemPool::for_collectives(group.device(), PoolOptions::default());
+        let scope = pool.enter()?;
+        let x = Tensor::full(&[1 << 20], 1.0 + group.rank() as f32, DType::F32, group.device())?;
+        group.register_mem_pool(&pool, true)?;
+        let text = refusal_of_free(&x);
+        assert!(text.contains("register_mem_pool at") && text.contains("groups.rs"), "{text}");
+        group.all_reduce(&x, Sum)?.wait()?;
+        assert_eq!(x.to_vec::<f32>()?[..2], [3.0, 3.0]);
+        // What comes later is not, until the next call.
+        let later = Tensor::full(&[8 << 20], 1.0, DType::F32, group.device())?;
+        group.register_mem_pool(&pool, true)?;
+        assert!(refusal_of_free(&later).contains("register_mem_pool at"));
+        let error = group.register_mem_pool(&pool, false).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("registered with this"), "{error}");
+        // What is freed is deregistered, or the driver would refuse.
+        let reserved = group.device().memory_reserved();
+        drop(later);
+        group.device().synchronize()?;
+        group.device().allocator().empty_pool_cache(pool.id()).unwrap();
+        assert!(group.device().memory_reserved() < reserved);
+        group.deregister_mem_pool(&pool)?;
+
+        // Pools that differ.
+        let _more = (group.rank() == 1)
+            .then(|| Tensor::full(&[8 << 20], 1.0, DType::F32, group.device()))
+            .transpose()?;
+        drop(scope);
+        let error = group.register_mem_pool(&pool, true).unwrap_err();
+        assert!(error.is_distributed(), "{error}");
+        let text = error.to_string();
+        let wanted = [
+            "register_mem_pool: rank 1 of the group \"world\" registers segments of",
+            ", and rank 0 registers",
+        ];
+        assert!(wanted.iter().all(|part| text.contains(part)), "{text}");
         Ok(())
     })
     .unwrap();

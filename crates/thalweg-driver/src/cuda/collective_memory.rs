@@ -3,7 +3,7 @@
 use super::collective::aborted;
 use super::handles::lock;
 use super::memory::{non_zero, size};
-use super::nccl::{Communicator, Nccl, Registered};
+use super::nccl::{Communicator, Nccl, Registered, SYMMETRIC};
 use super::nccl_version::Feature;
 use super::ranges::{Range, RangeKind};
 use super::state::CudaDriver;
@@ -45,11 +45,15 @@ impl CudaDriver {
     }
 
     pub(super) fn memory_register(&self, registration: &Registration) -> Result<()> {
-        let call = "ncclCommRegister";
-        let &Registration { communicator, pointer, bytes, label } = registration;
+        let call = if registration.symmetric { "ncclCommWindowRegister" } else { "ncclCommRegister" };
+        let &Registration { communicator, pointer, bytes, symmetric, label } = registration;
         let nccl = self.nccl()?;
         let rank = self.communicator(communicator.raw(), call)?;
-        nccl.version.require(Feature::Registration, call, &label)?;
+        nccl.version.require(
+            if symmetric { Feature::Symmetric } else { Feature::Registration },
+            call,
+            &label,
+        )?;
         non_zero(bytes, call)?;
         self.check_device_range(pointer.address(), bytes, call)?;
         self.enter(rank.info.device)?;
@@ -69,9 +73,20 @@ impl CudaDriver {
         let _relaxed = self.cuda.relaxed();
         let mut raw = 0;
         // SAFETY: the communicator lives, and this thread alone uses it; the range is device memory; there is room for the answer.
-        let outcome = unsafe { nccl.table.register(rank.raw, start, size(bytes), &raw mut raw) };
-        nccl.check(outcome, || format!("{bytes} bytes at {pointer:?}, for {label}"))?;
-        registrations.insert(start, Registered { bytes, raw });
+        let outcome = unsafe {
+            match symmetric {
+                true => nccl.table.window_register(rank.raw, start, size(bytes), &raw mut raw, SYMMETRIC),
+                false => nccl.table.register(rank.raw, start, size(bytes), &raw mut raw),
+            }
+        };
+        nccl.check_ranks(outcome, || format!("{bytes} bytes at {pointer:?}, for {label}"))?;
+        if symmetric && raw == 0 {
+            let detail = format!(
+                "`{label}`: NCCL makes no symmetric memory of {bytes} bytes at {pointer:?}: the ranks' GPUs do not all reach each other's memory. Register it without"
+            );
+            return Err(Error::new(Code::NotSupported, call, detail));
+        }
+        registrations.insert(start, Registered { bytes, raw, symmetric });
         Ok(())
     }
 
@@ -105,7 +120,12 @@ impl CudaDriver {
     ) -> Result<()> {
         let _relaxed = self.cuda.relaxed();
         // SAFETY: the caller's promise; the registration is this communicator's and was taken out of its table: it is given up once.
-        let outcome = unsafe { nccl.table.deregister(rank.raw, registered.raw) };
+        let outcome = unsafe {
+            match registered.symmetric {
+                true => nccl.table.window_deregister(rank.raw, registered.raw),
+                false => nccl.table.deregister(rank.raw, registered.raw),
+            }
+        };
         nccl.check(outcome, || format!("{} bytes at {pointer:#x}", registered.bytes))
     }
 }

@@ -40,11 +40,14 @@ const MISTAKES: [u32; 2] = [4, 5];
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
 
-/// The handle that `ncclCommRegister` answers, as a number.
+/// The handle that `ncclCommRegister` or `ncclCommWindowRegister` answers, as a number.
 pub(super) type RawRegistration = usize;
 
 /// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part of a split.
 pub(super) const NO_COLOR: c_int = -1;
+
+/// `NCCL_WIN_COLL_SYMMETRIC`: a window that all ranks register.
+pub(super) const SYMMETRIC: c_int = 1;
 
 /// `ncclUniqueId`, which is passed by value.
 #[repr(C)]
@@ -68,6 +71,10 @@ entry_points! {
             (communicator: RawCommunicator, pointer: u64, bytes: usize, registration: *mut RawRegistration);
         deregister = "ncclCommDeregister" @ 0 c"ncclCommDeregister"
             (communicator: RawCommunicator, registration: RawRegistration);
+        window_register = "ncclCommWindowRegister" @ 0 c"ncclCommWindowRegister"
+            (communicator: RawCommunicator, pointer: u64, bytes: usize, window: *mut RawRegistration, flags: c_int);
+        window_deregister = "ncclCommWindowDeregister" @ 0 c"ncclCommWindowDeregister"
+            (communicator: RawCommunicator, window: RawRegistration);
         abort = "ncclCommAbort" @ 0 c"ncclCommAbort" (communicator: RawCommunicator);
         destroy = "ncclCommDestroy" @ 0 c"ncclCommDestroy" (communicator: RawCommunicator);
         group_start = "ncclGroupStart" @ 0 c"ncclGroupStart" ();
@@ -111,6 +118,7 @@ pub(super) type Registrations = BTreeMap<u64, Registered>;
 pub(super) struct Registered {
     pub(super) bytes: u64,
     pub(super) raw: RawRegistration,
+    pub(super) symmetric: bool,
 }
 
 /// A rank.

@@ -48,6 +48,8 @@ pub(super) enum Feature {
     Split,
     /// `ncclMemAlloc` and `ncclCommRegister`.
     Registration,
+    /// `ncclCommWindowRegister`.
+    Symmetric,
 }
 
 impl Feature {
@@ -60,6 +62,7 @@ impl Feature {
             Self::Bfloat16 => (Version::new(2, 10, 3), "bfloat16"),
             Self::Split => (Version::new(2, 18, 1), "split of communicators"),
             Self::Registration => (Version::new(2, 19, 1), "memory for collectives"),
+            Self::Symmetric => (Version::new(2, 27, 3), "symmetric memory"),
         }
     }
 
@@ -158,6 +161,12 @@ mod tests {
             }
             Version::of_code(newer).allows(&call, "ncclGroupStart").unwrap();
         }
+        let error =
+            Version::of_code(22_605).require(Feature::Symmetric, "call", &"register_mem_pool").unwrap_err();
+        assert!(
+            error.detail().contains("NCCL 2.26.5 has no symmetric memory, which came with 2.27.3"),
+            "{error}"
+        );
         Version::of_code(2_408).allows(&call(sum, ElementFormat::R_32F), "ncclGroupStart").unwrap();
         assert!(
             !Version::of_code(2_804).has(Feature::Capture) && Version::of_code(20_906).has(Feature::Capture)

@@ -224,6 +224,8 @@ fn arguments_of_nccl() {
             ncclMemFree(_);
             ncclCommRegister(_, _, _, _);
             ncclCommDeregister(_, _);
+            ncclCommWindowRegister(_, _, _, _, _);
+            ncclCommWindowDeregister(_, _);
             ncclCommAbort(_);
             ncclCommDestroy(_);
             ncclGroupStart();

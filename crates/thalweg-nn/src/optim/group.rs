@@ -120,10 +120,12 @@ impl Group {
         })
     }
 
-    /// Does all of a step that can fail before its first launch.
-    pub(super) fn prepare(&self) -> Result<Prepared<'_>> {
+    /// Does all of a step of some parameters that can fail before its first launch.
+    pub(super) fn prepare(&self, is_stepped: impl Fn(&Tensor) -> bool) -> Result<Prepared<'_>> {
         let mut lists: Vec<List<'_>> = Vec::new();
-        for (number, parameter) in self.parameters.iter().enumerate() {
+        for (number, parameter) in
+            self.parameters.iter().enumerate().filter(|(_, one)| is_stepped(&one.value))
+        {
             let Some(gradient) = parameter.value.grad() else { continue };
             let gradient = gradient.detach().contiguous()?;
             let dtypes = [parameter.value.dtype(), gradient.dtype()];

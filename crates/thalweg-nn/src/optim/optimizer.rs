@@ -161,7 +161,15 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// Updates every parameter that has a gradient. Asynchronous.
     #[track_caller]
     pub fn step(&self) -> Result<()> {
-        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller()))
+        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller(), |_| true))
+    }
+
+    /// Updates those of these parameters that have a gradient and are the optimizer's; the others stay as they are. Asynchronous. `DistributedDataParallel` steps
+    /// so what it has reduced.
+    #[track_caller]
+    pub fn step_parameters(&self, parameters: &[Tensor]) -> Result<()> {
+        let is_stepped = |own: &Tensor| parameters.iter().any(|parameter| parameter.is_same(own));
+        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller(), is_stepped))
     }
 
     /// Updates every parameter that has a gradient, by gradients that are scaled; unless one of them is not finite. Asynchronous:
@@ -181,7 +189,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
                     )));
                 }
             }
-            self.step_at(gradient_scale, Location::caller())
+            self.step_at(gradient_scale, Location::caller(), |_| true)
         })
     }
 
@@ -190,9 +198,15 @@ impl<O: OptimizerOptions> Optimizer<O> {
         &self.found_inf
     }
 
-    fn step_at(&self, scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {
+    fn step_at(
+        &self,
+        scale: &GradientScale,
+        location: &'static Location<'static>,
+        is_stepped: impl Fn(&Tensor) -> bool,
+    ) -> Result<()> {
         // Everything that can fail comes before the first launch: a step that fails has changed nothing.
-        let prepared = self.groups.iter().map(|group| group.group.prepare()).collect::<Result<Vec<_>>>()?;
+        let prepared =
+            self.groups.iter().map(|group| group.group.prepare(&is_stepped)).collect::<Result<Vec<_>>>()?;
         prepared.iter().try_for_each(|group| group.launch(scale, location))
     }
 }

@@ -1,6 +1,5 @@
 //! Memory that NCCL allocates as a source of segments, which are registered with communicators.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -12,7 +11,7 @@ use super::upstream::{lock, upstream_error};
 use crate::{Communicator, Device, Label};
 
 /// Segments that NCCL allocates (`ncclMemAlloc`). All of them, also those to come, are registered with some communicators: NCCL's kernels then read and write
-/// them from other GPUs, with no copy between.
+/// them from other GPUs, with no copy between. With others those that there were at the call are registered as symmetric memory, which all ranks do together.
 pub(crate) struct CollectiveMemory {
     driver: Arc<dyn Driver>,
     device: u32,
@@ -21,15 +20,29 @@ pub(crate) struct CollectiveMemory {
 
 #[derive(Default)]
 struct State {
-    /// Sizes by address.
-    segments: BTreeMap<u64, u64>,
+    /// In the order in which they came.
+    segments: Vec<Segment>,
     users: Vec<User>,
+}
+
+#[derive(Clone, Copy)]
+struct Segment {
+    address: u64,
+    bytes: u64,
 }
 
 /// A communicator that segments are registered with, and the call that asked for it. One that is gone has nothing registered.
 struct User {
     communicator: Weak<Communicator>,
     label: Label,
+    /// The addresses of those that are symmetric memory; `None` where all are registered, also those to come.
+    symmetric: Option<Vec<u64>>,
+}
+
+impl User {
+    fn has(&self, address: u64) -> bool {
+        self.symmetric.as_ref().is_none_or(|known| known.contains(&address))
+    }
 }
 
 impl User {
@@ -38,15 +51,15 @@ impl User {
     }
 }
 
-/// A segment, by its address and its size, that a communicator is to take, for this call.
-type Wanted = (Arc<Communicator>, u64, u64, Label);
+/// A segment that a communicator is to take, for this call.
+type Wanted = (Arc<Communicator>, Segment, Label);
 
 /// Registers segments with communicators: all of them, or none.
-fn register_all(wanted: impl Iterator<Item = Wanted>) -> Result<()> {
+fn register_all(wanted: impl Iterator<Item = Wanted>, symmetric: bool) -> Result<()> {
     let mut done: Vec<(Arc<Communicator>, DevicePointer)> = Vec::new();
-    for (communicator, address, bytes, label) in wanted {
+    for (communicator, Segment { address, bytes }, label) in wanted {
         let pointer = DevicePointer::new(address);
-        if let Err(error) = communicator.register(pointer, bytes, label) {
+        if let Err(error) = communicator.register(pointer, bytes, symmetric, label) {
             // The first error is the one to tell.
             done.iter().for_each(|(communicator, pointer)| drop(communicator.deregister(*pointer)));
             return Err(error);
@@ -73,10 +86,38 @@ impl CollectiveMemory {
         if state.users.iter().any(|user| user.is(communicator)) {
             return Ok(false);
         }
-        let segments = state.segments.iter();
-        register_all(segments.map(|(&address, &bytes)| (communicator.clone(), address, bytes, label)))?;
-        state.users.push(User { communicator: Arc::downgrade(communicator), label });
+        register_all(state.segments.iter().map(|&segment| (communicator.clone(), segment, label)), false)?;
+        state.users.push(User { communicator: Arc::downgrade(communicator), label, symmetric: None });
         Ok(true)
+    }
+
+    /// Registers the segments that there are, and were not at an earlier call, as symmetric memory. *Blocks* on GPUs until all ranks do. Returns whether they are
+    /// not registered otherwise.
+    pub(crate) fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<bool> {
+        let mut state = self.state();
+        let place = state.users.iter().position(|user| user.is(communicator));
+        let known = match place {
+            None => Vec::new(),
+            Some(place) => match &state.users[place].symmetric {
+                Some(known) => known.clone(),
+                None => return Ok(false),
+            },
+        };
+        let new: Vec<Segment> =
+            state.segments.iter().copied().filter(|segment| !known.contains(&segment.address)).collect();
+        register_all(new.iter().map(|&segment| (communicator.clone(), segment, label)), true)?;
+        let all = known.into_iter().chain(new.iter().map(|segment| segment.address)).collect();
+        let user = User { communicator: Arc::downgrade(communicator), label, symmetric: Some(all) };
+        match place {
+            Some(place) => state.users[place] = user,
+            None => state.users.push(user),
+        }
+        Ok(true)
+    }
+
+    /// Returns the sizes of the segments, in the order in which they came.
+    pub(crate) fn segment_bytes(&self) -> Vec<u64> {
+        self.state().segments.iter().map(|segment| segment.bytes).collect()
     }
 
     /// Takes the registrations with a communicator back. Returns whether there were any.
@@ -85,34 +126,41 @@ impl CollectiveMemory {
         let Some(place) = state.users.iter().position(|user| user.is(communicator)) else {
             return Ok(false);
         };
-        state.users.swap_remove(place);
-        let outcomes =
-            state.segments.keys().map(|&address| communicator.deregister(DevicePointer::new(address)));
+        let user = state.users.swap_remove(place);
+        let addresses =
+            state.segments.iter().map(|segment| segment.address).filter(|&address| user.has(address));
+        let outcomes = addresses.map(|address| communicator.deregister(DevicePointer::new(address)));
         outcomes.fold(Ok(()), Result::and).map(|()| true)
     }
 
     fn allocate_registered(&self, bytes: u64) -> Result<u64> {
         let mut state = self.state();
         let pointer = self.driver.memory_allocate_collective(self.device, bytes)?;
-        let users =
-            state.users.iter().filter_map(|user| user.communicator.upgrade().map(|one| (one, user.label)));
-        if let Err(error) = register_all(users.map(|(one, label)| (one, pointer.address(), bytes, label))) {
+        let segment = Segment { address: pointer.address(), bytes };
+        let users = state.users.iter().filter(|user| user.symmetric.is_none());
+        let users = users.filter_map(|user| Some((user.communicator.upgrade()?, segment, user.label)));
+        if let Err(error) = register_all(users, false) {
             // Nothing knows the memory yet.
             let _ = self.driver.memory_free(pointer);
             return Err(error);
         }
-        state.segments.insert(pointer.address(), bytes);
+        state.segments.push(segment);
         Ok(pointer.address())
     }
 
     fn free_registered(&self, address: u64) -> Result<()> {
         let mut state = self.state();
         let pointer = DevicePointer::new(address);
-        for communicator in state.users.iter().filter_map(|user| user.communicator.upgrade()) {
-            communicator.deregister(pointer)?;
+        for user in state.users.iter_mut().filter(|user| user.has(address)) {
+            if let Some(communicator) = user.communicator.upgrade() {
+                communicator.deregister(pointer)?;
+            }
+            if let Some(known) = &mut user.symmetric {
+                known.retain(|&other| other != address);
+            }
         }
         self.driver.memory_free(pointer)?;
-        state.segments.remove(&address);
+        state.segments.retain(|segment| segment.address != address);
         Ok(())
     }
 }

@@ -44,6 +44,7 @@ use thalweg_driver::{Code, CollectiveOperation, CommunicatorId, ElementFormat, L
 
 use self::joint::Joint;
 use self::links::Links;
+use self::registered::Windows;
 use self::splits::Splits;
 use crate::executor::command::{CommandId, Frontier};
 use crate::executor::plug::{Devices, Failure, Gate, Verdict, Web};
@@ -74,6 +75,8 @@ struct Rank {
     calls: u64,
     /// How many splits it has called.
     splits: u64,
+    /// How much symmetric memory it has registered, in calls.
+    windows: u64,
     /// The group that it was given last, and in which submission.
     group: (u64, u64),
     /// The parts of the group before that, which come before those of this one.
@@ -121,6 +124,7 @@ pub(crate) struct Collectives {
     by_id: FxHashMap<CommunicatorId, u64>,
     ids_made: u64,
     splits: Splits,
+    windows: Windows,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
     /// Meeting and seat of a command, by its slot.
@@ -235,6 +239,7 @@ impl Collectives {
             device,
             calls: 0,
             splits: 0,
+            windows: 0,
             group: (0, 0),
             before: Frontier::new(),
             members: Frontier::new(),

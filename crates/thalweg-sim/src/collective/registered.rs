@@ -1,12 +1,25 @@
 //! Memory for collectives, and its registration with ranks. Here registered memory is like any other: a GPU's library would go on to use it after it is freed,
-//! so a free of it is refused.
+//! so a free of it is refused. Symmetric memory is held against what the other ranks register in the same call; no call waits for them.
 
-use thalweg_driver::{Code, CommunicatorHandle, DevicePointer, Registration};
+use std::collections::BTreeMap;
+
+use thalweg_driver::{Code, CommunicatorHandle, DevicePointer, Label, Registration};
 
 use crate::executor::faults::Point;
 use crate::memory::{Allocation, SpanAccess, Toucher, nonzero};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
+
+/// The symmetric registrations that some ranks have made and others not, by communicator and number.
+pub(super) type Windows = BTreeMap<(u64, u64), Window>;
+
+/// A symmetric registration that some ranks have made.
+pub(super) struct Window {
+    /// The rank that made it first, with how many bytes, and its call.
+    first: (u32, u64, Label),
+    /// How many ranks have made it.
+    made: u32,
+}
 
 /// Returns the first of the registrations that has memory in common with so many bytes at an address.
 fn overlapping<'a>(
@@ -52,7 +65,35 @@ impl MachineState {
                 info.rank
             ));
         }
+        if new.symmetric {
+            self.forbid_in_capture("memory_register")?;
+            self.enter_window(new).or_else(refuse)?;
+        }
         self.registered.push(*new);
+        Ok(())
+    }
+
+    /// Holds a symmetric registration against those that the other ranks have made in the same call.
+    fn enter_window(&mut self, new: &Registration) -> Result<(), String> {
+        let Ok((communicator, rank)) = self.communicator(new.communicator) else { return Ok(()) };
+        let gate = &mut self.executor.gate;
+        let Some(found) = gate.communicators.get_mut(&communicator) else { return Ok(()) };
+        let (all, number) = (found.ranks.len() as u32, &mut found.ranks[rank as usize].windows);
+        let key = (communicator, *number);
+        let window =
+            gate.windows.entry(key).or_insert(Window { first: (rank, new.bytes, new.label), made: 0 });
+        let (other, bytes, label) = window.first;
+        if bytes != new.bytes {
+            return Err(format!(
+                "rank {rank} registers {} bytes of symmetric memory, rank {other} {bytes} ({label}): all ranks register as much, in the same order",
+                new.bytes
+            ));
+        }
+        *number += 1;
+        window.made += 1;
+        if window.made == all {
+            gate.windows.remove(&key);
+        }
         Ok(())
     }
 

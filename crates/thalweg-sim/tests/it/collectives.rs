@@ -627,6 +627,7 @@ fn registered_memory_is_not_freed() {
         communicator: world.communicator[1],
         pointer: pointer.offset(1024),
         bytes: 512,
+        symmetric: false,
         label,
     };
     driver.memory_register(&registration).unwrap();
@@ -641,4 +642,28 @@ fn registered_memory_is_not_freed() {
     // A rank that is given up has nothing registered.
     driver.communicator_destroy(world.communicator[1]).unwrap();
     driver.memory_free(pointer).unwrap();
+}
+
+#[test]
+fn ranks_register_as_much_symmetric_memory() {
+    let world = fast();
+    let driver = &world.driver;
+    let label = Label::here("register_mem_pool");
+    let registration = |rank: usize, bytes: u64| Registration {
+        communicator: world.communicator[rank],
+        pointer: driver.memory_allocate_collective(rank as u32, 4096).unwrap(),
+        bytes,
+        symmetric: true,
+        label,
+    };
+    // No rank waits, whichever is ahead.
+    driver.memory_register(&registration(0, 4096)).unwrap();
+    driver.memory_register(&registration(0, 2048)).unwrap();
+    driver.memory_register(&registration(1, 4096)).unwrap();
+    let error = driver.memory_register(&registration(1, 4096)).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidValue);
+    for wanted in ["rank 1 registers 4096 bytes of symmetric memory, rank 0 2048", &label.to_string()] {
+        assert!(error.detail().contains(wanted), "no {wanted} in {error}");
+    }
+    driver.memory_register(&registration(1, 2048)).unwrap();
 }
