@@ -79,6 +79,11 @@ q, k, v = (torch.randn(4, 8, 256, 64) for _ in range(3))
 forward("attention", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
 scores, classes = torch.randn(512, 10_000, requires_grad=True), torch.arange(512) * 19
 training("cross entropy, gradients", [scores], lambda: F.cross_entropy(scores, classes))
+sequence, lstm, gru = torch.randn(32, 16, 128), nn.LSTM(128, 128), nn.GRU(128, 128)
+forward("LSTM of 32 steps", lambda: lstm(sequence))
+forward("GRU of 32 steps", lambda: gru(sequence))
+training("LSTM, gradients", list(lstm.parameters()), lambda: lstm(sequence)[0])
+training("GRU, gradients", list(gru.parameters()), lambda: gru(sequence)[0])
 
 
 class Block(nn.Module):

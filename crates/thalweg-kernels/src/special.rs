@@ -12,7 +12,7 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element};
+use thalweg_ir::{DType, Element, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, entry_points, names, with_float};
@@ -97,6 +97,9 @@ fn print(dtype: DType) -> String {
         DType::I64 => source::INTEGERS.to_owned(),
         // f64 has a function of its own.
         DType::F64 => source::FLOATS.replace("NEIGHBOUR", "").replace("NEXT_AFTER", "nextafter(a, b)"),
+        DType::F16 => source::FLOATS
+            .replace("NEIGHBOUR", source::NEIGHBOUR_OF_HALF)
+            .replace("NEXT_AFTER", "next_after(a, b)"),
         _ => source::FLOATS
             .replace("NEIGHBOUR", &source::NEIGHBOUR.replace("STEP", &step_bits(dtype).to_string()))
             .replace("NEXT_AFTER", "next_after(a, b)"),
@@ -135,8 +138,6 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
         let Special { function, dtype, .. } = self.kernel;
         let fits = match function {
             Function::Gcd => dtype == DType::I64,
-            // The neighbours of a float16 are not those of a shorter f32 in its range of small numbers.
-            Function::NextAfter => dtype != DType::F16 && dtype != DType::I64 && DTYPES.contains(&dtype),
             _ => dtype != DType::I64 && DTYPES.contains(&dtype),
         };
         if fits { Ok(()) } else { Err(Fault::new(format!("{function:?} does not take {dtype}"))) }
@@ -219,6 +220,12 @@ fn next_after(dtype: DType, a: f64, b: f64) -> f64 {
     }
     if dtype == DType::F64 {
         return if a < b { a.next_up() } else { a.next_down() };
+    }
+    if dtype == DType::F16 {
+        let bits = f16::from_f64(a.abs()).to_bits();
+        let grows = a == 0.0 || (a < b) == (a > 0.0);
+        let size = f16::from_bits(if grows { bits + 1 } else { bits - 1 }).to_f64();
+        return size.copysign(if a == 0.0 { b } else { a });
     }
     let (step, number) = (step_bits(dtype), a as f32);
     if a == 0.0 {
@@ -418,6 +425,19 @@ mod tests {
         near(of(Function::Legendre, x, 3.0), 2.5 * x.powi(3) - 1.5 * x);
         assert_eq!((gcd(-12, 18), gcd(0, -5), gcd(0, 0)), (6, 5, 0));
         assert_eq!(next_after(DType::Bf16, 1.0, 2.0), 1.0 + 2f64.powi(-7));
+        // Up to 65504, and down to 2⁻²⁴ in steps of it.
+        let (least, most) = (2f64.powi(-24), 65_504.0);
+        for (a, b, wanted) in [
+            (1.0, 2.0, 1.0 + 2f64.powi(-10)),
+            (1.0, 0.0, 1.0 - 2f64.powi(-11)),
+            (0.0, -1.0, -least),
+            (-least, 1.0, -0.0),
+            (2f64.powi(-14), 0.0, 2f64.powi(-14) - least),
+            (most, f64::INFINITY, f64::INFINITY),
+            (f64::NEG_INFINITY, 0.0, -most),
+        ] {
+            assert_eq!(next_after(DType::F16, a, b).to_bits(), wanted.to_bits(), "from {a} to {b}");
+        }
         assert_eq!(next_after(DType::F32, 1.0, 0.0), 1.0 - 2f64.powi(-24));
     }
 }

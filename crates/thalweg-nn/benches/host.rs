@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions, ConvOptions, PoolOptions};
-use thalweg_nn::module::{Forward, Module, Transformer, TransformerOptions};
+use thalweg_nn::module::{Forward, GRU, LSTM, Module, RecurrentOptions, Transformer, TransformerOptions};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{Device, Result};
 use thalweg_tensor::random::Generator;
@@ -117,7 +117,26 @@ fn main() -> Result<()> {
     training("cross entropy, gradients", &device, &[&scores], || {
         functional::cross_entropy(&scores, &classes)
     })?;
+    recurrent(&device, &mut random)?;
     transformer(&device)
+}
+
+/// Recurrent networks over 32 steps, with gradients.
+fn recurrent(device: &Device, random: &mut impl FnMut(&[usize]) -> Result<Tensor>) -> Result<()> {
+    let sequence = random(&[32, 16, 128])?;
+    let (options, mut generator) = (RecurrentOptions::default(), Generator::new(0));
+    let lstm = LSTM::new(128, 128, options.clone(), &mut generator, device)?;
+    let gru = GRU::new(128, 128, options, &mut generator, device)?;
+    forward("LSTM of 32 steps", device, || Ok(lstm.forward(&sequence, None)?.0))?;
+    forward("GRU of 32 steps", device, || Ok(gru.forward(&sequence, None)?.0))?;
+    let leaves = lstm.parameters();
+    training("LSTM, gradients", device, &leaves.iter().collect::<Vec<_>>(), || {
+        Ok(lstm.forward(&sequence, None)?.0)
+    })?;
+    let leaves = gru.parameters();
+    training("GRU, gradients", device, &leaves.iter().collect::<Vec<_>>(), || {
+        Ok(gru.forward(&sequence, None)?.0)
+    })
 }
 
 /// A training step of a small GPT with AdamW.

@@ -297,9 +297,27 @@ impl<'l> Launch<'l> {
     #[inline]
     fn steps(&self, file: &mut File, steps: &[HostStep], level: Level, count: usize) -> Result<(), Fault> {
         for step in steps {
-            self.step(&mut Block { file, inputs: self.inputs, count }, step, level)?;
+            let direct = step.output.and_then(|output| self.place(output, level, count));
+            let mut block = Block { file, inputs: self.inputs, count, direct };
+            self.step(&mut block, step, level)?;
+            if let (Some(output), None) = (step.output, direct) {
+                let dtype = self.program.outputs[usize::from(output)].0;
+                with_dtype!(dtype, T => self.store::<T>(&mut block, step.target, output, level));
+            }
         }
         Ok(())
+    }
+
+    /// Returns an output with the element that a block begins at, if the block's elements are next to each other in it.
+    fn place(&self, output: u16, level: Level, count: usize) -> Option<(Cells<'l>, usize)> {
+        let mut first = None;
+        let output = usize::from(output);
+        self.parts(self.program.inputs.len() + output, level, count, |_, offset, length, stride| {
+            if stride == 1 && length == count {
+                first = Some(offset);
+            }
+        });
+        first.map(|first| (self.outputs[output], first))
     }
 
     fn step(&self, block: &mut Block<'_, '_>, step: &HostStep, level: Level) -> Result<(), Fault> {
@@ -334,7 +352,9 @@ impl<'l> Launch<'l> {
             Op::Finish { reduction } => {
                 self.accumulators(step, reduction, block.count).finish(block, step.target)
             }
-            Op::Store { output } => with_dtype!(step.dtype, T => self.store::<T>(block, step, output, level)),
+            Op::Store { output } => {
+                with_dtype!(step.dtype, T => self.store::<T>(block, step.operands[0], output, level));
+            }
             Op::Scatter { output } => {
                 return with_dtype!(step.dtype, T => self.scatter::<T>(block, step, output));
             }
@@ -399,6 +419,7 @@ impl<'l> Launch<'l> {
         });
     }
 
+    #[inline(never)]
     fn load<T: Lane>(
         &self,
         block: &mut Block<'_, '_>,
@@ -486,11 +507,12 @@ impl<'l> Launch<'l> {
         });
     }
 
-    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, step: &HostStep, output: u16, level: Level) {
+    #[inline(never)]
+    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, register: u16, output: u16, level: Level) {
         let operand = self.program.inputs.len() + usize::from(output);
         let cells =
             T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
-        let values = block.file.read::<T>(block.inputs, step.operands[0], block.count);
+        let values = block.file.read::<T>(block.inputs, register, block.count);
         self.parts(operand, level, block.count, |at, offset, length, stride| {
             let values = &values[at..at + length];
             if stride == 1 {
@@ -505,6 +527,7 @@ impl<'l> Launch<'l> {
         });
     }
 
+    #[inline(never)]
     fn scatter<T: Lane>(&self, block: &mut Block<'_, '_>, step: &HostStep, output: u16) -> Result<(), Fault> {
         let operand = self.program.inputs.len() + usize::from(output);
         let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
@@ -549,6 +572,7 @@ impl<'l> Launch<'l> {
         }
     }
 
+    #[inline(never)]
     fn gather<T: Lane>(
         &self,
         block: &mut Block<'_, '_>,

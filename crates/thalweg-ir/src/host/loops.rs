@@ -7,7 +7,7 @@ use super::vectors::Loop;
 
 /// target = f(a).
 pub(super) struct Map1<'l, A, T, F> {
-    pub target: &'l mut [T],
+    pub target: &'l [Cell<T>],
     pub a: &'l [A],
     pub f: F,
 }
@@ -18,9 +18,9 @@ impl<A: Copy, T, F: Fn(A) -> T> Loop for Map1<'_, A, T, F> {
     #[inline(always)]
     fn call(self) {
         #[inline(always)]
-        fn each<A: Copy, T>(target: &mut [T], a: &[A], f: impl Fn(A) -> T) {
-            for (target, &a) in target.iter_mut().zip(a) {
-                *target = f(a);
+        fn each<A: Copy, T>(target: &[Cell<T>], a: &[A], f: impl Fn(A) -> T) {
+            for (target, &a) in target.iter().zip(a) {
+                target.set(f(a));
             }
         }
         each(self.target, self.a, self.f);
@@ -29,7 +29,7 @@ impl<A: Copy, T, F: Fn(A) -> T> Loop for Map1<'_, A, T, F> {
 
 /// target = f(a, b).
 pub(super) struct Map2<'l, A, T, F> {
-    pub target: &'l mut [T],
+    pub target: &'l [Cell<T>],
     pub a: &'l [A],
     pub b: &'l [A],
     pub f: F,
@@ -41,9 +41,9 @@ impl<A: Copy, T, F: Fn(A, A) -> T> Loop for Map2<'_, A, T, F> {
     #[inline(always)]
     fn call(self) {
         #[inline(always)]
-        fn each<A: Copy, T>(target: &mut [T], a: &[A], b: &[A], f: impl Fn(A, A) -> T) {
-            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
-                *target = f(a, b);
+        fn each<A: Copy, T>(target: &[Cell<T>], a: &[A], b: &[A], f: impl Fn(A, A) -> T) {
+            for ((target, &a), &b) in target.iter().zip(a).zip(b) {
+                target.set(f(a, b));
             }
         }
         each(self.target, self.a, self.b, self.f);
@@ -52,7 +52,7 @@ impl<A: Copy, T, F: Fn(A, A) -> T> Loop for Map2<'_, A, T, F> {
 
 /// target = f(a, b, c).
 pub(super) struct Map3<'l, A, T, F> {
-    pub target: &'l mut [T],
+    pub target: &'l [Cell<T>],
     pub a: &'l [A],
     pub b: &'l [T],
     pub c: &'l [T],
@@ -65,9 +65,9 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
     #[inline(always)]
     fn call(self) {
         #[inline(always)]
-        fn each<A: Copy, T: Copy>(target: &mut [T], a: &[A], b: &[T], c: &[T], f: impl Fn(A, T, T) -> T) {
-            for (((target, &a), &b), &c) in target.iter_mut().zip(a).zip(b).zip(c) {
-                *target = f(a, b, c);
+        fn each<A: Copy, T: Copy>(target: &[Cell<T>], a: &[A], b: &[T], c: &[T], f: impl Fn(A, T, T) -> T) {
+            for (((target, &a), &b), &c) in target.iter().zip(a).zip(b).zip(c) {
+                target.set(f(a, b, c));
             }
         }
         each(self.target, self.a, self.b, self.c, self.f);
@@ -167,34 +167,49 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for AccumulateRounds<'_, T, F> {
     }
 }
 
-/// The value of a tree over values, neighbours first: values[i] = f(values[2 i], values[2 i + 1]) for the first half of them, and so on until one
-/// is left. They are a power of two.
-pub(super) struct Tree<'l, T, F> {
+/// The values of trees over every `lanes` neighbours: values[i] = f(values[2 i], values[2 i + 1]) for the first half of all values, and so on until
+/// each tree has one value left. Lanes are a power of two.
+pub(super) struct Trees<'l, T, F> {
     pub values: &'l mut [T],
+    pub lanes: usize,
     pub f: F,
 }
 
-impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Tree<'_, T, F> {
+/// How many pairs of a tree are combined at a time where fewer than [`TILE`] are left.
+const SMALL_TILE: usize = 8;
+
+impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Trees<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { values, f } = self;
-        let mut half = values.len() / 2;
-        while half > 0 {
-            let tiles = half / TILE;
-            for tile in 0..tiles {
+        /// Combines pairs from pair number `first` on, as long as there are `TILE` of them, and returns the number of the next.
+        #[inline(always)]
+        fn tiles<const TILE: usize, T: Copy + Default>(
+            values: &mut [T],
+            [mut first, end]: [usize; 2],
+            f: impl Fn(T, T) -> T,
+        ) -> usize {
+            while first + TILE <= end {
                 // Read as a whole before anything is written, since both are one slice.
                 let mut pairs = [[T::default(); 2]; TILE];
-                pairs.as_flattened_mut().copy_from_slice(&values[2 * TILE * tile..][..2 * TILE]);
-                for (value, pair) in values[TILE * tile..][..TILE].iter_mut().zip(pairs) {
+                pairs.as_flattened_mut().copy_from_slice(&values[2 * first..][..2 * TILE]);
+                for (value, pair) in values[first..][..TILE].iter_mut().zip(pairs) {
                     *value = f(pair[0], pair[1]);
                 }
+                first += TILE;
             }
-            for at in tiles * TILE..half {
+            first
+        }
+        let Self { values, lanes, f } = self;
+        let mut half = values.len();
+        for _ in 0..lanes.trailing_zeros() {
+            half /= 2;
+            let first = tiles::<TILE, T>(values, [0, half], &f);
+            let first = tiles::<SMALL_TILE, T>(values, [first, half], &f);
+            for at in first..half {
                 values[at] = f(values[2 * at], values[2 * at + 1]);
             }
-            half /= 2;
         }
     }
 }

@@ -49,7 +49,7 @@ use crate::{Geometry, Kernel};
 
 /// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
 /// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
-const BLOCKS: [usize; 2] = [512, 4096];
+const BLOCKS: [usize; 2] = [512, 8192];
 
 /// How many bytes the registers of a block may have, where they are more than the least.
 const BLOCK_BYTES: usize = 32 * 1024;

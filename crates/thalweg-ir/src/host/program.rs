@@ -60,6 +60,22 @@ pub(super) enum Op {
     Report,
 }
 
+impl Op {
+    /// Returns whether it computes each element of its target from those of its operands.
+    const fn is_computed(self) -> bool {
+        matches!(
+            self,
+            Self::Unary(_)
+                | Self::Binary(_)
+                | Self::Pair(_)
+                | Self::Fma
+                | Self::Select
+                | Self::Random
+                | Self::Cast { .. }
+        )
+    }
+}
+
 /// Two of addition, subtraction and multiplication.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Pair {
@@ -87,6 +103,23 @@ pub(super) struct HostStep<R = u16> {
     pub target: R,
     /// The registers that it reads; only as many as the operation has.
     pub operands: [R; 3],
+    /// The output that it writes in place of the register, where the block's elements are next to each other there.
+    pub output: Option<u16>,
+}
+
+impl HostStep {
+    /// Returns the bank and the number of the register that it writes, if it writes one.
+    fn written(&self) -> Option<(usize, u16)> {
+        let dtype = match self.op {
+            Op::Start { .. } | Op::Accumulate { .. } | Op::Store { .. } | Op::Scatter { .. } | Op::Report => {
+                return None;
+            }
+            Op::Binary(op) if op.is_comparison() => DType::Bool,
+            Op::Cast { to } => to,
+            _ => self.dtype,
+        };
+        self.output.is_none().then(|| (bank(dtype), self.target))
+    }
 }
 
 /// A pass over the points of a row, with what comes before it.
@@ -155,6 +188,7 @@ fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
     compiler.store_outputs();
     compiler.pair();
     compiler.spread();
+    compiler.write_directly();
     compiler.finish()
 }
 
@@ -446,7 +480,7 @@ impl<'k> Compiler<'k> {
     fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
-        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list });
+        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list, output: None });
         self.sections[section].len() - 1
     }
 
@@ -494,9 +528,7 @@ impl<'k> Compiler<'k> {
 
     /// Makes one step of two where the second alone reads what the first writes: that is not written then.
     fn pair(&mut self) {
-        let mut reads = vec![0; self.values.len()];
-        let operands = self.sections.iter().flatten().flat_map(|step| step.operands);
-        operands.filter(|&operand| operand != NONE).for_each(|operand| reads[operand as usize] += 1);
+        let reads = self.reads();
         let plain = |step: &HostStep<ValueId>| match step.op {
             Op::Binary(op @ (Binary::Add | Binary::Sub | Binary::Mul)) if step.dtype == DType::F32 => {
                 Some(op)
@@ -507,7 +539,7 @@ impl<'k> Compiler<'k> {
             let mut paired: Vec<HostStep<ValueId>> = Vec::with_capacity(section.len());
             for mut step in section.drain(..) {
                 let [a, b, _] = step.operands;
-                let writer = |value: ValueId, wanted: i32, steps: &[HostStep<ValueId>]| {
+                let writer = |value: ValueId, wanted: u32, steps: &[HostStep<ValueId>]| {
                     let at = steps.iter().rposition(|step| step.target == value)?;
                     let first = plain(&steps[at])?;
                     (reads[value as usize] == wanted).then_some((at, first))
@@ -562,6 +594,42 @@ impl<'k> Compiler<'k> {
         }
     }
 
+    /// Returns how often each value is read.
+    fn reads(&self) -> Vec<u32> {
+        let mut reads = vec![0; self.values.len()];
+        let operands = self.sections.iter().flatten().flat_map(|step| step.operands);
+        operands.filter(|&operand| operand != NONE).for_each(|operand| reads[operand as usize] += 1);
+        reads
+    }
+
+    /// Lets a step write an output that alone reads what it computes. An output may take the place of an input, so nothing is read
+    /// from memory behind such a step.
+    fn write_directly(&mut self) {
+        let reads = self.reads();
+        let last = self.sections.len() - 1;
+        let [from, to] = match self.kernel.class.inner_rank {
+            0 => [row_section(self.phases - 1), last],
+            _ => [point_section(self.phases - 1); 2],
+        };
+        let reads_memory = |step: &HostStep<ValueId>| matches!(step.op, Op::Load { .. } | Op::Gather { .. });
+        let first = self.sections[from].iter().rposition(reads_memory).map_or(0, |at| at + 1);
+        let mut may = vec![false; self.values.len()];
+        for step in self.sections[from][first..].iter().filter(|step| step.op.is_computed()) {
+            may[step.target as usize] = reads[step.target as usize] == 1;
+        }
+        let mut outputs = vec![None; self.values.len()];
+        self.sections[to].retain(|step| match step.op {
+            Op::Store { output } if may[step.operands[0] as usize] => {
+                outputs[step.operands[0] as usize] = Some(output);
+                false
+            }
+            _ => true,
+        });
+        for step in self.sections[from].iter_mut().filter(|step| step.target != NONE) {
+            step.output = outputs[step.target as usize];
+        }
+    }
+
     fn finish(self) -> CompiledKernel {
         let body = self.body();
         let mut accumulators = [0; BANKS];
@@ -579,9 +647,9 @@ impl<'k> Compiler<'k> {
         let point_steps = (0..self.phases).map(|phase| self.sections[point_section(phase)].len()).sum();
         let point_operands = (0..self.phases)
             .flat_map(|phase| &self.sections[point_section(phase)])
-            .filter_map(|step| match step.op {
-                Op::Load { input } => Some(input),
-                Op::Store { output } => Some(body.inputs.len() as u16 + output),
+            .filter_map(|step| match (step.op, step.output) {
+                (Op::Load { input }, _) => Some(input),
+                (Op::Store { output }, _) | (_, Some(output)) => Some(body.inputs.len() as u16 + output),
                 _ => None,
             })
             .collect();
@@ -593,6 +661,8 @@ impl<'k> Compiler<'k> {
         while let (Some(row), Some(point)) = (sections.next(), sections.next()) {
             phases.push(Phase { row, point });
         }
+        // Without inner dimensions every step runs once a row, over a block of rows.
+        let points = if self.kernel.class.inner_rank == 0 { registers } else { at_points(&phases) };
         CompiledKernel {
             name: self.kernel.name.clone(),
             class: self.kernel.class,
@@ -608,7 +678,7 @@ impl<'k> Compiler<'k> {
             phases,
             stores,
             reductions,
-            block: block(&registers),
+            block: block(&points),
             kept: None,
             registers,
             accumulators,
@@ -616,6 +686,18 @@ impl<'k> Compiler<'k> {
             point_operands,
         }
     }
+}
+
+/// Returns how many registers of each bank have an element for each point: those that steps at points write, and values of rows at all points.
+fn at_points(phases: &[Phase]) -> [u16; BANKS] {
+    let spread = |step: &&HostStep| step.op == Op::Spread;
+    let steps = phases.iter().flat_map(|phase| phase.row.iter().filter(spread).chain(&phase.point));
+    let mut written: Vec<(usize, u16)> = steps.filter_map(HostStep::written).collect();
+    written.sort_unstable();
+    written.dedup();
+    let mut registers = [0; BANKS];
+    written.iter().for_each(|&(bank, _)| registers[bank] += 1);
+    registers
 }
 
 /// How many bytes the registers of a row may have whose values are kept: they come back from the second-level cache.
@@ -673,6 +755,7 @@ fn allocate(
                 dtype: step.dtype,
                 target: register(step.target),
                 operands: step.operands.map(register),
+                output: step.output,
             });
             for (place, &operand) in step.operands.iter().enumerate() {
                 let ends = operand != NONE

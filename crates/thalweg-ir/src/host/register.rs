@@ -129,13 +129,25 @@ impl File {
         }
     }
 
+    /// Takes the elements of a register out of it, which then has none of an input.
+    #[inline]
+    pub fn take<T: Lane>(&mut self, register: u16) -> Vec<T> {
+        let slot = &mut T::bank_mut(self).registers[usize::from(register)];
+        slot.view = None;
+        std::mem::take(&mut slot.data)
+    }
+
+    /// Puts elements back.
+    #[inline]
+    pub fn put<T: Lane>(&mut self, register: u16, data: Vec<T>) {
+        T::bank_mut(self).registers[usize::from(register)].data = data;
+    }
+
     /// Fills the first `count` elements of a register by a function that may read other registers, never this one.
     #[inline]
     pub fn write<T: Lane>(&mut self, register: u16, count: usize, fill: impl FnOnce(&Self, &mut [T])) {
-        let slot = &mut T::bank_mut(self).registers[usize::from(register)];
-        slot.view = None;
-        let mut data = std::mem::take(&mut slot.data);
+        let mut data = self.take(register);
         fill(self, &mut data[..count]);
-        T::bank_mut(self).registers[usize::from(register)].data = data;
+        self.put(register, data);
     }
 }

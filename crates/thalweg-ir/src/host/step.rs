@@ -1,11 +1,13 @@
 //! The loops: one step over one block. Each loop is a function of slices and a closure, so that the compiler sees that the
 //! target overlaps nothing, and vectorises it.
 
+use std::cell::Cell;
+
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, Spread, TILE, Tree};
-use super::operand::Source;
+use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, Spread, Store, TILE, Trees};
+use super::operand::{Cells, Source};
 use super::program::{HostStep, Pair as PairOfSteps, Place};
 use super::register::{File, Lane};
 use super::vectors::{Loop as _, has_fma, vectors};
@@ -21,14 +23,34 @@ pub(super) struct Block<'f, 'a> {
     pub file: &'f mut File,
     pub inputs: &'f [Source<'a>],
     pub count: usize,
+    /// The output that the step at hand writes in place of its register, with the element that it begins at.
+    pub direct: Option<(Cells<'a>, usize)>,
 }
 
 impl Block<'_, '_> {
+    /// Fills the target of a step, or the output that it writes in its place, by a function that may read registers, never the target.
+    #[inline(always)]
+    fn fill_target<T: Lane>(&mut self, step: &HostStep, fill: impl FnOnce(&File, &[Cell<T>])) {
+        let (direct, count) = (self.direct, self.count);
+        let mut data = if direct.is_none() { self.file.take::<T>(step.target) } else { Vec::new() };
+        let target = match &direct {
+            Some((cells, first)) => {
+                let cells = T::cells(cells).expect("operands were checked against the program");
+                &cells[*first..*first + count]
+            }
+            None => Cell::from_mut(&mut data[..count]).as_slice_of_cells(),
+        };
+        fill(self.file, target);
+        if direct.is_none() {
+            self.file.put(step.target, data);
+        }
+    }
+
     /// Computes target = f(a).
     #[inline(always)]
     fn map1<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [T]| {
+        self.fill_target(step, |file, target: &[Cell<T>]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
             vectors(Map1 { target, a, f });
         });
@@ -38,7 +60,7 @@ impl Block<'_, '_> {
     #[inline(always)]
     fn map2<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [T]| {
+        self.fill_target(step, |file, target: &[Cell<T>]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
             let b = file.read::<A>(inputs, step.operands[1], count);
             vectors(Map2 { target, a, b, f });
@@ -49,15 +71,14 @@ impl Block<'_, '_> {
     /// small part of what the divisions would.
     fn divide<T: Bits>(&mut self, step: &HostStep) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [T]| {
+        self.fill_target(step, |file, target: &[Cell<T>]| {
             let a = file.read::<T>(inputs, step.operands[0], count);
             let b = file.read::<T>(inputs, step.operands[1], count);
             if b.iter().all(|&b| b == T::ONE) {
-                target.copy_from_slice(a);
-                return;
+                return vectors(Store { cells: target, values: a });
             }
-            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
-                *target = a.div(b);
+            for ((target, &a), &b) in target.iter().zip(a).zip(b) {
+                target.set(a.div(b));
             }
         });
     }
@@ -66,7 +87,7 @@ impl Block<'_, '_> {
     /// it costs a small part of what the powers would.
     fn pow<T: Float>(&mut self, step: &HostStep) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [T]| {
+        self.fill_target(step, |file, target: &[Cell<T>]| {
             let a = file.read::<T>(inputs, step.operands[0], count);
             let b = file.read::<T>(inputs, step.operands[1], count);
             match (a.first(), b.first()) {
@@ -75,7 +96,8 @@ impl Block<'_, '_> {
                         && b.iter().all(|&b| b == exponent)
                         && first != T::ZERO =>
                 {
-                    target.fill(first.pow(exponent));
+                    let power = first.pow(exponent);
+                    target.iter().for_each(|target| target.set(power));
                 }
                 _ => vectors(Map2 { target, a, b, f: T::pow }),
             }
@@ -86,7 +108,7 @@ impl Block<'_, '_> {
     #[inline(always)]
     fn map3<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, T, T) -> T) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [T]| {
+        self.fill_target(step, |file, target: &[Cell<T>]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
             let b = file.read::<T>(inputs, step.operands[1], count);
             let c = file.read::<T>(inputs, step.operands[2], count);
@@ -299,7 +321,7 @@ impl Block<'_, '_> {
             return self.map1(step, |a: H| a);
         }
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [f32]| {
+        self.fill_target(step, |file, target: &[Cell<f32>]| {
             H::extend(file.read(inputs, step.operands[0], count), target);
         });
     }
@@ -307,7 +329,7 @@ impl Block<'_, '_> {
     /// Rounds an f32 to a float of 8 or 16 bits.
     fn round<H: Lane + Reduced>(&mut self, step: &HostStep) {
         let (inputs, count) = (self.inputs, self.count);
-        self.file.write(step.target, count, |file, target: &mut [H]| {
+        self.fill_target(step, |file, target: &[Cell<H>]| {
             H::round(file.read(inputs, step.operands[0], count), target);
         });
     }
@@ -316,50 +338,57 @@ impl Block<'_, '_> {
 /// A float without arithmetic of its own, many at a time.
 trait Reduced: Sized {
     /// Writes the values as f32.
-    fn extend(values: &[Self], target: &mut [f32]);
+    fn extend(values: &[Self], target: &[Cell<f32>]);
 
     /// Writes the values that are nearest to f32.
-    fn round(values: &[f32], target: &mut [Self]);
+    fn round(values: &[f32], target: &[Cell<Self>]);
 }
 
-/// With the conversions of several at once that the CPU has.
-macro_rules! reduced_in_vectors {
-    ($($type:ident)*) => {$(
-        impl Reduced for $type {
-            fn extend(values: &[Self], target: &mut [f32]) {
-                values.convert_to_f32_slice(target);
-            }
+/// How many values the conversions of the CPU get at a time.
+const CONVERTED: usize = 256;
 
-            fn round(values: &[f32], target: &mut [Self]) {
-                target.convert_from_f32_slice(values);
-            }
+/// With the conversions of several at once that the CPU has, which write slices.
+impl Reduced for f16 {
+    fn extend(values: &[Self], target: &[Cell<f32>]) {
+        let mut converted = [0.0; CONVERTED];
+        for (target, values) in target.chunks(CONVERTED).zip(values.chunks(CONVERTED)) {
+            let converted = &mut converted[..values.len()];
+            values.convert_to_f32_slice(converted);
+            target.iter().zip(converted).for_each(|(target, value)| target.set(*value));
         }
-    )*};
+    }
+
+    fn round(values: &[f32], target: &[Cell<Self>]) {
+        let mut converted = [Self::ZERO; CONVERTED];
+        for (target, values) in target.chunks(CONVERTED).zip(values.chunks(CONVERTED)) {
+            let converted = &mut converted[..values.len()];
+            converted.convert_from_f32_slice(values);
+            target.iter().zip(converted).for_each(|(target, value)| target.set(*value));
+        }
+    }
 }
 
 /// One after the other.
 macro_rules! reduced_by_one {
     ($($type:ident)*) => {$(
         impl Reduced for $type {
-            fn extend(values: &[Self], target: &mut [f32]) {
-                target.iter_mut().zip(values).for_each(|(target, value)| *target = value.to_f32());
+            fn extend(values: &[Self], target: &[Cell<f32>]) {
+                target.iter().zip(values).for_each(|(target, value)| target.set(value.to_f32()));
             }
 
-            fn round(values: &[f32], target: &mut [Self]) {
-                target.iter_mut().zip(values).for_each(|(target, &value)| *target = Self::from_f32(value));
+            fn round(values: &[f32], target: &[Cell<Self>]) {
+                target.iter().zip(values).for_each(|(target, &value)| target.set(Self::from_f32(value)));
             }
         }
     )*};
 }
 
-reduced_in_vectors! { f16 }
-
 impl Reduced for bf16 {
-    fn extend(values: &[Self], target: &mut [f32]) {
+    fn extend(values: &[Self], target: &[Cell<f32>]) {
         vectors(Map1 { target, a: values, f: extend_bf16 });
     }
 
-    fn round(values: &[f32], target: &mut [Self]) {
+    fn round(values: &[f32], target: &[Cell<Self>]) {
         vectors(Map1 { target, a: values, f: round_bf16 });
     }
 }
@@ -425,12 +454,13 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
-/// Combines values, a power of two of them, as a tree, neighbours first, into the first.
-fn combine_tree<T: Number>(op: ReduceOp, values: &mut [T]) {
+/// Combines every `lanes` neighbours, a power of two of them, as a tree, neighbours first. The results come first.
+fn combine_trees<T: Number>(op: ReduceOp, values: &mut [T], lanes: usize) {
     #[inline(always)]
-    fn each<T: Number>(values: &mut [T], f: impl Fn(T, T) -> T) {
-        vectors(Tree { values, f });
+    fn each<T: Number>((values, lanes): (&mut [T], usize), f: impl Fn(T, T) -> T) {
+        vectors(Trees { values, lanes, f });
     }
+    let values = (values, lanes);
     match op {
         ReduceOp::Sum => each(values, T::add),
         ReduceOp::Product => each(values, T::mul),
@@ -591,7 +621,7 @@ impl Accumulators {
             let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
             let (columns, mut lanes) = (self.columns, self.lanes);
             if columns == 1 {
-                accumulators.chunks_exact_mut(lanes).for_each(|lanes| combine_tree(self.op, lanes));
+                combine_trees(self.op, accumulators, lanes);
                 lanes = 1;
             }
             while lanes > 1 {
@@ -603,12 +633,7 @@ impl Accumulators {
                 }
             }
             block.file.write(register, block.count, |_, target: &mut [T]| {
-                if self.columns == 1 {
-                    let rows = accumulators.iter().step_by(self.lanes);
-                    target.iter_mut().zip(rows).for_each(|(target, &result)| *target = result);
-                } else {
-                    target.copy_from_slice(&accumulators[..self.columns]);
-                }
+                target.copy_from_slice(&accumulators[..target.len()]);
             });
             *self.of(block.file) = all;
         });

@@ -46,6 +46,22 @@ static __device__ double next_after(double a, double b) {
 
 ";
 
+/// The next number in float16, whose numbers below 2⁻¹⁴ are 2⁻²⁴ apart; above they are f32 without the low bits.
+pub(super) const NEIGHBOUR_OF_HALF: &str = "\
+static __device__ double next_after(double a, double b) {
+    if (a != a || b != b) { return NOT_A_NUMBER; }
+    if (a == b) { return b; }
+    const double least = 1.0 / 16777216.0, size = fabs(a);
+    if (a == 0.0) { return copysign(least, b); }
+    if (size > 65504.0) { return copysign(65504.0, a); }
+    const bool grows = (a < b) == (a > 0.0);
+    if (size <= 1.0 / 16384.0) { return copysign(grows ? size + least : size - least, a); }
+    const int bits = __float_as_int(float(a));
+    return double(__int_as_float(grows ? bits + 8192 : bits - 8192));
+}
+
+";
+
 /// The functions of floats: `NEIGHBOUR` and `NEXT_AFTER` are replaced.
 pub(super) const FLOATS: &str = "\
 #define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000LL)

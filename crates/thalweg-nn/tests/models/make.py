@@ -1,6 +1,7 @@
 """Writes whole models of PyTorch with what comes of them, one file per model: gpt2.pt.gz, bert.pt.gz, …
 
-    python3 make.py FOLDER
+    python3 make.py FOLDER          # small models, which the tests read
+    python3 make.py FOLDER full     # GPT-2 with 124 million parameters and ResNet-50, two files of 1 GB and 0.3 GB: gpt2_full.pt, resnet_full.pt
 
 It needs PyTorch 2.11. Names and layouts of weights are those of Hugging Face's transformers (GPT-2, BERT, Llama) and of
 torchvision (ResNet). A file is a dictionary:
@@ -9,6 +10,7 @@ torchvision (ResNet). A file is a dictionary:
 - `batches`: dictionaries of inputs;
 - `output`, `loss`, `gradients`, `buffers`: of the first batch, in f64 (`output` and `gradients` are saved in f32);
 - `losses`, `losses64`: of 50 steps of training in f32 and in f64, with the batches in turn;
+- `errors`, of full models: by how much PyTorch is off in f32 from that in f64, relative to the greatest number of each tensor;
 - `half`, where the model has it: under autocast to bfloat16, `loss`, and by how much each gradient is off in the L2 norm,
   relative to that of the gradient in f64.
 """
@@ -97,12 +99,12 @@ class GPT2Model(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self):
+    def __init__(self, vocabulary=61, context=16, features=32, heads=4, layers=2):
         super().__init__()
-        self.transformer = GPT2Model(61, 16, 32, 4, 2)
+        self.transformer = GPT2Model(vocabulary, context, features, heads, layers)
         nn.init.normal_(self.transformer.wte.weight, std=0.1)
         nn.init.normal_(self.transformer.wpe.weight, std=0.1)
-        self.lm_head = nn.Linear(32, 61, bias=False)
+        self.lm_head = nn.Linear(features, vocabulary, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, batch):
@@ -118,6 +120,20 @@ class GPT2(nn.Module):
 
     def optimizer(self):
         return torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.1)
+
+
+class FullGPT2(GPT2):
+    """GPT-2 with 124 million parameters, whose weights are as small as those that its training starts with."""
+
+    def __init__(self):
+        super().__init__(50257, 1024, 768, 12, 12)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def batch(self):
+        text = torch.randint(50257, (2, 65))
+        return {"tokens": text[:, :-1].contiguous(), "next": text[:, 1:].contiguous()}
 
 
 class BertEmbeddings(nn.Module):
@@ -380,6 +396,32 @@ class ResNet(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-4)
 
 
+class FullResNet(ResNet):
+    """ResNet-50."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        inputs = 64
+        for layer, (width, count) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
+            blocks = []
+            for block in range(count):
+                blocks.append(Bottleneck(inputs, width, 2 if layer and not block else 1, not block))
+                inputs = 4 * width
+            setattr(self, f"layer{layer + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inputs, 1000)
+
+    def forward(self, batch):
+        x = F.relu(self.bn1(self.conv1(batch["images"])))
+        x = F.max_pool2d(x, 3, stride=2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+    def batch(self):
+        return {"images": torch.randn(4, 3, 224, 224), "classes": torch.randint(1000, (4,))}
+
+
 class Twice(nn.Sequential):
     """A convolution with its normalization, twice."""
 
@@ -530,7 +572,40 @@ def once(model, batch, dtype, autocast=False):
     return model, output, loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+def results(model, batches):
+    """What a file has of a model, but for its training."""
+    after, output, loss, gradients = once(model, batches[0], torch.float64)
+    golden = {
+        # Plain dictionaries, and no storage that is larger than its tensor.
+        "weights": dict(model.state_dict()),
+        "batches": batches,
+        "output": output.detach().float(),
+        "loss": loss.item(),
+        "gradients": {key: value.float() for key, value in gradients.items()},
+        "buffers": {key: value.float() for key, value in after.named_buffers()},
+    }
+    return golden, gradients
+
+
+def write_full(folder):
+    for name, kind in {"gpt2_full": FullGPT2, "resnet_full": FullResNet}.items():
+        torch.manual_seed(11)
+        model = kind()
+        golden, gradients = results(model, [model.batch()])
+        after, output, loss, found = once(model, golden["batches"][0], torch.float32)
+        pairs = [("output", output, golden["output"]), ("loss", loss, torch.tensor(golden["loss"]))]
+        pairs += [(key, found[key], value) for key, value in gradients.items()]
+        pairs += [(key, value, golden["buffers"][key]) for key, value in after.named_buffers()]
+        off = lambda found, exact: ((found - exact).abs().max() / exact.abs().max()).item()
+        golden["errors"] = {key: off(found, exact) for key, found, exact in pairs}
+        torch.save(golden, f"{folder}/{name}.pt")
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        print(name, numbers, "parameters; loss", golden["loss"], "; in f32 off by at most", max(golden["errors"].values()))
+
+
 def main():
+    if sys.argv[2:] == ["full"]:
+        return write_full(sys.argv[1])
     models = {
         "gpt2": (GPT2, True),
         "bert": (Bert, False),
@@ -547,23 +622,13 @@ def main():
             for parameter in model.parameters():
                 parameter.mul_(256).round_().div_(256)
         batches = [model.batch() for _ in range(4)]
-        after, output, loss, gradients = once(model, batches[0], torch.float64)
-        golden = {
-            "weights": model.state_dict(),
-            "batches": batches,
-            "output": output.detach().float(),
-            "loss": loss.item(),
-            "gradients": {key: value.float() for key, value in gradients.items()},
-            "buffers": {key: value.float() for key, value in after.named_buffers()},
-            "losses": losses(model, batches, torch.float32),
-            "losses64": losses(model, batches, torch.float64),
-        }
+        golden, gradients = results(model, batches)
+        golden["losses"] = losses(model, batches, torch.float32)
+        golden["losses64"] = losses(model, batches, torch.float64)
         if has_half:
             _, _, half_loss, half = once(model, batches[0], torch.float32, autocast=True)
             errors = {key: ((half[key] - value).norm() / value.norm()).item() for key, value in gradients.items()}
             golden["half"] = {"loss": half_loss.item(), "errors": errors}
-        # Plain dictionaries, and no storage that is larger than its tensor.
-        golden["weights"] = dict(golden["weights"])
         raw = io.BytesIO()
         torch.save(golden, raw)
         path = f"{sys.argv[1]}/{name}.pt.gz"

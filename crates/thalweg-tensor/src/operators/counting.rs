@@ -438,7 +438,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
     let [values, inverse, counts] = runs(call, &rows, order.as_ref(), wanted)?;
     let mut result = shape;
     result[0] = values.shape()[0];
-    let values = values.reshape(&result)?.movedim(&[0], &[dim as i64])?.contiguous()?;
+    let values = values.reshape(&result)?.movedim(&[0], &[dim as i64])?;
     Ok(Tensors::from_iter([values, inverse, counts]))
 }
 

@@ -77,7 +77,9 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let values = results[0].mul(&scale.squeeze(-1)?)?;
     let shape: Shape = batch.iter().copied().chain([rows]).collect();
     let values = values.reshape(&shape)?.to_dtype(narrow)?;
-    Ok(Tensors::from_iter([values, results[1].reshape(x.shape())?.to_dtype(narrow)?]))
+    // By columns, as LAPACK has them.
+    let vectors = turned(&results[1])?.reshape(x.shape())?.to_dtype(narrow)?.contiguous()?;
+    Ok(Tensors::from_iter([values, turned(&vectors)?]))
 }
 
 /// The gradient of A V = V Λ with columns of length 1 (C. Boeddeker and others, *On the computation of complex-valued gradients with

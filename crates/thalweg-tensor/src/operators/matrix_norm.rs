@@ -296,5 +296,5 @@ fn pseudoinverse(x: &Tensor, bounds: &Bounds, hermitian: bool) -> Result<Tensor>
     let list = values("linalg.pinv", &read.to_dtype(DType::F64)?)?;
     let batch = &list.shape()[..list.rank() - 1];
     let bound = bounds.of(&list, x)?.expand(batch)?.reshape(&[a.count()])?;
-    a.give(&a.call(built_in!("thalweg::pinv")?, &[(&bound).into(), hermitian.into()])?[0])
+    a.give_rows(&a.call(built_in!("thalweg::pinv")?, &[(&bound).into(), hermitian.into()])?[0])
 }

@@ -73,8 +73,8 @@ operators! {
             let a = Stack::new("linalg.lu", call.tensor(0))?;
             let packed = a.call(built_in!("thalweg::lu")?, &[call.bool(1).into()])?;
             let [lower, upper] = unpacked(&packed[0])?;
-            let order = if call.bool(1) { a.give(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
-            Ok(Tensors::from_iter([order, a.give(&lower)?, a.give(&upper)?]))
+            let order = if call.bool(1) { a.give_rows(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
+            Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
         });
     /// Returns the factors P, L and U of what `linalg_lu_factor` gave; those that are not asked for are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
@@ -83,10 +83,10 @@ operators! {
             if call.tensor(1).dtype() != DType::I32 {
                 return Err(Error::invalid("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype."));
             }
-            let order = if call.bool(3) { a.give(&permutation(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
+            let order = if call.bool(3) { a.give_rows(&permutation(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
             let [lower, upper] = if call.bool(2) {
                 let [lower, upper] = unpacked(&a.matrices)?;
-                [a.give(&lower)?, a.give(&upper)?]
+                [a.give_rows(&lower)?, a.give_rows(&upper)?]
             } else {
                 [a.nothing()?, a.nothing()?]
             };
@@ -269,8 +269,16 @@ impl Stack {
         call_all(operator, &arguments, None, std::panic::Location::caller())
     }
 
-    /// Returns a result in the batch's shape and the argument's dtype; integers keep theirs.
+    /// Returns a result in the batch's shape and the argument's dtype, matrices by columns, as LAPACK has them; integers keep theirs.
     pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
+        match result.rank() {
+            3 => turned(&self.give_rows(&turned(result)?)?),
+            _ => self.give_rows(result),
+        }
+    }
+
+    /// Returns a result as [`give`](Self::give) does, but matrices by rows.
+    pub(super) fn give_rows(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
         if result.dtype().is_floating_point() {
@@ -415,7 +423,7 @@ fn lu_solve(factors: &Tensor, pivots: &Tensor, b: &Tensor, [left, transpose]: [b
     let shape: Shape = batch.batch.iter().copied().chain([rows.shape()[1]]).collect();
     let rows = rows.reshape(&whole)?.expand(&shape)?.reshape(&[a.count(), rows.shape()[1]])?;
     let solution = solved(&a.matrices, &rows, &b.matrices, left == transpose)?;
-    batch.give(&if left { solution } else { turned(&solution)? })
+    if left { batch.give(&solution) } else { batch.give_rows(&turned(&solution)?) }
 }
 
 /// Returns whether right sides of matrices are vectors, one per matrix or one for all, and not columns of matrices.
@@ -437,7 +445,8 @@ fn solve(call: &Call<'_>, name: &str, left: bool, checks: bool) -> Result<Tensor
         })?;
     }
     let solution = solved(&results[0], &results[1], &b.matrices, !left)?;
-    let solution = batch.give(&if left || is_vector { solution } else { turned(&solution)? })?;
+    let solution =
+        if left || is_vector { batch.give(&solution) } else { batch.give_rows(&turned(&solution)?) }?;
     let solution = if is_vector { solution.squeeze(-1)? } else { solution };
     let info = if info_batch == batch.batch {
         a.give(&results[2])?
@@ -541,8 +550,9 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
         let whole = call_all(built_in!("thalweg::qr")?, &arguments, None, std::panic::Location::caller())?;
         left = Tensor::cat(&[left, whole[0].narrow(2, columns, rows - columns)?], 2)?;
     }
-    let [left, values, right] = [tall.give(&left)?, tall.give(&results[1])?, tall.give(&results[2])?];
-    Ok(if is_wide { [right, values, left] } else { [left, values, right] })
+    let (right, values) = (results[2].clone(), tall.give(&results[1])?);
+    let [left, right] = if is_wide { [right, left] } else { [left, right] };
+    Ok([tall.give(&left)?, values, tall.give_rows(&right)?])
 }
 
 /// Returns singular values, the greatest first.

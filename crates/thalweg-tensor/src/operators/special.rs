@@ -111,9 +111,6 @@ fn floats(call: &Call<'_>) -> Result<DType> {
 
 fn function(call: &Call<'_>, function: Function) -> Result<Tensors> {
     let dtype = floats(call)?;
-    if function == Function::NextAfter && dtype == DType::F16 {
-        return Err(Error::invalid("\"nextafter\" not implemented for 'Half'"));
-    }
     launch(call, function, call.tensor(0), call.tensor(1), dtype).map(single)
 }
 

@@ -36,6 +36,7 @@ mod halves;
 mod hooks;
 mod hostile;
 mod hostile_forms;
+mod huge;
 mod in_place;
 mod in_place_forms;
 mod indexing;

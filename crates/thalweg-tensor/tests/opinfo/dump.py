@@ -150,6 +150,8 @@ def storage_bytes(tensor):
 def check_storable(tensor, cap):
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise Dropped("a tensor that is not strided")
+    if tensor.dtype == torch.complex32:
+        raise Dropped("complex32")
     if tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_conj():
         raise Dropped("a tensor that is conjugated or quantized")
     if cap and tensor.untyped_storage().nbytes() > 64 * cap:
@@ -663,7 +665,7 @@ def arguments():
     parser.add_argument("--samples", type=int, default=6, help="samples per variant and dtype; 0 is all")
     parser.add_argument("--core-samples", type=int, default=200, help="likewise for operators of Core ATen")
     parser.add_argument("--cap", type=int, default=16384, help="bytes that a tensor of a sample may have; 0 is any number")
-    parser.add_argument("--dtypes", default="float32,bfloat16,int64,bool", help="float64 and others where asked for")
+    parser.add_argument("--dtypes", default="float32,bfloat16,float16,int64,bool", help="float64 and others where asked for")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     options.dtypes = [getattr(torch, name) for name in options.dtypes.split(",")]

@@ -23,6 +23,10 @@ impl Network for GPT2LMHeadModel {
         Self::new(config, g, d)
     }
 
+    fn full(g: &mut Generator, d: &Device) -> Result<Self> {
+        Self::new(GPT2Config::default(), g, d)
+    }
+
     fn forward(&self, batch: &StateDict) -> Result<Tensor> {
         Forward::forward(self, &batch["tokens"])
     }

@@ -12,6 +12,7 @@ mod resnet;
 mod unet;
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flate2::read::GzDecoder;
@@ -34,6 +35,11 @@ trait Network: Module + Sized {
 
     fn new(generator: &mut Generator, device: &Device) -> Result<Self>;
 
+    /// A model at the size that PyTorch's files have under `THALWEG_MODELS`.
+    fn full(generator: &mut Generator, device: &Device) -> Result<Self> {
+        Self::new(generator, device)
+    }
+
     fn forward(&self, batch: &StateDict) -> Result<Tensor>;
 
     fn loss(&self, output: &Tensor, batch: &StateDict) -> Result<Tensor>;
@@ -43,6 +49,7 @@ trait Network: Module + Sized {
 
 /// Results of a model of PyTorch's.
 struct Golden {
+    is_full: bool,
     weights: StateDict,
     batches: Vec<StateDict>,
     file: Object,
@@ -56,13 +63,20 @@ impl Golden {
         let number = FILES.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("thalweg-{}-{number}-{name}.pt", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
-        let file = load(&path, device);
+        let golden = Self::open(&path, device);
         std::fs::remove_file(&path).unwrap();
-        let file = file.unwrap();
+        golden
+    }
+
+    /// A file that is not packed.
+    fn open(path: &Path, device: &Device) -> Self {
+        let file = load(path, device).unwrap();
         let weights = file.get("weights").unwrap().state_dict().unwrap();
-        let Some(Object::List(batches)) = file.get("batches") else { panic!("no batches in {name}") };
+        let Some(Object::List(batches)) = file.get("batches") else {
+            panic!("no batches in {}", path.display())
+        };
         let batches = batches.iter().map(|batch| batch.state_dict().unwrap()).collect();
-        Self { weights, batches, file }
+        Self { is_full: false, weights, batches, file }
     }
 
     fn tensors(&self, name: &str) -> StateDict {
@@ -76,10 +90,21 @@ impl Golden {
 
     /// A model with the weights of the file.
     fn model<N: Network>(&self, dtype: DType, device: &Device) -> Result<N> {
-        let mut model = N::new(&mut Generator::new(5), device)?;
+        let mut generator = Generator::new(5);
+        let mut model =
+            if self.is_full { N::full(&mut generator, device) } else { N::new(&mut generator, device) }?;
         model.to_dtype(dtype)?;
         model.load_state_dict(&self.weights)?;
         Ok(model)
+    }
+
+    /// By how much of its greatest number a tensor may be off: at full size in f32 by three times as much as PyTorch's is, if that is more.
+    fn tolerance(&self, dtype: DType, name: &str) -> f64 {
+        match (dtype, self.file.get("errors")) {
+            (DType::F64, _) => 2e-7,
+            (_, None) => 2e-5,
+            (_, Some(errors)) => (3.0 * float(errors.get(name).unwrap())).max(2e-5),
+        }
     }
 
     fn batch(&self, step: usize, dtype: DType) -> StateDict {
@@ -103,14 +128,18 @@ fn greatest(list: &[f64]) -> f64 {
 
 /// Everything in which tensors differ from those of PyTorch by more than so much of the greatest number of each, plus a
 /// thousandth of that for the greatest number of all: some gradients are zero but for rounding, as that of a key's bias is.
-fn differences(found: &[(String, Tensor)], expected: &StateDict, tolerance: f64) -> Vec<String> {
+fn differences(
+    found: &[(String, Tensor)],
+    expected: &StateDict,
+    tolerance: impl Fn(&str) -> f64,
+) -> Vec<String> {
     let names: Vec<&String> = found.iter().map(|(name, _)| name).collect();
     assert!(names.iter().copied().eq(expected.keys()), "{names:?}, and PyTorch's {:?}", expected.keys());
     let all = expected.values().map(|tensor| greatest(&values(tensor))).fold(0.0, f64::max);
     let of_one = |(name, tensor): &(String, Tensor)| {
         let (found, expected) = (values(tensor), values(&expected[name]));
         assert_eq!(found.len(), expected.len(), "{name}");
-        let allowed = tolerance * (greatest(&expected) + 1e-3 * all);
+        let allowed = tolerance(name) * (greatest(&expected) + 1e-3 * all);
         let off: Vec<f64> = found.iter().zip(&expected).map(|(found, expected)| found - expected).collect();
         let off = if off.iter().all(|off| off.is_finite()) { greatest(&off) } else { f64::INFINITY };
         (off > allowed).then(|| format!("{name}: off by {off:.2e}, and {allowed:.2e} is allowed"))
@@ -128,7 +157,8 @@ fn gradients<N: Network>(model: &N) -> Vec<(String, Tensor)> {
 
 /// Holds output, loss, gradients and statistics against PyTorch's in f64, which are in the file as f32.
 fn check_once<N: Network>(golden: &Golden) {
-    for (dtype, tolerance) in [(DType::F64, 2e-7), (DType::F32, 2e-5)] {
+    for dtype in [DType::F64, DType::F32] {
+        let tolerance = |name: &str| golden.tolerance(dtype, name);
         let model: N = golden.model(dtype, &device()).unwrap();
         let batch = golden.batch(0, dtype);
         let output = model.forward(&batch).unwrap();
@@ -139,7 +169,7 @@ fn check_once<N: Network>(golden: &Golden) {
         let expected = [("output".to_owned(), expected.clone())].into_iter().collect();
         let mut wrong = differences(&[("output".to_owned(), output)], &expected, tolerance);
         let (found, expected) = (values(&loss)[0], float(golden.file.get("loss").unwrap()));
-        assert!(close(found, expected, tolerance), "{dtype}: the loss is {found}, not {expected}");
+        assert!(close(found, expected, tolerance("loss")), "{dtype}: the loss is {found}, not {expected}");
         wrong.extend(differences(&gradients(&model), &golden.tensors("gradients"), tolerance));
         wrong.extend(differences(&model.named_buffers(), &golden.tensors("buffers"), tolerance));
         assert!(wrong.is_empty(), "{dtype}:\n{}", wrong.join("\n"));
@@ -288,5 +318,24 @@ mod against_pytorch {
         unet: UNet;
         lstm: LanguageModel;
         graph: GraphNetwork;
+    }
+    /// Holds a model at its full size against PyTorch's, where `python3 make.py FOLDER full` has written its file:
+    /// `THALWEG_MODELS=FOLDER cargo test --release -p thalweg-nn --test it full -- --ignored`.
+    fn check_full<N: Network>(name: &str) {
+        let folder = std::env::var_os("THALWEG_MODELS").expect("THALWEG_MODELS is the folder of make.py");
+        let golden = Golden::open(&PathBuf::from(folder).join(format!("{name}_full.pt")), &device());
+        check_once::<N>(&Golden { is_full: true, ..golden });
+    }
+
+    #[test]
+    #[ignore = "it takes 5 GB of memory, and a file of PyTorch's"]
+    fn full_gpt2_agrees_with_pytorch() {
+        check_full::<GPT2LMHeadModel>("gpt2");
+    }
+
+    #[test]
+    #[ignore = "it takes minutes, and a file of PyTorch's"]
+    fn full_resnet_agrees_with_pytorch() {
+        check_full::<ResNet>("resnet");
     }
 }

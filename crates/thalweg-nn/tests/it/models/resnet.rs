@@ -18,6 +18,10 @@ impl Network for ResNet {
         Self::new(&config, g, d)
     }
 
+    fn full(g: &mut Generator, d: &Device) -> Result<Self> {
+        Self::new(&ResNetConfig::default(), g, d)
+    }
+
     fn forward(&self, batch: &StateDict) -> Result<Tensor> {
         Forward::forward(self, &batch["images"])
     }
