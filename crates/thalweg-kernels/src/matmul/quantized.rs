@@ -25,7 +25,7 @@ pub enum Quantization {
     Int8,
     /// Two of 0 to 15 in a byte, row by row, the first in the upper half; scales and zeros (k / group, n, 2): w = (q − 8) · scale + zero.
     Int4 {
-        /// How many neighbours in a row share a scale and a zero: a multiple of 32.
+        /// How many neighbours in a row share a scale and a zero: a power of two from 32 on.
         group: u64,
     },
 }
@@ -89,7 +89,7 @@ impl QuantizedMatmul {
         let is_whole = match self.quantization {
             Quantization::Int8 => true,
             Quantization::Int4 { group } => {
-                group > 0 && group.is_multiple_of(self.terms()) && k.is_multiple_of(group)
+                group.is_power_of_two() && group >= self.terms() && k.is_multiple_of(group)
             }
         };
         let fits = DTYPES.contains(&self.dtype) && m < 1 << 16 && n < 1 << 31 && k < 1 << 31;
@@ -213,7 +213,11 @@ fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> St
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let (is_int8, rows) = (quantization == Quantization::Int8, if rows <= 8 { 8 } else { 16 });
     // Steps whose terms of A are loaded together: as many as there are registers for.
-    let together = if is_int8 { 32 / rows } else { 16 / rows };
+    let together = match (is_int8, rows) {
+        (true, rows) => 32 / rows,
+        (false, 8) => 4,
+        (false, _) => 1,
+    };
     let numbers = [
         ("IS_INT8", u64::from(is_int8)),
         ("IS_BF16", u64::from(dtype == DType::Bf16)),

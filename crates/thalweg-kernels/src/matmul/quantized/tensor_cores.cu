@@ -46,13 +46,19 @@ static __device__ __forceinline__ uint4 converted(const u32 low, const u32 high)
 #define LESS 0xe408e408u
 #define ONE 0x3c003c00u
 #endif
+// The lower four bits of each half of a word as a float, in one instruction.
+static __device__ __forceinline__ u32 lower_bits(const u32 word) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(0x000f000fu), "r"(MAGIC));
+    return d;
+}
 // Eight numbers of a word in pairs of the first and the fifth, and so on, times a scale plus a zero.
 static __device__ __forceinline__ uint4 converted(const u32 word, const u32 scale, const u32 zero) {
     uint4 numbers;
-    numbers.x = fma_pair(fma_pair((word >> 4 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
-    numbers.y = fma_pair(fma_pair((word & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
-    numbers.z = fma_pair(fma_pair((word >> 12 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
-    numbers.w = fma_pair(fma_pair((word >> 8 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
+    numbers.x = fma_pair(fma_pair(lower_bits(word >> 4), ONE, LESS), scale, zero);
+    numbers.y = fma_pair(fma_pair(lower_bits(word), ONE, LESS), scale, zero);
+    numbers.z = fma_pair(fma_pair(lower_bits(word >> 12), ONE, LESS), scale, zero);
+    numbers.w = fma_pair(fma_pair(lower_bits(word >> 8), ONE, LESS), scale, zero);
     return numbers;
 }
 // Eight numbers of A in the same pairs.
@@ -82,8 +88,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     wait_for_previous();
     weights.start();
     const bool has_upper = line < rows, has_lower = ROWS > 8 && line + 8 < rows;
-    const ELEMENT* const upper_row = x.input + u64(line) * terms;
-    const ELEMENT* const lower_row = x.input + u64(line + 8) * terms;
+    const u32 each_step = step * (8 * EACH / 16), first = begin * (8 * EACH / 16);
+    const ELEMENT* const upper_row = x.input + u64(has_upper ? line : rows - 1) * terms + first;
+    const ELEMENT* const lower_row = x.input + u64(has_lower ? line + 8 : rows - 1) * terms + first;
+#if !IS_INT8
+    // Steps in which every lane has terms. There, a lane that has no row loads the last one: what is multiplied for rows that the result has not is not kept.
+    const u32 last = part * 64 + 48, full = last < bytes ? ((bytes - last - 1) / step + 1) / TOGETHER * TOGETHER : 0;
+    const u32 group_bits = 31 - __clz(u32(x.group));
+#endif
     u32 slot = 0;
     for (u32 turn = 0; group - warp / split < groups; ++turn) {
         f32 sums[2][4] = {};
@@ -94,17 +106,32 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
             uint4 upper[TOGETHER][EACH], lower[TOGETHER][EACH];
 #if !IS_INT8
             u32 both[TOGETHER];
-#endif
-            #pragma unroll
-            for (u32 next = 0; next < TOGETHER; ++next) {
-                const u32 at = (begin + (start + next) * step) * (8 * EACH / 16);
-#if !IS_INT8
-                both[next] = at < terms ? *(const u32*)(of_line + u64(at / u32(x.group)) * x.n * 2) : 0;
-#endif
+            if (start < full) {
                 #pragma unroll
-                for (u32 i = 0; i < EACH; ++i) {
-                    upper[next][i] = at < terms && has_upper ? *(const uint4*)(upper_row + at + i * 8) : uint4{};
-                    lower[next][i] = at < terms && has_lower ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
+                for (u32 next = 0; next < TOGETHER; ++next) {
+                    const u32 at = (start + next) * each_step;
+                    both[next] = *(const u32*)(of_line + u64(first + at >> group_bits) * x.n * 2);
+                    #pragma unroll
+                    for (u32 i = 0; i < EACH; ++i) {
+                        upper[next][i] = *(const uint4*)(upper_row + at + i * 8);
+                        lower[next][i] = ROWS > 8 ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
+                    }
+                }
+            } else
+#endif
+            {
+                #pragma unroll
+                for (u32 next = 0; next < TOGETHER; ++next) {
+                    const u32 at = (start + next) * each_step;
+                    const bool is_in = first + at < terms;
+#if !IS_INT8
+                    both[next] = is_in ? *(const u32*)(of_line + u64(first + at >> group_bits) * x.n * 2) : 0;
+#endif
+                    #pragma unroll
+                    for (u32 i = 0; i < EACH; ++i) {
+                        upper[next][i] = is_in && has_upper ? *(const uint4*)(upper_row + at + i * 8) : uint4{};
+                        lower[next][i] = is_in && has_lower ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
+                    }
                 }
             }
             #pragma unroll
