@@ -219,7 +219,6 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
         memory => memory?,
     };
     let label = Label::here("a registration of the conformance suite");
-    let mut group = Vec::new();
     for (rank, &pointer) in memory.iter().enumerate() {
         let communicator = pair.ranks[rank].communicator;
         let registration = Registration { communicator, pointer, bytes, symmetric: false, label };
@@ -227,20 +226,29 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
         let overlapping = Registration { pointer: pointer.offset(256), bytes: 256, ..registration };
         refused_argument(driver.memory_register(&overlapping), "memory that is registered already")?;
         refused_argument(driver.memory_register(&Registration { bytes: 0, ..registration }), "no memory")?;
-        pair.write(rank, pointer, &[1.0 + rank as f32; COUNT as usize])?;
-        let sum = pair.part(rank, CollectiveOperation::AllReduce(Reduction::Sum));
-        group.push(Collective { send: pointer, receive: pointer, ..sum });
     }
-    driver.collectives_async(&group)?;
-    for (rank, &pointer) in memory.iter().enumerate() {
-        let words = fixture.words_on(pair.ranks[rank].stream, pointer, COUNT)?;
-        equal(words, vec![3.0_f32.to_bits(); COUNT as usize], "a sum in registered memory")?;
-    }
+    adds_up_in(&pair, &memory, "a sum in registered memory")?;
     for (rank, &pointer) in memory.iter().enumerate() {
         let communicator = pair.ranks[rank].communicator;
         driver.memory_deregister(communicator, pointer)?;
         refused_argument(driver.memory_deregister(communicator, pointer), "what is not registered")?;
         driver.memory_free(pointer)?;
+    }
+    Ok(())
+}
+
+/// Adds up what stands in memory of each rank's, in place.
+fn adds_up_in(pair: &Pair<'_>, memory: &[DevicePointer], what: &str) -> CaseResult {
+    let mut group = Vec::new();
+    for (rank, &pointer) in memory.iter().enumerate() {
+        pair.write(rank, pointer, &[1.0 + rank as f32; COUNT as usize])?;
+        let sum = pair.part(rank, CollectiveOperation::AllReduce(Reduction::Sum));
+        group.push(Collective { send: pointer, receive: pointer, ..sum });
+    }
+    pair.fixture.driver().collectives_async(&group)?;
+    for (rank, &pointer) in memory.iter().enumerate() {
+        let words = pair.fixture.words_on(pair.ranks[rank].stream, pointer, COUNT)?;
+        equal(words, vec![3.0_f32.to_bits(); COUNT as usize], what)?;
     }
     Ok(())
 }
@@ -268,16 +276,8 @@ fn collectives_use_symmetric_memory(fixture: &Fixture) -> CaseResult {
             pointer => memory.push(pointer?),
         }
     }
-    let mut group = Vec::new();
+    adds_up_in(&pair, &memory, "a sum in symmetric memory")?;
     for (rank, &pointer) in memory.iter().enumerate() {
-        pair.write(rank, pointer, &[1.0 + rank as f32; COUNT as usize])?;
-        let sum = pair.part(rank, CollectiveOperation::AllReduce(Reduction::Sum));
-        group.push(Collective { send: pointer, receive: pointer, ..sum });
-    }
-    driver.collectives_async(&group)?;
-    for (rank, &pointer) in memory.iter().enumerate() {
-        let words = fixture.words_on(pair.ranks[rank].stream, pointer, COUNT)?;
-        equal(words, vec![3.0_f32.to_bits(); COUNT as usize], "a sum in symmetric memory")?;
         driver.memory_deregister(pair.ranks[rank].communicator, pointer)?;
         driver.memory_free(pointer)?;
     }

@@ -155,19 +155,16 @@ impl Rows {
         let operators: HashMap<u64, _> = trace.operators.iter().map(|call| (call.id, call)).collect();
         for event in &trace.memory {
             let bytes = event.change.bytes;
-            let mut operator = event.operator.and_then(|id| operators.get(&id));
-            if operator.is_none() {
-                self.of(MEMORY).count += 1;
-            }
-            let own = self.of(operator.map_or(MEMORY, |call| call.name));
-            own.self_device_memory_bytes += bytes;
-            if operator.is_none() {
-                own.device_memory_bytes += bytes;
-            }
-            while let Some(call) = operator {
-                self.of(call.name).device_memory_bytes += bytes;
-                operator = call.parent.and_then(|id| operators.get(&id));
-            }
+            let Some(call) = event.operator.and_then(|id| operators.get(&id)) else {
+                let outside = self.of(MEMORY);
+                outside.count += 1;
+                outside.self_device_memory_bytes += bytes;
+                outside.device_memory_bytes += bytes;
+                continue;
+            };
+            self.of(call.name).self_device_memory_bytes += bytes;
+            let callers = std::iter::successors(Some(call), |call| operators.get(&call.parent?));
+            callers.for_each(|call| self.of(call.name).device_memory_bytes += bytes);
         }
     }
 }

@@ -86,15 +86,15 @@ impl CudaDriver {
         }
         let flags = EventFlags { timing: true, ..EventFlags::default() };
         let create = || self.event_create(stream.device, flags);
-        let (start, end) = (create()?, create()?);
+        let start = create()?;
+        let end = create().inspect_err(|_| drop(self.event_destroy(start)))?;
         let timed = self.event_record(start, handle).and_then(|()| run()).and_then(|()| {
             self.event_record(end, handle)?;
             self.event_synchronize(end)?;
             self.event_elapsed_ms(start, end)
         });
-        for event in [start, end] {
-            self.event_destroy(event)?;
-        }
+        let destroyed = [start, end].map(|event| self.event_destroy(event));
+        destroyed.into_iter().collect::<Result<()>>()?;
         timed.map(Some)
     }
 }

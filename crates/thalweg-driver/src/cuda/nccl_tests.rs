@@ -90,23 +90,27 @@ fn library() -> Nccl {
     Nccl { table, error_string: None, last_error: None, version: Version::of_code(22_809) }
 }
 
-/// Aborts while another thread is in a call, which lasts that long after it was told to end.
-fn abort_in_call(fake: &Fake, slow: Duration, waits: Waits) -> Ended {
-    let rank = Communicator::new(fake.raw(), INFO);
+/// Ends a communicator while another thread is in a call with it.
+fn end_in_call(rank: &Communicator, waits: Waits, call: impl FnOnce() + Send) -> Ended {
     let (began, begins) = mpsc::channel();
     std::thread::scope(|scope| {
-        let rank = &rank;
         scope.spawn(move || {
             let _in_use = lock(&rank.in_use);
             began.send(()).expect("the test waits");
-            fake.blocked_call(slow);
+            call();
         });
         begins.recv().expect("the call begins");
-        let ended = rank.end(&library(), waits, || Ok(()));
-        assert!(rank.is_over());
-        assert_eq!(rank.end(&library(), waits, || panic!("aborted twice")), Ended::Before);
-        ended
+        rank.end(&library(), waits, || Ok(()))
     })
+}
+
+/// Aborts while another thread is in a call, which lasts that long after it was told to end.
+fn abort_in_call(fake: &Fake, slow: Duration, waits: Waits) -> Ended {
+    let rank = Communicator::new(fake.raw(), INFO);
+    let ended = end_in_call(&rank, waits, || fake.blocked_call(slow));
+    assert!(rank.is_over());
+    assert_eq!(rank.end(&library(), waits, || panic!("aborted twice")), Ended::Before);
+    ended
 }
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -140,18 +144,9 @@ fn a_communicator_whose_call_does_not_end_is_not_freed() {
 fn an_abort_waits_for_a_call_that_ends_by_itself() {
     let fake = Fake::default();
     let rank = Communicator::new(fake.raw(), INFO);
-    let (began, begins) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        scope.spawn(move || {
-            let _in_use = lock(&rank.in_use);
-            began.send(()).expect("the test waits");
-            std::thread::sleep(Duration::from_millis(50));
-        });
-        begins.recv().expect("the call begins");
-        let waits = Waits { grace: LONG, told: LONG };
-        assert_eq!(rank.end(&library(), waits, || Ok(())), Ended::Idle(Ok(())));
-    });
+    let waits = Waits { grace: LONG, told: LONG };
+    let ended = end_in_call(&rank, waits, || std::thread::sleep(Duration::from_millis(50)));
+    assert_eq!(ended, Ended::Idle(Ok(())));
     assert_eq!(fake.freed.load(Ordering::SeqCst), 1);
 }
 

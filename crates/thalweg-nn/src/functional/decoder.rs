@@ -34,15 +34,28 @@ pub fn decoder_layers(
         if let Some(result) = fused_decoder_layers(input, position, layers, options, location)? {
             return Ok(result);
         }
-        let row = match input {
-            DecoderInput::Row(row) => row.clone(),
-            DecoderInput::Embedded { tokens, token, positions } => {
-                let row = |table, index: &Tensor| embedding(&index.reshape(&[1])?, table, None);
-                row(tokens, token)?.add(&row(positions, position)?)?
-            }
-        };
+        let row = embedded(input, position)?;
         layers.iter().try_fold(row, |x, layer| composed(&x, position, layer, options.eps))
     })
+}
+
+/// Returns the row that layers take.
+pub(crate) fn embedded(input: DecoderInput<'_>, position: &Tensor) -> Result<Tensor> {
+    match input {
+        DecoderInput::Row(row) => Ok(row.clone()),
+        DecoderInput::Embedded { tokens, token, positions } => {
+            let row = |table, index: &Tensor| embedding(&index.reshape(&[1])?, table, None);
+            row(tokens, token)?.add(&row(positions, position)?)
+        }
+    }
+}
+
+/// Returns what attention over the caches makes of queries, keys and values in one row, (1, features).
+pub(crate) fn attended(packed: &Tensor, caches: [&Tensor; 2], position: &Tensor) -> Result<Tensor> {
+    let [heads, width] = [1, 3].map(|dimension| caches[0].shape()[dimension]);
+    let parts = packed.reshape(&[3, 1, heads, 1, width])?;
+    let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
+    cached_attention([&query?, &key?, &value?], caches, position, None)?.reshape(&[1, heads * width])
 }
 
 /// Makes the likeliest token the one that a decoder reads next, in place: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`. Input
@@ -74,7 +87,7 @@ pub(crate) fn follow(found: &Tensor, state: DecoderState<'_>) -> Result<()> {
 
 /// Returns what a layer makes of a row, operator by operator.
 fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f64) -> Result<Tensor> {
-    let [keys, values] = layer.caches;
+    let keys = layer.caches[0];
     let (&[1, heads, _, width], &[1, features]) = (keys.shape(), input.shape()) else {
         return Err(Error::invalid(format!(
             "decoder_layers: expected an input (1, features) and caches (1, heads, context, features of a head), but got {input:?} and {keys:?}"
@@ -96,11 +109,9 @@ fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f6
         addend: None,
     };
     let packed = norm_linear(input, &behind(layer.norms[0], layer.products[0], false))?;
-    let parts = packed.reshape(&[3, 1, heads, 1, width])?;
-    let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
-    let mixed = cached_attention([&query?, &key?, &value?], [keys, values], position, None)?;
+    let mixed = attended(&packed, layer.caches, position)?;
     let [[out, out_bias], [contract, contract_bias]] = [layer.products[1], layer.products[3]];
-    let x = linear_add(&mixed.reshape(&[1, features])?, out, Some(out_bias), input)?;
+    let x = linear_add(&mixed, out, Some(out_bias), input)?;
     let hidden = norm_linear(&x, &behind(layer.norms[1], layer.products[2], true))?;
     linear_add(&hidden, contract, Some(contract_bias), &x)
 }

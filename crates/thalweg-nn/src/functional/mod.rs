@@ -52,7 +52,7 @@ use thalweg_runtime::{Error, Result};
 
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
 pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
-pub(crate) use decoder::follow;
+pub(crate) use decoder::{attended, embedded, follow};
 pub use decoder::{decoder_layers, next_token_};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};

@@ -43,9 +43,7 @@ impl User {
     fn has(&self, address: u64) -> bool {
         self.symmetric.as_ref().is_none_or(|known| known.contains(&address))
     }
-}
 
-impl User {
     fn is(&self, communicator: &Arc<Communicator>) -> bool {
         self.communicator.as_ptr() == Arc::as_ptr(communicator)
     }

@@ -8,14 +8,14 @@
 use std::sync::{Arc, OnceLock};
 
 use super::descriptors::{
-    ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plans_of,
+    ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plans_of, pointwise,
 };
 use super::graph::{Format, Pointwise};
 use super::{Cudnn, DeviceState, kept, lock, workspace_of};
 use crate::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::cuda::sys::RawStream;
 use crate::library::ElementFormat;
-use crate::{Code, Error, Result};
+use crate::{Code, DevicePointer, Error, Result};
 
 const NAME: &str = "cudnnBackendExecute";
 
@@ -99,9 +99,9 @@ impl ConvolutionRecipe {
         if epilogue.is_some() && pass != ConvolutionPass::Forward {
             return Err("a gradient has no bias".to_owned());
         }
-        let mut operands = vec![("input", call.input), ("weight", call.weight), ("output", call.output)];
-        operands.extend(epilogue.map(|epilogue| ("bias", epilogue.bias)));
-        for (name, address) in operands {
+        let operands = [("input", call.input), ("weight", call.weight), ("output", call.output)];
+        let bias = epilogue.map(|epilogue| ("bias", epilogue.bias));
+        for (name, address) in operands.into_iter().chain(bias) {
             if !address.address().is_multiple_of(ALIGNMENT_BYTES as u64) {
                 return Err(format!("the address of the {name}, {address:?}, is not aligned to 16 bytes"));
             }
@@ -192,29 +192,21 @@ impl ConvolutionRecipe {
         let weight = memory(WEIGHT, &weight)?;
         let input = memory(INPUT, &input)?;
         let result = memory(OUTPUT, &output)?;
-        let mut epilogue = Vec::new();
-        let mut steps = Vec::new();
-        let product = match self.relu {
-            None => None,
-            Some(relu) => {
-                let product = self.tensor(api, PRODUCT, &output, false)?;
-                let mut sizes = vec![1; output.len()];
-                sizes[1] = output[1];
-                let bias = memory(BIAS, &sizes)?;
-                let biased = if relu { Some(self.tensor(api, BIASED, &output, false)?) } else { None };
-                steps.push(point(
-                    api,
-                    Pointwise::Add,
-                    &[&product, &bias],
-                    biased.as_ref().unwrap_or(&result),
-                )?);
-                if let Some(biased) = &biased {
-                    steps.push(point(api, Pointwise::Relu, &[biased], &result)?);
-                }
-                epilogue.extend([bias].into_iter().chain(biased));
-                Some(product)
-            }
-        };
+        // What refers to a descriptor keeps it, so all of them live until the plans are made.
+        let between = |index| self.tensor(api, index, &output, false);
+        let product = self.relu.map(|_| between(PRODUCT)).transpose()?;
+        let biased = self.relu.filter(|&relu| relu).map(|_| between(BIASED)).transpose()?;
+        let mut sizes = vec![1; output.len()];
+        sizes[1] = output[1];
+        let bias = self.relu.map(|_| memory(BIAS, &sizes)).transpose()?;
+        let mut functions = Vec::new();
+        if let (Some(product), Some(bias)) = (&product, &bias) {
+            let add = (Pointwise::Add, Format::F32, None);
+            functions.push(pointwise(api, add, [product, bias], biased.as_ref().unwrap_or(&result))?);
+        }
+        if let Some(biased) = &biased {
+            functions.push(pointwise(api, (Pointwise::Relu, Format::F32, None), [biased], &result)?);
+        }
         let convolution = self.convolution(api)?;
         let (kind, names) = match self.pass {
             ConvolutionPass::Forward => (kind::OPERATION_CONVOLUTION, attribute::OPERATION_CONVOLUTION),
@@ -232,14 +224,12 @@ impl ConvolutionRecipe {
         for (name, tensor) in names[3..].iter().zip([&weight, &input, product.as_ref().unwrap_or(&result)]) {
             operation.refer(*name, tensor)?;
         }
-        operation.finalize()?;
-        // What refers to a descriptor keeps it, so modes and tensors live until the plans are made.
-        let mut operations = vec![operation];
-        let (modes, points): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
-        operations.extend(points);
+        let (_modes, functions): (Vec<_>, Vec<_>) =
+            functions.into_iter().map(|[how, made]| (how, made)).unzip();
+        let operations: Vec<_> = std::iter::once(operation).chain(functions).collect();
+        operations.iter().try_for_each(Descriptor::finalize)?;
         let will_do = |engine: &Descriptor| Ok(self.takes(&numerical_notes(api, engine)?));
         let mut engines = plans_of(api, handle, &operations, will_do, self.most_engines as usize)?;
-        drop((modes, epilogue));
         // The heuristics' first choice stays, whatever it needs.
         let mut is_first = true;
         engines.retain(|(_, bytes)| std::mem::take(&mut is_first) || *bytes <= LARGEST_WORKSPACE);
@@ -257,27 +247,6 @@ const OUTPUT: usize = 2;
 const BIAS: usize = 3;
 const PRODUCT: usize = 4;
 const BIASED: usize = 5;
-
-/// Describes a function of tensors in f32: its mode, which has to live as long, and itself.
-fn point(
-    api: &Arc<Api>,
-    mode: Pointwise,
-    inputs: &[&Descriptor],
-    output: &Descriptor,
-) -> Result<(Descriptor, Descriptor)> {
-    let how = api.descriptor(kind::POINTWISE)?;
-    how.set(attribute::POINTWISE_MODE, of_type::POINTWISE_MODE, &[mode])?;
-    how.set(attribute::POINTWISE_COMPUTE, of_type::DATA_TYPE, &[Format::F32])?;
-    how.finalize()?;
-    let made = api.descriptor(kind::OPERATION_POINTWISE)?;
-    made.refer(attribute::OPERATION_POINTWISE_MODE, &how)?;
-    for (input, attribute) in inputs.iter().zip(attribute::OPERATION_POINTWISE_INPUTS) {
-        made.refer(attribute, input)?;
-    }
-    made.refer(attribute::OPERATION_POINTWISE_OUTPUT, output)?;
-    made.finalize()?;
-    Ok((how, made))
-}
 
 fn describe(call: &ConvolutionCall) -> String {
     let ConvolutionShape { batch, input_channels, output_channels, groups, input, kernel, .. } = call.shape;
@@ -337,13 +306,12 @@ impl Cudnn {
             .map_err(|error| error.with_detail(&detail()))?;
         let workspace = workspace_of(call.workspace, plan.workspace_bytes())
             .map_err(|why| Error::new(Code::InvalidValue, NAME, format!("{why}: {}", detail())))?;
-        let mut ids = vec![id(WEIGHT), id(INPUT), id(OUTPUT)];
-        let mut pointers = vec![call.weight.address(), call.input.address(), call.output.address()];
-        if let Some(epilogue) = call.epilogue {
-            ids.push(id(BIAS));
-            pointers.push(epilogue.bias.address());
-        }
-        let bindings = (ids.as_slice(), pointers.as_slice());
+        let bias = call.epilogue.map_or(DevicePointer::new(0), |epilogue| epilogue.bias);
+        let ids = [WEIGHT, INPUT, OUTPUT, BIAS].map(id);
+        let pointers = [call.weight, call.input, call.output, bias].map(DevicePointer::address);
+        // The bias comes last, so that it can be left out.
+        let count = ids.len() - usize::from(call.epilogue.is_none());
+        let bindings = (&ids[..count], &pointers[..count]);
         let run = |engine: &Descriptor| {
             // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans; the addresses are used by kernels
             // only, whose affair they are.
@@ -389,7 +357,6 @@ fn fastest(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DevicePointer;
 
     fn call() -> ConvolutionCall {
         let at = DevicePointer::new(0x1000);

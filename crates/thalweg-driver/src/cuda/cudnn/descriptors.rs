@@ -311,7 +311,11 @@ impl Builder<'_> {
     fn operation(&mut self, operation: &Operation) -> Result<()> {
         let made = match operation {
             Operation::Pointwise { mode, inputs, output, compute, axis } => {
-                self.pointwise((*mode, *compute, *axis), inputs, *output)
+                let inputs = inputs.iter().map(|input| &self.tensors[input.0]);
+                let function = (*mode, *compute, *axis);
+                let [how, made] = pointwise(self.api, function, inputs, &self.tensors[output.0])?;
+                self.modes.push(how);
+                Ok(made)
             }
             Operation::Matmul { a, b, output, overrides } => self.matmul([*a, *b, *output], overrides),
             Operation::Reduction { mode, input, output } => self.reduction(*mode, *input, *output),
@@ -325,29 +329,6 @@ impl Builder<'_> {
         made.finalize()?;
         self.operations.push(made);
         Ok(())
-    }
-
-    fn pointwise(
-        &mut self,
-        (mode, compute, axis): (Pointwise, Format, Option<i64>),
-        inputs: &[TensorIndex],
-        output: TensorIndex,
-    ) -> Result<Descriptor> {
-        let how = self.api.descriptor(kind::POINTWISE)?;
-        how.set(attribute::POINTWISE_MODE, of_type::POINTWISE_MODE, &[mode])?;
-        how.set(attribute::POINTWISE_COMPUTE, of_type::DATA_TYPE, &[compute])?;
-        if let Some(axis) = axis {
-            how.set(attribute::POINTWISE_AXIS, of_type::INT64, &[axis])?;
-        }
-        how.finalize()?;
-        let made = self.api.descriptor(kind::OPERATION_POINTWISE)?;
-        made.refer(attribute::OPERATION_POINTWISE_MODE, &how)?;
-        for (input, attribute) in inputs.iter().zip(attribute::OPERATION_POINTWISE_INPUTS) {
-            made.refer(attribute, &self.tensors[input.0])?;
-        }
-        made.refer(attribute::OPERATION_POINTWISE_OUTPUT, &self.tensors[output.0])?;
-        self.modes.push(how);
-        Ok(made)
     }
 
     fn matmul(&mut self, [a, b, output]: [TensorIndex; 3], overrides: &Overrides) -> Result<Descriptor> {
@@ -380,6 +361,29 @@ impl Builder<'_> {
         self.modes.push(how);
         Ok(made)
     }
+}
+
+/// Describes a function of tensors: its mode, which has to live until the plan is made, and the operation, which is not finalized.
+pub(super) fn pointwise<'t>(
+    api: &Arc<Api>,
+    (mode, compute, axis): (Pointwise, Format, Option<i64>),
+    inputs: impl IntoIterator<Item = &'t Descriptor>,
+    output: &Descriptor,
+) -> Result<[Descriptor; 2]> {
+    let how = api.descriptor(kind::POINTWISE)?;
+    how.set(attribute::POINTWISE_MODE, of_type::POINTWISE_MODE, &[mode])?;
+    how.set(attribute::POINTWISE_COMPUTE, of_type::DATA_TYPE, &[compute])?;
+    if let Some(axis) = axis {
+        how.set(attribute::POINTWISE_AXIS, of_type::INT64, &[axis])?;
+    }
+    how.finalize()?;
+    let made = api.descriptor(kind::OPERATION_POINTWISE)?;
+    made.refer(attribute::OPERATION_POINTWISE_MODE, &how)?;
+    for (input, attribute) in inputs.into_iter().zip(attribute::OPERATION_POINTWISE_INPUTS) {
+        made.refer(attribute, input)?;
+    }
+    made.refer(attribute::OPERATION_POINTWISE_OUTPUT, output)?;
+    Ok([how, made])
 }
 
 /// Returns the id that a graph's tensor goes by.

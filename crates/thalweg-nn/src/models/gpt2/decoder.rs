@@ -79,15 +79,12 @@ impl Layer {
         let Products::Integers([attend, project, expand, contract]) = &self.products else {
             return Err(Error::invalid("a decoder's layers have weights of one kind"));
         };
-        let [keys, values] = &self.caches;
-        let (heads, width) = (keys.shape()[1], keys.shape()[3]);
         let normed = |x: &Tensor, [weight, bias]: &[Tensor; 2]| {
-            functional::layer_norm(x, &[heads * width], Some(weight), Some(bias), eps)
+            functional::layer_norm(x, weight.shape(), Some(weight), Some(bias), eps)
         };
-        let parts = attend.forward(&normed(input, &self.norms[0])?)?.reshape(&[3, 1, heads, 1, width])?;
-        let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
-        let mixed = functional::cached_attention([&query?, &key?, &value?], [keys, values], position, None)?;
-        let x = project.forward(&mixed.reshape(input.shape())?)?.add(input)?;
+        let packed = attend.forward(&normed(input, &self.norms[0])?)?;
+        let mixed = functional::attended(&packed, self.caches.each_ref(), position)?;
+        let x = project.forward(&mixed)?.add(input)?;
         let hidden = expand.forward(&normed(&x, &self.norms[1])?)?.gelu_tanh()?;
         contract.forward(&hidden)?.add(&x)
     }
@@ -271,8 +268,7 @@ impl GPT2Decoder {
             let options = DecoderOptions { eps, exchange: self.exchange.as_ref() };
             return functional::decoder_layers(self.input(), position, &layers, options);
         }
-        let row = |table: &Embedding, index: &Tensor| functional::embedding(index, &table.weight, None);
-        let row = row(&self.tokens, &self.token)?.add(&row(&self.positions, position)?)?;
+        let row = functional::embedded(self.input(), position)?;
         self.layers.iter().try_fold(row, |x, layer| layer.by_integers(&x, position, eps))
     }
 
