@@ -605,8 +605,10 @@ impl ArenaState {
         if self.is_revoked(block) {
             return self.forget_revoked(arena, block, uses);
         }
+        let is_free_at_once = uses.is_empty() && !self.policy.direct;
         if arena.common.watch.is_on() {
-            self.tell_freed(arena, Action::FreeRequested, block, stack);
+            let actions = [Action::FreeRequested, Action::FreeCompleted];
+            self.tell_freed(arena, &actions[..1 + usize::from(is_free_at_once)], block, stack);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
@@ -618,9 +620,6 @@ impl ArenaState {
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
             gauges.returned(class, size_bytes, requested_bytes);
-            if arena.common.watch.is_on() {
-                self.tell_freed(arena, Action::FreeCompleted, block, stack);
-            }
             if self.policy.keeps_last_freed {
                 self.note_free(arena);
                 if let Some((before, _)) = self.last_freed.replace((block, size_bytes)) {
@@ -653,7 +652,7 @@ impl ArenaState {
             } else {
                 self.pending.pop_ready();
                 if arena.common.watch.is_on() {
-                    self.tell_freed(arena, Action::FreeCompleted, block, None);
+                    self.tell_freed(arena, &[Action::FreeCompleted], block, None);
                 }
                 let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.gauges.passed(class, size_bytes, requested_bytes);

@@ -170,7 +170,7 @@ impl ArenaState {
             return;
         }
         if arena.common.watch.is_on() {
-            self.tell_freed(arena, Action::FreeCompleted, block, None);
+            self.tell_freed(arena, &[Action::FreeCompleted], block, None);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         self.gauges.passed(class, size_bytes, requested_bytes);

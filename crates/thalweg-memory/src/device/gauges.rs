@@ -79,6 +79,12 @@ pub(crate) struct Gauges {
     pending: [[u64; 2]; 2],
 }
 
+/// Returns whether a figure is above what is published of it, or further below it than it may be.
+#[inline]
+fn is_outside(current: u64, published: u64, slack: u64) -> bool {
+    published.wrapping_sub(current) > slack
+}
+
 /// Each row of what is active, and the row of the part of it that is allocated.
 const DERIVED: [(usize, usize); 2] = [
     (Quantity::Active as usize, Quantity::Allocation as usize),
@@ -146,6 +152,22 @@ impl Gauges {
             let peak = &mut self.peak_all;
             peak[active] = peak[active].max(peak[allocated]).max(current);
         }
+    }
+
+    /// Brings what is active now up to date in one class. No peak is: no arena that publishes is asked for its own.
+    #[inline]
+    fn derive_current(&mut self, class: usize) {
+        for (pending, (active, allocated)) in DERIVED.into_iter().enumerate() {
+            self.current[class][active] = self.current[class][allocated] + self.pending[class][pending];
+        }
+    }
+
+    /// Returns whether a figure of a class has left the band below what is published of it. Without a branch per figure, since
+    /// hardly any ever has.
+    #[inline]
+    fn leaves_band(&self, class: usize) -> bool {
+        let (current, published) = (&self.current[class], &self.published[class]);
+        COUNTED.fold(false, |leaves, one| leaves | is_outside(current[one], published[one], SLACK[one]))
     }
 
     #[inline]
@@ -298,13 +320,21 @@ impl Totals {
         }
     }
 
-    #[inline]
+    /// Not inlined: a thread that is alone, whose time this is not, has less to step over.
+    #[inline(never)]
     fn publish(&self, gauges: &mut Gauges, class: usize) {
-        gauges.derive();
+        gauges.derive_current(class);
+        if gauges.leaves_band(class) {
+            self.publish_anew(gauges, class);
+        }
+    }
+
+    #[cold]
+    fn publish_anew(&self, gauges: &mut Gauges, class: usize) {
         for quantity in COUNTED {
             let slack = SLACK[quantity];
             let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
-            if current > published || published - current > slack {
+            if is_outside(current, published, slack) {
                 // Half the slack above, so that small steps either way stay within the band.
                 let headroom = if current > published { slack / 2 } else { 0 };
                 self.set_published(gauges, class, quantity, current + headroom);

@@ -44,23 +44,30 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// Records that a caller gave a block back, or that it is free. The stack is that of the free, if there is one.
+    /// Records that a caller gave a block back, or that it is free, or both at the same moment. The stack is that of the free, if
+    /// there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(
         &mut self,
         arena: &Arena,
-        action: Action,
+        actions: &[Action],
         block: BlockId,
         stack: Option<StackId>,
     ) {
+        let Some(&action) = actions.last() else { return };
         let Span { address, .. } = self.blocks.span(block);
         let bytes = self.blocks.requested_bytes(block).expect("what is freed was taken");
-        let stack = stack.or_else(|| self.log.allocations.get(&block).copied());
-        if action == Action::FreeCompleted {
-            self.log.allocations.remove(&block);
-        }
-        self.tell(arena, action, address, bytes, stack);
+        let allocated_at = match action {
+            Action::FreeCompleted => self.log.allocations.remove(&block),
+            _ => self.log.allocations.get(&block).copied(),
+        };
+        let event = Event {
+            stack: stack.or(allocated_at),
+            pool_id: arena.key.pool_id(),
+            ..Event::new(action, address, bytes, arena.key.stream)
+        };
+        arena.common.watch.tell_each(&mut self.log.ring, &event, actions);
     }
 
     /// Records that memory was taken from the upstream, or moved here.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
-use thalweg_snapshot::Snapshot;
+use thalweg_snapshot::{Action, Snapshot};
 
 use super::history::{Enabled, Event, History, Ring, StackId};
 use super::observe::{EventObservers, OutOfMemoryObservers, SnapshotFiles};
@@ -82,12 +82,20 @@ impl Watch {
 
     /// Tells the observers and the history of an event. `ring` belongs to the holder of the lock.
     pub(crate) fn tell(&self, ring: &mut Ring, event: &Event) {
+        self.tell_each(ring, event, &[event.action]);
+    }
+
+    /// Tells the observers and the history of an event that happens once with each of `actions`, at the same moment. `ring` belongs
+    /// to the holder of the lock.
+    pub(crate) fn tell_each(&self, ring: &mut Ring, event: &Event, actions: &[Action]) {
         if !self.events.is_empty() {
             let _outside = Outside::enter();
-            // The caller is in the middle of a change. The panic has been reported by the hook.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.events.notify(event)));
+            for &action in actions {
+                // The caller is in the middle of a change. The panic has been reported by the hook.
+                let _ = catch_unwind(AssertUnwindSafe(|| self.events.notify(&Event { action, ..*event })));
+            }
         }
-        ring.push(&self.history, event);
+        ring.push_each(&self.history, event, actions);
     }
 
     /// Keeps the events of an arena that goes.

@@ -76,19 +76,28 @@ impl Ring {
     /// Records `event` as happening now, if `history` wants it; else this is one load and one branch.
     #[inline]
     pub fn push(&mut self, history: &History, event: &Event) {
+        self.push_each(history, event, &[event.action]);
+    }
+
+    /// Records `event` once with each of `actions`, in this order and at the same moment, as far as `history` wants them.
+    #[inline]
+    pub(crate) fn push_each(&mut self, history: &History, event: &Event, actions: &[Action]) {
         let mode = history.mode();
-        if mode.records(event.action) {
-            self.record(history, mode, event);
+        // The clock is the largest part of what an event costs.
+        let mut now = None;
+        for &action in actions.iter().filter(|action| mode.records(**action)) {
+            let time_ns = *now.get_or_insert_with(|| history.now_ns());
+            self.record(history, mode, &Event { action, ..*event }, time_ns);
         }
     }
 
-    fn record(&mut self, history: &History, mode: Mode, event: &Event) {
+    fn record(&mut self, history: &History, mode: Mode, event: &Event, time_ns: u64) {
         if self.changes != mode.changes() {
             self.follow(&history.configured());
         }
         let (metadata, compile_context) = texts::of_this_thread();
         self.put(Entry {
-            time_ns: history.now_ns(),
+            time_ns,
             address: event.address,
             size_bytes: event.size_bytes,
             stream: event.stream,
