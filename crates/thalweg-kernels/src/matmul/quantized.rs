@@ -209,6 +209,9 @@ fn print(dtype: DType, quantization: Quantization, rows: u64) -> String {
     }
 }
 
+/// Some steps of a row; which loads there are is filled in.
+const STEPS: &str = include_str!("quantized/steps.cu");
+
 fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let (is_int8, rows) = (quantization == Quantization::Int8, if rows <= 8 { 8 } else { 16 });
@@ -225,7 +228,17 @@ fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> St
         ("ROWS", rows),
     ];
     let defined: String = numbers.map(|(name, number)| format!("#define {name} {number}\n")).concat();
+    let in_range = "first + at < terms";
+    let other_steps = STEPS
+        .replace("HAS_TERMS", in_range)
+        .replace("HAS_UPPER", &format!("{in_range} && has_upper"))
+        .replace("HAS_LOWER", &format!("{in_range} && has_lower"));
+    let full_steps = ["HAS_TERMS", "HAS_UPPER", "HAS_LOWER"]
+        .iter()
+        .fold(STEPS.to_owned(), |text, name| text.replace(name, "true"));
     let code = include_str!("quantized/tensor_cores.cu")
+        .replace("FULL_STEPS", &full_steps)
+        .replace("OTHER_STEPS", &other_steps)
         .replace("ARGUMENTS", ARGUMENTS)
         .replace("PIECES", &PIECES.replace("WEIGHT", "u8"))
         .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)

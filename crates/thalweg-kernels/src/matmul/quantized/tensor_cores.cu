@@ -91,7 +91,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     const u32 each_step = step * (8 * EACH / 16), first = begin * (8 * EACH / 16);
     const ELEMENT* const upper_row = x.input + u64(has_upper ? line : rows - 1) * terms + first;
     const ELEMENT* const lower_row = x.input + u64(has_lower ? line + 8 : rows - 1) * terms + first;
-#if !IS_INT8
+#if IS_INT8
+    const u32 full = 0;
+#else
     // Steps in which every lane has terms. There, a lane that has no row loads the last one: what is multiplied for rows that the result has not is not kept.
     const u32 last = part * 64 + 48, full = last < bytes ? ((bytes - last - 1) / step + 1) / TOGETHER * TOGETHER : 0;
     const u32 group_bits = 31 - __clz(u32(x.group));
@@ -102,54 +104,13 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
 #if !IS_INT8
         const ELEMENT* const of_line = x.scales + (group * 8 + line < columns ? group * 8 + line : columns - 1) * 2;
 #endif
-        for (u32 start = 0; start < steps; start += TOGETHER) {
-            uint4 upper[TOGETHER][EACH], lower[TOGETHER][EACH];
 #if !IS_INT8
-            u32 both[TOGETHER];
-            if (start < full) {
-                #pragma unroll
-                for (u32 next = 0; next < TOGETHER; ++next) {
-                    const u32 at = (start + next) * each_step;
-                    both[next] = *(const u32*)(of_line + u64(first + at >> group_bits) * x.n * 2);
-                    #pragma unroll
-                    for (u32 i = 0; i < EACH; ++i) {
-                        upper[next][i] = *(const uint4*)(upper_row + at + i * 8);
-                        lower[next][i] = ROWS > 8 ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
-                    }
-                }
-            } else
+        for (u32 start = 0; start < full; start += TOGETHER) {
+FULL_STEPS
+        }
 #endif
-            {
-                #pragma unroll
-                for (u32 next = 0; next < TOGETHER; ++next) {
-                    const u32 at = (start + next) * each_step;
-                    const bool is_in = first + at < terms;
-#if !IS_INT8
-                    both[next] = is_in ? *(const u32*)(of_line + u64(first + at >> group_bits) * x.n * 2) : 0;
-#endif
-                    #pragma unroll
-                    for (u32 i = 0; i < EACH; ++i) {
-                        upper[next][i] = is_in && has_upper ? *(const uint4*)(upper_row + at + i * 8) : uint4{};
-                        lower[next][i] = is_in && has_lower ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
-                    }
-                }
-            }
-            #pragma unroll
-            for (u32 next = 0; next < TOGETHER; ++next) {
-                const uint4 piece = weights.take(slot + next);
-                const u32 word[4] = {piece.x, piece.y, piece.z, piece.w};
-                #pragma unroll
-                for (u32 i = 0; i < EACH; ++i) {
-#if IS_INT8
-                    const uint4 numbers = converted(word[i * 2], word[i * 2 + 1]);
-                    multiply(sums[i % 2], numbers, upper[next][i], lower[next][i]);
-#else
-                    const uint4 numbers = converted(word[i], __byte_perm(both[next], 0, 0x1010), __byte_perm(both[next], 0, 0x3232));
-                    multiply(sums[i % 2], numbers, paired(upper[next][i]), paired(lower[next][i]));
-#endif
-                }
-            }
-            slot = (slot + TOGETHER) % DEPTH;
+        for (u32 start = full; start < steps; start += TOGETHER) {
+OTHER_STEPS
         }
         // The other half of the memory may still be read.
         combine(sums, split, parts[turn % 2]);
