@@ -497,8 +497,13 @@ fn logspace(call: &Call<'_>) -> Result<Tensor> {
     let exponents =
         call_operator(built_in!("linspace")?, &arguments, Some(call.device), call.label.location)?;
     let base = Argument::Scalar(call.float(3).into());
-    call_operator(built_in!("pow.Scalar")?, &[base, (&exponents).into()], None, call.label.location)?
-        .to_dtype(dtype)
+    let powers =
+        call_operator(built_in!("pow.Scalar")?, &[base, (&exponents).into()], None, call.label.location)?;
+    if dtype.is_floating_point() {
+        return powers.to_dtype(dtype);
+    }
+    // A GPU's power may be the next number below a whole one; PyTorch computes powers of integers in float32, which is whole then.
+    powers.to_dtype(DType::F32)?.to_dtype(dtype)
 }
 
 /// Calls an operator with bounds that tensors without dimensions hold.
