@@ -46,13 +46,57 @@ impl<const FUSED: bool> Loop for Product<'_, FUSED> {
 pub(crate) fn product(left: &[[f32; ROWS]], right: &[[f32; COLUMNS]]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
     let arch = pulp::Arch::new();
-    // Without the instruction the mathematical library would be called for each product.
-    if cfg!(target_arch = "aarch64") || !matches!(arch, pulp::Arch::Scalar) {
+    if is_fused(arch) {
         arch.dispatch(Product::<true> { left, right, sums: &mut sums });
     } else {
         arch.dispatch(Product::<false> { left, right, sums: &mut sums });
     }
     sums
+}
+
+/// sums = left · right, of rows that are read where they lie.
+struct ProductOfRows<'p, const FUSED: bool> {
+    left: [&'p [f32]; ROWS],
+    right: &'p [[f32; COLUMNS]],
+    sums: &'p mut Sums,
+}
+
+impl<const FUSED: bool> Loop for ProductOfRows<'_, FUSED> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let terms = self.right.len();
+        let left = self.left.map(|row| &row[..terms]);
+        let mut sums = [[0.0f32; COLUMNS]; ROWS];
+        for (term, right) in self.right.iter().enumerate() {
+            for (sums, row) in sums.iter_mut().zip(left) {
+                let a = row[term];
+                for (sum, &b) in sums.iter_mut().zip(right) {
+                    *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
+                }
+            }
+        }
+        *self.sums = sums;
+    }
+}
+
+/// Returns what [`product`] does for rows of the left factor that are read where they lie: as many terms of each as the panel of the right has.
+#[inline]
+pub(crate) fn product_of_rows(left: [&[f32]; ROWS], right: &[[f32; COLUMNS]]) -> Sums {
+    let mut sums = [[0.0; COLUMNS]; ROWS];
+    let arch = pulp::Arch::new();
+    if is_fused(arch) {
+        arch.dispatch(ProductOfRows::<true> { left, right, sums: &mut sums });
+    } else {
+        arch.dispatch(ProductOfRows::<false> { left, right, sums: &mut sums });
+    }
+    sums
+}
+
+/// Returns whether there is the instruction for a · b + c; without it the mathematical library would be called for each product.
+fn is_fused(arch: pulp::Arch) -> bool {
+    cfg!(target_arch = "aarch64") || !matches!(arch, pulp::Arch::Scalar)
 }
 
 /// Writes rows into panels of the left factor, `terms` arrays each, from the element of each row and term.
@@ -110,7 +154,15 @@ mod tests {
             assert_eq!(right, other);
             for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
                 let panel = |number: usize| number * terms..(number + 1) * terms;
-                let sums = product(&left[panel(row / ROWS)], &right[panel(column / COLUMNS)]);
+                let right = &right[panel(column / COLUMNS)];
+                let sums = product(&left[panel(row / ROWS)], right);
+                let first = row / ROWS * ROWS;
+                let lines: [Vec<f32>; ROWS] = std::array::from_fn(|at| {
+                    (0..terms)
+                        .map(|term| if first + at < rows { value(first + at, term) } else { 0.0 })
+                        .collect()
+                });
+                assert_eq!(product_of_rows(lines.each_ref().map(Vec::as_slice), right), sums);
                 let wanted: f32 = (0..terms).map(|term| value(row, term) * value(term, column)).sum();
                 assert_eq!(sums[row % ROWS][column % COLUMNS], wanted);
             }

@@ -21,7 +21,7 @@
 //! - Max and Min of zeros of both signs give the second operand, on a GPU +0 and −0 in f32; with a NaN, they give a NaN, but which is not
 //!   fixed.
 //! - Casts between a 16-bit float and another type go through f32, as in PyTorch. Casts between integers wrap.
-//! - Log and Tanh of f32 are computed in f64, Exp and Erf within a unit in the last place ([`vectors`](self)); Pow and the others are those of the platform's mathematical library, or of
+//! - Log of f32 is computed in f64, Exp, Tanh and Erf within a unit in the last place ([`vectors`](self)); Pow and the others are those of the platform's mathematical library, or of
 //!   the `libm` crate.
 //! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.
 //!

@@ -3,11 +3,10 @@
 //! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and for those with AVX-512, and chooses while it runs. The bits are the
 //! same: every primitive is correctly rounded, or one of the functions below, which have no branches that could be taken differently.
 //!
-//! The functions compute in f64 and round once, so their error is that of the rounding, far below the budgets of a GPU's; [`exp`] and [`erf`] stay in f32, of
-//! which vectors have twice as many. Series
-//! are cut where what is left out is below 10⁻¹¹ of the result.
+//! [`ln`] computes in f64 and rounds once, so its error is that of the rounding, far below the budgets of a GPU's; its series is cut where what is left
+//! out is below 10⁻¹¹ of the result. [`exp`], [`tanh`] and [`erf`] stay in f32, of which vectors have twice as many.
 
-use std::f64::consts::{LN_2, LOG2_E};
+use std::f64::consts::LN_2;
 
 pub(super) use pulp::NullaryFnOnce as Loop;
 
@@ -24,30 +23,6 @@ pub(super) fn has_fma() -> bool {
     return std::is_x86_feature_detected!("fma") && std::is_x86_feature_detected!("avx2");
     #[cfg(not(target_arch = "x86_64"))]
     cfg!(target_arch = "aarch64")
-}
-
-/// Adding it rounds a f64 to an integer, which then stands in the lowest bits.
-const ROUNDING: f64 = 6_755_399_441_055_744.0;
-
-/// Returns 2ⁿ and eʳ − 1 where x = n · ln 2 + r, for |x| up to 700; a NaN gives a NaN as the second.
-#[inline(always)]
-fn exponential(x: f64) -> (f64, f64) {
-    let shifted = x * LOG2_E + ROUNDING;
-    let rest = x - (shifted - ROUNDING) * LN_2;
-    let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
-    // Taylor's series, of terms rᵏ / k!, where |r| is at most ln 2 / 2.
-    let mut sum = 1.0 / 3_628_800.0;
-    for divisor in [362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0] {
-        sum = sum * rest + 1.0 / divisor;
-    }
-    (power, sum * rest)
-}
-
-/// Returns x within bounds; a NaN stays one.
-#[inline(always)]
-fn within(x: f64, least: f64, most: f64) -> f64 {
-    let x = if x < least { least } else { x };
-    if x > most { most } else { x }
 }
 
 /// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, by least squares of the relative error of eʳ: the constant term first.
@@ -79,13 +54,21 @@ pub(crate) fn exp(x: f32) -> f32 {
     result * power(half) * power(count.wrapping_sub(half))
 }
 
-/// Returns tanh x.
+/// Where the two forms of [`tanh`] meet.
+const TANH_SPLIT: f32 = 0.8;
+
+/// (tanh(x)/x − 1) / x² as a polynomial of x² below the split, by least squares of the relative error of tanh: the constant term first.
+const TANH_NEAR: [f32; 6] =
+    [-0.333_333, 0.133_322_21, -0.053_852_33, 0.021_302_987, -0.007_409_552_6, 0.001_584_753_5];
+
+/// Returns tanh x, within a unit in the last place.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
-    let twice = within(f64::from(x.abs()) * 2.0, 0.0, 80.0);
-    let (power, rest) = exponential(twice);
-    let expm1 = power * rest + (power - 1.0);
-    ((expm1 / (expm1 + 2.0)) as f32).copysign(x)
+    let (size, square) = (x.abs(), x * x);
+    let near = (polynomial(&TANH_NEAR, square) * square).mul_add(size, size);
+    let far = 1.0 - 2.0 / (exp(2.0 * size) + 1.0);
+    let result = if size < TANH_SPLIT { near } else { far };
+    result.copysign(x)
 }
 
 /// Returns ln x.

@@ -300,25 +300,45 @@ pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<()
             Operand { leading_dimension, transposed: true, .. } => [1, leading_dimension],
             Operand { leading_dimension, .. } => [leading_dimension, 1],
         };
-        for (row, sum) in (0..product.m).zip(row_sums) {
-            let terms = (0..product.k).map(|term| a[(row * row_stride + term * step) as usize]);
-            *sum = sum_of_terms(terms);
+        let sums = row_sums[..product.m as usize].chunks_mut(ABREAST);
+        for (sums, first) in sums.zip((0..product.m).step_by(ABREAST)) {
+            let count = sums.len();
+            let found = sums_of_rows(product.k, |term, values| {
+                for (value, row) in values[..count].iter_mut().zip(first..) {
+                    *value = a[(row * row_stride + term * step) as usize];
+                }
+            });
+            sums.copy_from_slice(&found[..count]);
         }
     }
     Ok(())
 }
 
-/// Returns a sum in the order of the kernel: every 64th term, then four of those sums, and a tree over the sixteen that come
-/// of it.
-fn sum_of_terms(terms: impl Iterator<Item = f32>) -> f32 {
-    let mut parts = [0.0f32; 64];
-    terms.enumerate().for_each(|(number, term)| parts[number % 64] += term);
-    let mut lanes = [0.0f32; 16];
-    for (lane, part) in lanes.iter_mut().zip(parts.chunks(4)) {
-        *lane = part[0] + part[1] + part[2] + part[3];
+/// How many rows are summed abreast.
+const ABREAST: usize = 16;
+
+/// Returns the sums of rows, whose values at each term `read` writes, in the order of the kernel: every 64th term, then four of those sums, and a tree
+/// over the sixteen that come of it.
+fn sums_of_rows(terms: u64, read: impl Fn(u64, &mut [f32; ABREAST])) -> [f32; ABREAST] {
+    let add = |to: &mut [f32; ABREAST], values: [f32; ABREAST]| {
+        to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
+    };
+    let mut parts = [[0.0f32; ABREAST]; 64];
+    for term in 0..terms {
+        let mut values = [0.0; ABREAST];
+        read(term, &mut values);
+        add(&mut parts[(term % 64) as usize], values);
+    }
+    let mut lanes = [[0.0f32; ABREAST]; 16];
+    for (lane, [first, rest @ ..]) in lanes.iter_mut().zip(parts.as_chunks::<4>().0) {
+        *lane = *first;
+        rest.iter().for_each(|&part| add(lane, part));
     }
     for step in [1, 2, 4, 8] {
-        (0..16).step_by(2 * step).for_each(|lane| lanes[lane] += lanes[lane + step]);
+        for lane in (0..16).step_by(2 * step) {
+            let other = lanes[lane + step];
+            add(&mut lanes[lane], other);
+        }
     }
     lanes[0]
 }

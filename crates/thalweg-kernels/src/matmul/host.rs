@@ -1,5 +1,7 @@
-//! The product on the host: of f32 in panels, by several threads; else, and where a factor has few rows, through `ndarray`'s safe views over the
-//! `matrixmultiply` library.
+//! The product on the host: of f32 in panels, by several threads; else, and where the left factor is a few rows, through `ndarray`'s safe views over
+//! the `matrixmultiply` library.
+
+mod few_rows;
 
 use std::ops::Range;
 
@@ -108,7 +110,8 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let Matmul { batch, m, n, k, d: target, .. } = *matmul;
     let span = rows.saturating_sub(1) * target.leading_dimension.max(columns) + columns;
     let is_apart = batch == 1 || target.batch_stride >= span;
-    if batch == 0 || !is_apart || k < 4 || n < COLUMNS as u64 / 2 || m < 4 * ROWS as u64 {
+    let has_panels = n >= COLUMNS as u64 / 2 && m >= 4 * ROWS as u64;
+    if batch == 0 || !is_apart || k < 4 || !(has_panels || few_rows::fits(matmul)) {
         return products(matmul, a, b, d);
     }
     let factors = |item: usize| {
@@ -133,7 +136,12 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
         jobs.push(move || {
             let mut right = Vec::new();
             for (item, d) in items.zip(part.chunks_mut(stride)) {
-                product_of_f32(matmul, factors(item), d, &mut right, if is_small { 1 } else { threads() });
+                let threads = if is_small { 1 } else { threads() };
+                if has_panels {
+                    product_of_f32(matmul, factors(item), d, &mut right, threads);
+                } else {
+                    few_rows::product(matmul, factors(item), d, threads);
+                }
             }
         });
     }

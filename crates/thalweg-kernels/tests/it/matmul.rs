@@ -117,9 +117,16 @@ proptest! {
 /// Sums in several parts, factors packed in several parts, work for several threads.
 #[test]
 fn large_products_are_near_those_of_three_loops() {
-    for (m, n, k, batch) in
-        [(200, 70, 900, 1), (30, 4200, 9, 1), (64, 50, 64, 9), (150, 130, 390, 2), (25, 9, 2000, 3)]
-    {
+    for (m, n, k, batch) in [
+        (200, 70, 900, 1),
+        (16, 512, 130, 1),
+        (23, 130, 500, 2),
+        (5, 700, 40, 9),
+        (30, 4200, 9, 1),
+        (64, 50, 64, 9),
+        (150, 130, 390, 2),
+        (25, 9, 2000, 3),
+    ] {
         for (a_turned, b_turned) in [(false, false), (false, true), (true, false), (true, true)] {
             let operand = |(rows, columns): (u64, u64), transposed: bool| {
                 let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };

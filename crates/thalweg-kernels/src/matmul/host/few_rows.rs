@@ -1,0 +1,142 @@
+//! Products of f32 whose left factor has few rows, as a step of a recurrent network has: there, writing the right factor into panels would take as long
+//! as the product itself.
+//!
+//! A right factor that is stored transposed is read where it lies, as the left factor of the transposed product, whose right factor is small. Else the
+//! rows of the left factor are read where they lie, and of the right factor one panel after the other is written.
+
+use std::ops::Range;
+
+use super::{Factor, step};
+use crate::matmul::Matmul;
+use crate::panels::{COLUMNS, ROWS, pack_column, pack_term, product_of_rows};
+use crate::threads::{ranges, share};
+
+/// The fewest rows. With up to four, which a decoder has, a row has the same bits alone and beside others, so all of them are products of one kind.
+const FEWEST: u64 = 5;
+
+/// How many products of elements are worth a thread: a step of a recurrent network waits for the one before it, and a thread that is woken for a few
+/// microseconds' work costs as much.
+const LEAST: usize = 4 * super::LEAST;
+
+/// Returns whether a product is one of these. A left factor that is stored transposed has no rows to read where they lie.
+pub(super) fn fits(matmul: &Matmul) -> bool {
+    !matmul.a.transposed && (FEWEST..4 * ROWS as u64).contains(&matmul.m) && matmul.n >= COLUMNS as u64
+}
+
+/// Computes one product with so many threads at most.
+pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [f32], threads: usize) {
+    let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|extent| extent as usize);
+    let groups = n.div_ceil(COLUMNS);
+    let least = if threads > 1 { LEAST.div_ceil(m * k * COLUMNS) } else { groups };
+    let parts: Vec<Range<usize>> =
+        ranges(groups, least).map(|groups| groups.start * COLUMNS..(groups.end * COLUMNS).min(n)).collect();
+    // The columns of each part, row by row.
+    let mut columns: Vec<Vec<&mut [f32]>> = parts.iter().map(|_| Vec::with_capacity(m)).collect();
+    for row in d.chunks_mut(step(&matmul.d, n)).take(m) {
+        let mut rest = &mut row[..n];
+        for (own, part) in columns.iter_mut().zip(&parts) {
+            let (now, later) = rest.split_at_mut(part.len());
+            own.push(now);
+            rest = later;
+        }
+    }
+    let of_left = if right.transposed { panels_of_rows(left, m, k) } else { Vec::new() };
+    let write = Write {
+        alpha: matmul.alpha.get() as f32,
+        beta: matmul.accumulates().then_some(matmul.beta.get() as f32),
+    };
+    let jobs = parts.into_iter().zip(columns).map(|(part, d)| {
+        let of_left = &of_left[..];
+        move || {
+            if right.transposed {
+                transposed(write, of_left, right, part, k, d);
+            } else {
+                by_columns(write, left, right, part, k, d);
+            }
+        }
+    });
+    share(jobs.collect());
+}
+
+/// Returns the left factor's rows as the columns of panels.
+fn panels_of_rows(left: Factor<'_>, rows: usize, terms: usize) -> Vec<[f32; COLUMNS]> {
+    let mut panels = vec![[0.0; COLUMNS]; rows.div_ceil(COLUMNS) * terms];
+    for row in 0..rows {
+        let panel = &mut panels[row / COLUMNS * terms..][..terms];
+        pack_column(panel, row, &left.elements[row * left.step..][..terms]);
+    }
+    panels
+}
+
+/// Returns so many rows of a factor from one on, as often the last as there are none left.
+fn lines<'e>(factor: Factor<'e>, first: usize, end: usize, terms: usize) -> [&'e [f32]; ROWS] {
+    std::array::from_fn(|at| &factor.elements[(first + at).min(end - 1) * factor.step..][..terms])
+}
+
+/// How a sum gets into the result.
+#[derive(Clone, Copy)]
+struct Write {
+    alpha: f32,
+    /// The factor of what is there, if that is added.
+    beta: Option<f32>,
+}
+
+impl Write {
+    #[inline]
+    fn write(self, place: &mut f32, sum: f32) {
+        *place = match self.beta {
+            None => self.alpha * sum,
+            Some(beta) => self.alpha * sum + beta * *place,
+        };
+    }
+}
+
+/// Computes a part of the columns as rows of the transposed product.
+fn transposed(
+    write: Write,
+    left: &[[f32; COLUMNS]],
+    right: Factor<'_>,
+    part: Range<usize>,
+    terms: usize,
+    mut d: Vec<&mut [f32]>,
+) {
+    for first in part.clone().step_by(ROWS) {
+        let lines = lines(right, first, part.end, terms);
+        let places = first - part.start..(first + ROWS).min(part.end) - part.start;
+        for (rows, panel) in d.chunks_mut(COLUMNS).zip(left.chunks_exact(terms)) {
+            let sums = product_of_rows(lines, panel);
+            for (row, d) in rows.iter_mut().enumerate() {
+                d[places.clone()]
+                    .iter_mut()
+                    .zip(&sums)
+                    .for_each(|(place, sums)| write.write(place, sums[row]));
+            }
+        }
+    }
+}
+
+/// Computes a part of the columns, one panel after the other.
+fn by_columns(
+    write: Write,
+    left: Factor<'_>,
+    right: Factor<'_>,
+    part: Range<usize>,
+    terms: usize,
+    mut d: Vec<&mut [f32]>,
+) {
+    let count = d.len();
+    let mut panel = vec![[0.0; COLUMNS]; terms];
+    for first in part.clone().step_by(COLUMNS) {
+        let columns = first..(first + COLUMNS).min(part.end);
+        for term in 0..terms {
+            pack_term(&mut panel, terms, term, &right.elements[term * right.step..][columns.clone()]);
+        }
+        let places = first - part.start..columns.end - part.start;
+        for (group, rows) in d.chunks_mut(ROWS).enumerate() {
+            let sums = product_of_rows(lines(left, group * ROWS, count, terms), &panel);
+            for (d, sums) in rows.iter_mut().zip(&sums) {
+                d[places.clone()].iter_mut().zip(sums).for_each(|(place, &sum)| write.write(place, sum));
+            }
+        }
+    }
+}
