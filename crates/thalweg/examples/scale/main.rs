@@ -142,7 +142,7 @@ fn sharded() {
     let base = 72_008.0 - (time(60_000.0, 2) - 60_000.0);
     for more in [1.0, 8.0] {
         let tokens = 2048.0 * more;
-        let title = format!("GPT-2 XL, fully sharded over all GPUs, {tokens:.0} tokens a GPU");
+        let title = format!("GPT-2 XL, fully sharded over all GPUs, {tokens:.0} tokens per GPU");
         table(&title, tokens, &[2, 8, 64, 1024], |ranks| time(base * more, ranks));
     }
     let title = "GPT-2 XL, sharded over the 8 GPUs of a host and replicated beyond, 2048 tokens per GPU";
