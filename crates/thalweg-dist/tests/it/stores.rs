@@ -143,7 +143,7 @@ fn who_does_not_answer_is_named() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     });
     let text = TcpStore::connect(&address, Duration::ZERO).unwrap_err().to_string();
-    assert!(text.contains("no store of Thalweg"), "{text}");
+    assert!(text.contains("not a store of Thalweg"), "{text}");
     answering.join().unwrap();
 }
 
