@@ -98,7 +98,7 @@ fn complain(text: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     // At run time, so that a checkout that was moved after it was built is still found; else where this was built.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")

@@ -31,7 +31,7 @@ pub mod planted {
     //! Which bug is planted.
     static PLANTED: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     static REACHED: std::sync::Once = std::sync::Once::new();
-    /// Whether this one is.
+    /// Returns whether this bug is switched on.
     #[inline]
     pub fn is_on(bug: usize) -> bool {
         *PLANTED.get_or_init(named) == bug && reach()
@@ -184,7 +184,7 @@ fn write(path: &Path, bytes: &[u8], modified: SystemTime) -> std::io::Result<()>
     fs::File::options().append(true).open(path)?.set_modified(modified)
 }
 
-/// A source with a choice at each of these places.
+/// Returns a source with a choice at each of these places.
 fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, String> {
     // Without white space, and where each byte was.
     let kept: Vec<(usize, u8)> =
@@ -293,7 +293,7 @@ fn start(program: &str, bug: usize) -> Result<Running, String> {
     Ok(Running { bug, child, begun: Instant::now(), output, errors })
 }
 
-/// Whether the process has ended, and if so, by itself.
+/// Returns whether the process has ended, and if so, by itself.
 fn is_over(mut one: Running) -> (Running, Option<bool>) {
     let over = match one.child.try_wait() {
         Ok(None) if one.begun.elapsed() < PATIENCE => None,

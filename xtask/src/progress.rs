@@ -31,7 +31,7 @@ impl Progress {
         let filled = (BAR_WIDTH * done).checked_div(self.total).unwrap_or(BAR_WIDTH);
         let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR_WIDTH - filled));
         let end = if self.terminal && done < self.total { "\r" } else { "\n" };
-        // A closed standard error is no reason to stop working.
+        // A closed standard error is not a reason to stop working.
         let _ = write!(std::io::stderr(), "{bar} {done}/{} {}{end}", self.total, self.what);
     }
 }

@@ -68,7 +68,7 @@ fn build(profile: &str) -> Result<(), String> {
     replace(&built, &root.join(FOLDER).join("python/thalweg/_core.abi3.so"))
 }
 
-/// Returns what cargo is to build. Dependencies are compiled anew where those who ask for them want other features: in the profile of the tests, the
+/// Returns what cargo is to build. Dependencies are compiled anew where the crates that ask for them want other features: in the profile of the tests, the
 /// libraries are asked for as `cargo test --workspace` does, with an example, which makes cargo count the tests' dependencies in.
 fn selection(profile: &str) -> &'static [&'static str] {
     match profile {

@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     Ok(true)
 }
 
-/// The C interface, built as bundles are and put where the package looks for it.
+/// Builds the C interface as bundles are and put where the package looks for it.
 fn library(root: &Path, package: &Path) -> Result<(), String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut build = Command::new(cargo);
@@ -123,7 +123,7 @@ impl Compiler<'_> {
     }
 }
 
-/// The flags with which an object that calls PyTorch is compiled and linked.
+/// Returns the flags with which an object that calls PyTorch is compiled and linked.
 fn flags(torch: &Path, cuda: &Path) -> Result<Vec<OsString>, String> {
     let libraries = cuda.join("lib");
     let runtime = fs::read_dir(&libraries)
@@ -145,7 +145,7 @@ fn flags(torch: &Path, cuda: &Path) -> Result<Vec<OsString>, String> {
     Ok(flags)
 }
 
-/// The version of a PyTorch, by its header.
+/// Returns the version of a PyTorch, by its header.
 fn version(torch: &Path) -> Result<(u32, u32), String> {
     let header = torch.join("include/torch/headeronly/version.h");
     let text = fs::read_to_string(&header)

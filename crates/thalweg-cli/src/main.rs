@@ -71,7 +71,7 @@ enum Command {
     Man(generate::Man),
 }
 
-/// Why a command did not do what it was asked to, in a sentence: exit status 2.
+/// The reason why a command did not do what it was asked to, in a sentence: exit status 2.
 struct Failure(String);
 
 fn main() -> ExitCode {

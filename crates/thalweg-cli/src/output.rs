@@ -139,7 +139,7 @@ fn wrap(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
-/// Characters that take room: not those that set a colour.
+/// Returns characters that take room: not those that set a colour.
 fn visible_width(text: &str) -> usize {
     let mut width = 0;
     let mut in_escape = false;

@@ -38,7 +38,7 @@ pub struct PrecompileArgs {
     /// The folder that gets the machine code
     #[arg(long, value_name = "FOLDER", default_value = "kernels")]
     out: PathBuf,
-    /// Those too that are no loops (products, attention, sorts, ...), for each dtype
+    /// Those too that are not loops (products, attention, sorts, ...), for each dtype
     #[arg(long)]
     native: bool,
 }

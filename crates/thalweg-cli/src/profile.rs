@@ -62,7 +62,7 @@ pub fn run(arguments: &ProfileArgs) -> Result<ExitCode, Failure> {
     let refuse = |error: std::io::Error| Failure(format!("{shown} cannot be written: {error}"));
     let path = absolute(&arguments.output).map_err(refuse)?;
     if path.metadata().is_ok_and(|found| !found.is_file()) {
-        return Err(Failure(format!("{shown} cannot be written: it is no regular file")));
+        return Err(Failure(format!("{shown} cannot be written: it is not a regular file")));
     }
     // Found out before the program runs, not after. The program makes the file itself.
     File::create(&path).and_then(|_| remove_file(&path)).map_err(refuse)?;

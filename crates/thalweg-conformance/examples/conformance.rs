@@ -49,7 +49,7 @@ impl Options {
         while let Some(argument) = arguments.next() {
             let mut number = || {
                 let text = arguments.next().ok_or(format!("{argument} needs a number"))?;
-                text.parse().map_err(|_| format!("{argument}: `{text}` is no number"))
+                text.parse().map_err(|_| format!("{argument}: `{text}` is not a number"))
             };
             match argument.as_str() {
                 "--litmus" => options.litmus = true,
@@ -67,7 +67,7 @@ impl Options {
                         }
                     }
                 }
-                other => return Err(format!("`{other}` is no option")),
+                other => return Err(format!("`{other}` is not an option")),
             }
         }
         Ok(options)

@@ -216,7 +216,7 @@ fn nodes_keep_their_labels(fixture: &Fixture) -> CaseResult {
     let labels: Vec<_> =
         description.nodes.iter().map(|node| node.label.map(|label| label.operator)).collect();
     if labels == [None] {
-        return super::fixture::skip("the driver does not know who submitted a node");
+        return super::fixture::skip("the driver does not know which operator submitted a node");
     }
     equal(labels, vec![Some(Kernel::Add.name())], "the operators that the nodes name")
 }

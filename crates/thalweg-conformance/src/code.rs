@@ -65,7 +65,7 @@ fn a_damaged_image_is_refused(fixture: &Fixture) -> CaseResult {
         Image::Cubin(&noise),
         Image::Cubin(&truncated),
         Image::Ptx(""),
-        Image::Ptx("this is no program"),
+        Image::Ptx("this is not a program"),
         Image::Ptx(half),
     ];
     for image in images {
@@ -80,7 +80,10 @@ fn attributes_are_sane(fixture: &Fixture) -> CaseResult {
     for kernel in Kernel::ALL {
         let attributes = fixture.driver.function_attributes(fixture.kernels.function(kernel))?;
         let threads = attributes.max_threads_per_block;
-        holds((1..=most).contains(&threads), &format!("{threads} threads a block are between 1 and {most}"))?;
+        holds(
+            (1..=most).contains(&threads),
+            &format!("{threads} threads per block are between 1 and {most}"),
+        )?;
         equal(attributes.shared_memory_bytes, 0, "the static shared memory of a kernel without any")?;
     }
     Ok(())

@@ -29,7 +29,7 @@ group! {
 /// How many elements the cases work on.
 const COUNT: u64 = 6;
 
-/// How two elements become one.
+/// The way in which two elements become one.
 type Join = fn(f32, f32) -> f32;
 
 /// Two ranks: the device under test, and another.
@@ -388,10 +388,13 @@ fn wrong_parts_are_refused(fixture: &Fixture) -> CaseResult {
     let good = pair.part(0, CollectiveOperation::AllGather);
     let wrong = [
         (
-            "a root that is no rank",
+            "a root that is not a rank",
             Collective { operation: CollectiveOperation::Broadcast { root: 2 }, ..good },
         ),
-        ("a peer that is no rank", Collective { operation: CollectiveOperation::Send { peer: 2 }, ..good }),
+        (
+            "a peer that is not a rank",
+            Collective { operation: CollectiveOperation::Send { peer: 2 }, ..good },
+        ),
         ("an unknown format", Collective { format: ElementFormat(9999), ..good }),
         ("more elements than there are addresses", Collective { count: u64::MAX, ..good }),
         ("a stream of another device", Collective { stream: pair.ranks[1].stream, ..good }),

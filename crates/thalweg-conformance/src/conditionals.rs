@@ -489,7 +489,7 @@ fn bodies_are_captured_once(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.buffer(8)?;
     let ordinary = fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.set(&stream, &buffer, 1)?))?;
     let into = |graph| driver.stream_begin_capture_to_graph(stream.handle, graph, CaptureMode::Global);
-    refused_argument(into(ordinary.handle), "a capture into a graph that is no body")?;
+    refused_argument(into(ordinary.handle), "a capture into a graph that is not a body")?;
     let mut bodies = Vec::new();
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         let condition = driver.condition_create(stream.handle, 0)?;

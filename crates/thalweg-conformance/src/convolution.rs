@@ -170,7 +170,7 @@ struct Problem<'f> {
     content: [Vec<f64>; 3],
 }
 
-/// How a pass is computed.
+/// The way in which a pass is computed.
 #[derive(Clone, Copy)]
 struct How {
     allow_tf32: bool,
@@ -321,7 +321,7 @@ impl<'f> Problem<'f> {
     }
 }
 
-/// A convolution by batch, channels, groups, extents of input and kernel, stride, padding and dilation.
+/// Returns a convolution by batch, channels, groups, extents of input and kernel, stride, padding and dilation.
 fn shape(
     [batch, input_channels, output_channels, groups]: [u64; 4],
     [input, kernel, stride, padding, dilation]: [[u64; 3]; 5],

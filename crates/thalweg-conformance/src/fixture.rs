@@ -163,7 +163,7 @@ impl Fixture {
         fail(format!("{what}: expected within {} s, and it did not happen", PATIENCE.as_secs()))
     }
 
-    /// Skips the case where a blocked stream holds up all others: CUDA promises no concurrency, so that is no failure.
+    /// Skips the case where a blocked stream holds up all others: CUDA promises no concurrency, so that is not a failure.
     pub(super) fn require_progress(&self) -> CaseResult {
         if let Some(&progress) = self.progress.get() {
             return if progress { Ok(()) } else { skip(NO_PROGRESS) };

@@ -169,7 +169,7 @@ fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> CaseResult {
     driver.graph_launch(exec, stream.handle)?;
     driver.event_record(event.handle, stream.handle)?;
     driver.event_synchronize(event.handle)?;
-    equal(buffer.words()?, (7..11).collect(), "memory once an event behind a launch is complete")?;
+    equal(buffer.words()?, (7..11).collect(), "memory once per event behind a launch is complete")?;
     driver.graph_exec_destroy(exec)?;
     Ok(())
 }

@@ -71,7 +71,7 @@ pub fn simulator(devices: u32, workers: usize) -> Arc<dyn Driver> {
     SimDriver::new(config).expect("a simulator of 512 MiB per device")
 }
 
-/// Why a case ended early.
+/// The reason why a case ended early.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stop {
     /// The driver broke the contract: what was expected, what was seen, and where.
@@ -87,7 +87,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// How a case ends.
+/// The result of a case.
 pub type CaseResult<T = ()> = std::result::Result<T, Stop>;
 
 /// One case of the suite.
@@ -152,7 +152,7 @@ pub fn destructive_cases() -> &'static [Case] {
     faults::CASES
 }
 
-/// How one case went.
+/// The result of one case.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Line {
     /// The case.
@@ -190,7 +190,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// How all cases went, in the order in which they ran.
+/// The results of all cases, in the order in which they ran.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Report {
     /// One line a case.

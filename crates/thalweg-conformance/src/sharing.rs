@@ -136,7 +136,7 @@ fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> CaseResult {
     let file = std::fs::File::open("/dev/null").map_err(|error| Stop::Skipped(error.to_string()))?;
     let import =
         driver.physical_import(fixture.device, page, &ShareableHandle::FileDescriptor(OwnedFd::from(file)));
-    holds(import.is_err(), "physical_import of a file that is no memory is an error")
+    holds(import.is_err(), "physical_import of a file that is not memory is an error")
 }
 
 fn memory_that_network_adapters_reach_is_memory(fixture: &Fixture) -> CaseResult {
@@ -188,7 +188,7 @@ fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> CaseResult {
     let opened = fixture.driver.ipc_open(fixture.device, IpcHandle([7; 64]));
     let codes =
         [Code::InvalidValue, Code::InvalidHandle, Code::InvalidContext, Code::InvalidDevice, Code::MapFailed];
-    refused(opened, &codes, "ipc_open of bytes that are no handle")
+    refused(opened, &codes, "ipc_open of bytes that are not a handle")
 }
 
 fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> CaseResult {
@@ -207,7 +207,7 @@ fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> CaseResult
     for gone in [pointer, pointer.offset(bytes - 1), DevicePointer::new(0), DevicePointer::new(u64::MAX)] {
         refused_argument(
             driver.address_range(gone),
-            &format!("address_range of {gone:?}, which is no memory"),
+            &format!("address_range of {gone:?}, which is not memory"),
         )?;
     }
     Ok(())

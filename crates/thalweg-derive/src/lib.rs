@@ -39,7 +39,7 @@ fn derive(input: DeriveInput, path: &Tokens) -> TokenStream {
     expand(input, path).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// How a field takes part in a module.
+/// The way in which a field takes part in a module.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Child,

@@ -59,7 +59,7 @@ impl LaunchEnvironment {
         };
         let number = |name: &str| -> Result<u32> {
             let value = variable(name).ok_or_else(|| missing(name))?;
-            value.parse().map_err(|_| Error::invalid(format!("{name}={value} is no number")))
+            value.parse().map_err(|_| Error::invalid(format!("{name}={value} is not a number")))
         };
         let [rank, world_size, local_rank] = *launcher;
         let (rank, world_size) = (number(rank)?, number(world_size)?);
@@ -71,7 +71,7 @@ impl LaunchEnvironment {
         let master_address = variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
         let port = |name: &str| -> Result<Option<u16>> {
             let Some(value) = variable(name) else { return Ok(None) };
-            value.parse().map(Some).map_err(|_| Error::invalid(format!("{name}={value} is no port")))
+            value.parse().map(Some).map_err(|_| Error::invalid(format!("{name}={value} is not a port")))
         };
         let own_port = port("THALWEG_STORE_PORT")?;
         let store_port = match own_port {
@@ -89,7 +89,7 @@ impl LaunchEnvironment {
     }
 }
 
-/// Where this process stands among the others, and the store that it shares with them.
+/// The rank of this process among the others, and the store that it shares with them.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     /// The number of this process among all.

@@ -92,14 +92,14 @@ pub(crate) struct GroupState {
     copy_users: AtomicU64,
 }
 
-/// Why a group is over.
+/// The reason why a group is over.
 struct Failure {
     text: String,
     /// The flight record from before what waited was ended.
     record: String,
 }
 
-/// How a group is to be made, and by whom.
+/// The way in which a group is to be made, and its ranks.
 struct Plan {
     name: String,
     rank: u32,
@@ -356,8 +356,8 @@ impl ProcessGroup {
         let state = &self.0;
         let (communicator, stream, part) = (state.communicator.clone(), state.stream.clone(), part.to_vec());
         let waits = !state.device.is_simulated();
-        let who = format!("rank {} of the group \"{}\"", self.rank(), self.name());
-        within(&state.device, state.options.timeout, &who, move || {
+        let member = format!("rank {} of the group \"{}\"", self.rank(), self.name());
+        within(&state.device, state.options.timeout, &member, move || {
             // NCCL may wait for ever where a collective is under way.
             if waits {
                 stream.synchronize()?;
@@ -431,7 +431,7 @@ impl ProcessGroup {
         if let Some(last) = self.last_call() {
             self.publish(last);
         }
-        // Who cannot be told finds out by its own watchdog.
+        // A rank that cannot be reached finds out by its own watchdog.
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
         let _ = self.0.store.set(&format!("flight/{}", self.rank()), record.as_bytes());
         self.0.communicator.abort()
@@ -599,12 +599,12 @@ fn meet(store: &dyn Store, call: &str, name: &str, ranks: &[u32]) -> Result<()> 
 fn joined(plan: &Plan) -> Result<Communicator> {
     let (store, device, rank) = (plan.store(), plan.device.clone(), plan.rank);
     let size = plan.global_ranks.len() as u32;
-    // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
+    // Said before anything can fail, so that a rank that waits for this one waits no longer than it takes to come.
     store.set(&came(rank), &[1])?;
     let id = identifier(&*store, &device, rank, &plan.global_ranks)?;
     meet(&*store, "init_process_group", &plan.name, &plan.global_ranks)?;
-    let who = format!("rank {rank} of {size} of the group \"{}\"", plan.name);
-    within(&plan.device, plan.options.timeout, &who, move || Communicator::join(&device, &id, rank, size))
+    let member = format!("rank {rank} of {size} of the group \"{}\"", plan.name);
+    within(&plan.device, plan.options.timeout, &member, move || Communicator::join(&device, &id, rank, size))
 }
 
 /// Gets a communicator. On a GPU that waits for the other ranks, without an end where one of them has died, so a thread of its own does
@@ -612,7 +612,7 @@ fn joined(plan: &Plan) -> Result<Communicator> {
 fn within<T: Send + 'static>(
     device: &Device,
     timeout: Duration,
-    who: &str,
+    member: &str,
     get: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     if device.is_simulated() {
@@ -622,10 +622,10 @@ fn within<T: Send + 'static>(
     let gets = move || drop(sender.send(get()));
     let started = std::thread::Builder::new().name("communicator".to_owned()).spawn(gets);
     started
-        .map_err(|error| Error::distributed(format!("{who} has no thread for a communicator: {error}")))?;
+        .map_err(|error| Error::distributed(format!("{member} has no thread for a communicator: {error}")))?;
     receiver.recv_timeout(timeout).unwrap_or_else(|_| {
         Err(Error::distributed(format!(
-            "{who} did not get its communicator within {} ms: another rank ended after it came to the store, its collectives do not end, or NCCL cannot \
+            "{member} did not get its communicator within {} ms: another rank ended after it came to the store, its collectives do not end, or NCCL cannot \
              reach it (NCCL_DEBUG=INFO says what it does)",
             timeout.as_millis()
         )))
@@ -637,7 +637,7 @@ fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> R
     let process = std::process::id().to_le_bytes();
     if rank == 0 {
         let id = Communicator::new_id(device).inspect_err(|error| {
-            // Who waits for it need not wait for the store's timeout.
+            // A rank that waits for it need not wait for the store's timeout.
             let _ = store.set("id", &[]);
             let _ =
                 store.set("failed", format!("rank {} made no communicator: {error}", ranks[0]).as_bytes());

@@ -71,7 +71,7 @@ pub use offload::{ActivationOffload, OffloadOptions};
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
 
-/// How elements of several ranks become one (`torch.distributed.ReduceOp`).
+/// The way in which elements of several ranks become one (`torch.distributed.ReduceOp`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReduceOp {
     /// Their sum; integers wrap, and truth values are ORed.

@@ -47,7 +47,7 @@ pub(crate) fn resolve(name: &str, device: &Device) -> Result<ProcessGroup> {
         .find(|group| group.registered_name == name && group.device == *device);
     found.map(ProcessGroup).ok_or_else(|| {
         Error::invalid(format!(
-            "Could not resolve the process group registered under the name {name}: {device} is no rank of such a group"
+            "Could not resolve the process group registered under the name {name}: {device} is not a rank of such a group"
         ))
     })
 }

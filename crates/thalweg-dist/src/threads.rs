@@ -52,7 +52,7 @@ pub fn run_ranks_with<T: Send>(
     body: impl Fn(ProcessGroup) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let store = Arc::new(HashStore::new());
-    // A checker's schedule decides who goes on, and has no place for threads of ours.
+    // A checker's schedule decides which thread goes on, and has no place for threads of ours.
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
     let failed_first = std::sync::Mutex::new(None::<Error>);

@@ -68,7 +68,7 @@ pub struct Activities {
 
 /// A record of what runs on all devices of the process, between [`start`](Self::start) and [`stop`](Self::stop).
 pub trait ActivityTracer: Send + Sync + fmt::Debug {
-    /// Begins. The first time may take seconds, if kernels are loaded already: the library instruments them.
+    /// Begins to trace. The first time may take seconds, if kernels are loaded already: the library instruments them.
     ///
     /// # Errors
     /// [`InvalidValue`](crate::Code::InvalidValue) if it traces already; what the library refuses, such as a second profiler in the process.
@@ -80,7 +80,7 @@ pub trait ActivityTracer: Send + Sync + fmt::Debug {
     /// Undoes the newest [`enter`](Self::enter) of the calling thread.
     fn leave(&self);
 
-    /// Ends, and returns what ran. Work that is still under way is left out: synchronize the devices before.
+    /// Ends the trace, and returns what ran. Work that is still under way is left out: synchronize the devices before.
     ///
     /// # Errors
     /// [`InvalidValue`](crate::Code::InvalidValue) if it does not trace; what the library answers.

@@ -26,7 +26,7 @@ use crate::command::{Access, Label};
 use crate::library::ElementFormat;
 use crate::{CommunicatorHandle, DevicePointer, StreamHandle};
 
-/// How elements of several ranks become one.
+/// The way in which elements of several ranks become one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reduction {
     /// Their sum; integers wrap.
@@ -61,12 +61,12 @@ pub enum CollectiveOperation {
     AllReduce(Reduction),
     /// Every rank gets `count` elements that the root gave, the root too.
     Broadcast {
-        /// Who gives.
+        /// The rank that gives.
         root: u32,
     },
     /// The root gets the reduction of what all gave: `count` elements each.
     Reduce {
-        /// Who gets.
+        /// The rank that gets.
         root: u32,
         /// How.
         reduction: Reduction,
@@ -77,12 +77,12 @@ pub enum CollectiveOperation {
     ReduceScatter(Reduction),
     /// `count` elements go to another rank, that receives them. It is done when they have been taken.
     Send {
-        /// To whom.
+        /// The rank that it goes to.
         peer: u32,
     },
     /// `count` elements come from another rank, that sends them.
     Receive {
-        /// From whom.
+        /// The rank that it comes from.
         peer: u32,
     },
 }
@@ -164,7 +164,7 @@ pub struct Collective {
     /// Where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send` itself, for
     /// a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
     pub receive: DevicePointer,
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 
@@ -191,7 +191,7 @@ pub struct Registration {
     /// Whether it is one memory with what the other ranks register in the same call, which all ranks make: so many bytes on each (a window of NCCL's, with
     /// `NCCL_WIN_COLL_SYMMETRIC`).
     pub symmetric: bool,
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 

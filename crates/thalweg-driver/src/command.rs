@@ -19,7 +19,7 @@ use crate::host::HostKernel;
 use crate::library::GpuCall;
 use crate::{DevicePointer, FunctionHandle, HostPointer};
 
-/// Who submitted a command: the operator's name and the line of source.
+/// The origin of a command: the operator's name and the line of source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Label {
     /// The operator (`add`, `matmul`, `copy`).
@@ -48,7 +48,7 @@ impl fmt::Debug for Label {
     }
 }
 
-/// How an event is made.
+/// The flags with which an event is made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventFlags {
     /// Whether it takes the time when it is reached. Events without are cheaper.
@@ -60,7 +60,7 @@ pub struct EventFlags {
 /// A function of the host that runs in stream order. It must not call the driver.
 pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
 
-/// How a command touches a range.
+/// The way in which a command touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessMode {
     /// It reads.
@@ -95,7 +95,7 @@ impl StrideStep {
 /// How many steps can be said of a strided operand.
 pub const STEPS: usize = 4;
 
-/// Which bytes of its range a command touches. Drivers order commands by whole ranges; a sanitizer would
+/// The bytes of its range that a command touches. Drivers order commands by whole ranges; a sanitizer would
 /// raise false alarms over the gaps of strided operands if it did.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Touch {
@@ -238,7 +238,7 @@ impl Access {
     }
 }
 
-/// When a kernel may begin, and whether its blocks may wait for each other.
+/// The time when a kernel may begin, and whether its blocks may wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum LaunchMode {
     /// The kernel begins when what is in front of it on its stream is complete, and its blocks run in any order.
@@ -276,7 +276,7 @@ pub struct Launch<'a> {
     pub arguments: &'a [u8],
     /// Every byte that the kernel may touch.
     pub accesses: &'a [Access],
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 
@@ -291,7 +291,7 @@ pub struct LibraryLaunch<'a> {
     pub arguments: &'a [u8],
     /// Every byte that the work may touch, its workspace included.
     pub accesses: &'a [Access],
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 
@@ -322,7 +322,7 @@ pub struct Copy {
     pub source: Endpoint,
     /// How many.
     pub bytes: u64,
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 
@@ -335,7 +335,7 @@ pub struct Fill {
     pub pattern: FillPattern,
     /// How often the pattern is written.
     pub count: u64,
-    /// Who asked for it.
+    /// The operator and the line of source that asked for it.
     pub label: Label,
 }
 

@@ -73,7 +73,7 @@ impl fmt::Display for Conditional {
     }
 }
 
-/// How the value of a condition lies in device memory.
+/// The way in which the value of a condition lies in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConditionFormat {
     /// One byte: a truth value, or a number below 256.

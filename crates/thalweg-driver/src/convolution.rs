@@ -41,7 +41,7 @@ pub struct ConvolutionShape {
     pub channels_last: bool,
 }
 
-/// Which operand is computed from the other two.
+/// The operand that is computed from the other two.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConvolutionPass {
     /// The output.

@@ -58,7 +58,7 @@ pub struct GraphNode {
     pub handle: GraphNodeHandle,
     /// The kind of its work.
     pub kind: GraphNodeKind,
-    /// Who submitted it, where the driver knows.
+    /// The operator and line that submitted it, where the driver knows.
     pub label: Option<Label>,
     /// How much of it.
     pub work: GraphNodeWork,
@@ -122,7 +122,7 @@ impl fmt::Display for GraphNodeWork {
 }
 
 impl GraphDescription {
-    /// Returns the graph in the language of Graphviz: what each node does, its size, and who submitted it. The bodies of
+    /// Returns the graph in the language of Graphviz: what each node does, its size, and which operator submitted it. The bodies of
     /// conditional nodes are frames beside their nodes.
     pub fn to_dot(&self) -> String {
         let mut text =

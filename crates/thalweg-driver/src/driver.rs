@@ -2,7 +2,7 @@
 //!
 //! # Contract
 //!
-//! **Who validates.** The driver does. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
+//! **Validation.** The driver validates. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
 //! error ([`Code::InvalidHandle`], [`InvalidDevice`](crate::Code::InvalidDevice),
 //! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
 //! it was given is the kernel's affair: on a GPU a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
@@ -115,7 +115,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "memory_info")?.memory_info(device)
     }
 
-    /// Returns whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
+    /// Returns whether kernels of `device` could touch memory of `peer`. A device is not a peer of itself: `false`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         forwarded(self.inner(), "can_access_peer")?.can_access_peer(device, peer)
     }
@@ -126,7 +126,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "enable_peer_access")?.enable_peer_access(device, peer)
     }
 
-    /// Takes that back; not on is [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
+    /// Disables peer access. Where it is not enabled: [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
     fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
         forwarded(self.inner(), "disable_peer_access")?.disable_peer_access(device, peer)
     }
@@ -224,7 +224,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "event_synchronize")?.event_synchronize(event)
     }
 
-    /// Milliseconds from one record to another. Both events need timing and must be recorded
+    /// Returns milliseconds from one record to another. Both events need timing and must be recorded
     /// ([`InvalidHandle`](crate::Code::InvalidHandle)) and complete ([`NotReady`](crate::Code::NotReady)).
     fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         forwarded(self.inner(), "event_elapsed_ms")?.event_elapsed_ms(start, end)
@@ -573,7 +573,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Makes a rank of a communicator one of a part of it (`ncclCommSplit`), a communicator of its own, which has these of its ranks in this order. *All* ranks
-    /// call it, in the same order as their other splits, with nothing under way: those of one part name the same ranks, and who is in none names none and
+    /// call it, in the same order as their other splits, with nothing under way: those of one part name the same ranks, and a rank that is in none names none and
     /// gets none. A GPU blocks until all have come. NCCL before 2.18 is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
     fn communicator_split(
         &self,

@@ -2,26 +2,26 @@
 
 use crate::GraphNodeHandle;
 
-/// Which calls of which threads a capture forbids (`cudaStreamCaptureMode`).
+/// The calls that a capture forbids, and the threads of which (`cudaStreamCaptureMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CaptureMode {
     /// Potentially unsafe calls (synchronous allocation, say) of every thread break the capture.
     #[default]
     Global,
-    /// Only those of the thread that captures.
+    /// Potentially unsafe calls of the thread that captures break the capture.
     ThreadLocal,
-    /// None.
+    /// No call breaks the capture by being potentially unsafe.
     Relaxed,
 }
 
-/// Whether a stream captures.
+/// The state of a stream with regard to captures.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CaptureStatus {
-    /// It does not.
+    /// The stream does not capture.
     None,
-    /// It does.
+    /// The stream captures.
     Active,
-    /// It did, and an error broke the capture: it must be ended, and will give no graph.
+    /// The stream captured, and an error broke the capture: it must be ended, and will give no graph.
     Invalidated,
 }
 
@@ -71,12 +71,12 @@ impl GraphExecUpdate {
     }
 }
 
-/// Why an executable could not take another graph's work.
+/// The reason why an executable could not take another graph's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpdateRefusal {
     /// The difference.
     pub reason: UpdateReason,
-    /// The node of the other graph at which it was noticed; `None` where it is no single node.
+    /// The node of the other graph at which it was noticed; `None` where it is more than one node, or none.
     pub node: Option<GraphNodeHandle>,
     /// Where the topology differs: the dependency of `node` that has no counterpart, if it is one.
     pub dependency: Option<GraphNodeHandle>,

@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Why a host function failed.
+/// The reason why a host function failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostFault(pub String);
 
@@ -45,7 +45,7 @@ impl fmt::Display for HostFault {
 
 impl std::error::Error for HostFault {}
 
-/// Where the executor finds the bytes of device memory.
+/// The place where the executor finds the bytes of device memory.
 ///
 /// # Safety
 /// For a range inside the declared accesses of the command that is running, `resolve` returns a pointer to `bytes`

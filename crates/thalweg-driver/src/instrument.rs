@@ -1,7 +1,7 @@
 //! [`Instrument`]: what those above a driver tell a checker, because no driver sees it.
 //!
 //! A caching allocator cuts its memory into blocks and gives them out again without a call of the driver, and host threads
-//! wait for one another without it. Who does so says so here, if [`Driver::instrument`](crate::Driver::instrument) gives
+//! wait for one another without it. Code that does so says so here, if [`Driver::instrument`](crate::Driver::instrument) gives
 //! a sanitizer to say it to.
 
 use std::any::Any;
@@ -29,7 +29,7 @@ impl BlockKind {
     }
 }
 
-/// How long a block is kept for another stream's work.
+/// The time for which a block is kept for another stream's work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum UseKind {
     /// Until the work is done that the stream has when the block is freed (`record_stream`).

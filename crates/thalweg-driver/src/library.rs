@@ -70,7 +70,7 @@ impl ElementFormat {
     }
 }
 
-/// How products are accumulated, as `cublasComputeType_t` numbers it.
+/// The way in which products are accumulated, as `cublasComputeType_t` numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ComputeFormat(pub u32);
 
@@ -88,7 +88,7 @@ impl ComputeFormat {
     pub const F64: Self = Self(70);
 }
 
-/// Which ways of adding up the parts of a product that is split along k an algorithm may take: a mask of
+/// The ways of adding up the parts of a product that is split along k which an algorithm may take: a mask of
 /// `cublasLtReductionScheme_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ReductionSchemes(pub u32);

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-/// How an allocation of pinned host memory is made.
+/// The flags with which an allocation of pinned host memory is made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct HostFlags {
     /// Whether the host's writes bypass its caches: faster to copy from, very slow to read. With [`HostMethod::Allocate`]
     /// only.
     pub write_combined: bool,
-    /// Who finds the pages.
+    /// The side that finds the pages.
     pub method: HostMethod,
 }
 
-/// How pages of the host become pinned memory.
+/// The way in which pages of the host become pinned memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HostMethod {
     /// The driver allocates and pins them in one call (`cuMemHostAlloc`).
@@ -27,7 +27,7 @@ pub enum HostMethod {
     },
 }
 
-/// Where memory is, or who uses it.
+/// A place where memory is, or a device that uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryLocation {
     /// A device.
@@ -45,7 +45,7 @@ pub struct MemoryInfo {
     pub total_bytes: u64,
 }
 
-/// Who may touch a mapped range.
+/// The access of a device to a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryAccess {
     /// No thread on that device.
@@ -70,7 +70,7 @@ pub enum MemoryAdvice {
     NotAccessedBy(MemoryLocation),
 }
 
-/// How a pool of the stream-ordered allocator behaves.
+/// The attributes of a pool of the stream-ordered allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PoolAttributes {
     /// The bytes that the pool may hold, in use or not, before the driver gives unused memory back whenever the host waits for
@@ -111,7 +111,7 @@ pub struct PoolUsage {
     pub used_peak_bytes: u64,
 }
 
-/// How physical memory is made.
+/// The flags with which physical memory is made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PhysicalFlags {
     /// As what it can be given to other processes; `None` if it cannot.

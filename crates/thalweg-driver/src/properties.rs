@@ -91,7 +91,7 @@ pub struct DeviceProperties {
     pub libraries: LibrarySupport,
 }
 
-/// Which conditional nodes the graphs of a device can have.
+/// The conditional nodes that the graphs of a device can have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConditionalSupport {
     /// `If` and `While`: drivers for CUDA 12.4 and later, and the simulator.
@@ -100,7 +100,7 @@ pub struct ConditionalSupport {
     pub else_and_switch: bool,
 }
 
-/// Which library calls a device can do.
+/// The library calls that a device can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LibrarySupport {
     /// [`crate::GpuCall::Matmul`]: cuBLASLt was found, or the device runs host functions.

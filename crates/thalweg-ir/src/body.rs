@@ -163,7 +163,7 @@ impl Binary {
     }
 }
 
-/// How a reduction combines values.
+/// The way in which a reduction combines values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReduceOp {
     /// The sum; starts at 0.
@@ -176,7 +176,7 @@ pub enum ReduceOp {
     Min,
 }
 
-/// Which dimension of the iteration space.
+/// A dimension of the iteration space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dimension {
     /// The row dimension of this number.
@@ -256,7 +256,7 @@ impl Node {
     }
 }
 
-/// How an input is read.
+/// The way in which an input is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
     /// By [`Node::Load`], at the point, through strides.
@@ -283,7 +283,7 @@ pub struct Reduction {
     pub value: ExprId,
 }
 
-/// How often an output is written.
+/// The places at which an output is written: once per row, or at points.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OutputPlace {
     /// Once per row.
@@ -409,7 +409,7 @@ impl Body {
         self.outputs.iter().flat_map(Output::operands).chain(report)
     }
 
-    /// Returns how many words of a launch's arguments follow the addresses: one a scalar, and the report's address.
+    /// Returns how many words of a launch's arguments follow the addresses: one per scalar, and the report's address.
     pub fn scalar_words(&self) -> usize {
         self.scalars.len() + usize::from(self.report.is_some())
     }

@@ -111,7 +111,7 @@ macro_rules! define_dtypes {
                 Self::$bool $(, Self::$integer)* $(, Self::$reduced)* $(, Self::$float)* $(, Self::$complex)*
             ];
 
-            /// Bytes of an element.
+            /// Returns bytes of an element.
             pub const fn size_bytes(self) -> usize {
                 match self {
                     Self::$bool => size_of::<$bool_element>(),
@@ -402,7 +402,7 @@ impl DType {
     }
 }
 
-/// Why two dtypes do not promote: PyTorch defines no common type for them.
+/// The reason why two dtypes do not promote: PyTorch defines no common type for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PromotionError(pub DType, pub DType);
 
@@ -424,7 +424,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// A name that is no dtype's.
+/// A name that is not a dtype's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnknownDType(pub String);
 

@@ -115,7 +115,7 @@ impl ForeachKernel {
         let (listed, capacity) = (self.listed().count(), self.capacity());
         assert!(items.len() <= capacity, "{}: {} tensors in one launch", self.name, items.len());
         assert_eq!(shared.len() + listed, self.body.inputs.len(), "{}: one address an input", self.name);
-        assert_eq!(scalars.len(), self.body.scalars.len(), "{}: one word a scalar", self.name);
+        assert_eq!(scalars.len(), self.body.scalars.len(), "{}: one word per scalar", self.name);
         assert!(
             items.iter().all(|item| item.addresses.len() == listed),
             "{}: one address an input",

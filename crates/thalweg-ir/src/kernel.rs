@@ -56,7 +56,7 @@ pub struct Class {
     /// inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
     pub held: u8,
     /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
-    /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is no order of `lanes`, and differs
+    /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is not an order of `lanes`, and differs
     /// from theirs by what exponentials are rounded. Rows are one inner dimension of vectors, as of rows that are held.
     pub online: bool,
     /// The inputs that stay on one element, as bits: at all points of a row, of rows that are held or online; for all rows at a point, of
@@ -126,7 +126,7 @@ pub struct Kernel {
 /// Strides or extents; most have few dimensions.
 pub type Dimensions = SmallVec<[u64; 6]>;
 
-/// Where one operand's elements lie.
+/// The place where one operand's elements lie.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OperandGeometry {
     /// By strides, in elements. The inner ones are empty for row outputs.

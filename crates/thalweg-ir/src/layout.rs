@@ -9,7 +9,7 @@ use crate::DType;
 /// Extents of dimensions.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// Where the elements of a tensor lie in its storage, in elements. Strides are never negative.
+/// The place where the elements of a tensor lie in its storage, in elements. Strides are never negative.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     shape: Shape,
@@ -28,7 +28,7 @@ impl Clone for Layout {
     }
 }
 
-/// Why a view of a layout is impossible.
+/// The reason why a view of a layout is impossible.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayoutError {
     text: String,
@@ -221,7 +221,7 @@ impl Layout {
             && order.iter().all(|&d| d < self.rank() && !std::mem::replace(&mut seen[d], true));
         if !valid {
             return error(format!(
-                "{order:?} is no permutation of the dimensions of {:?}",
+                "{order:?} is not a permutation of the dimensions of {:?}",
                 self.shape.as_slice()
             ));
         }
@@ -338,7 +338,7 @@ impl Layout {
         }))
     }
 
-    /// Strides for a new shape over the same elements: each run of old dimensions that is contiguous in itself may be
+    /// Returns strides for a new shape over the same elements: each run of old dimensions that is contiguous in itself may be
     /// split anew (the rule of `torch.Tensor.view`).
     fn view_strides(&self, shape: &[usize]) -> Option<Shape> {
         let mut strides: Shape = std::iter::repeat_n(0, shape.len()).collect();

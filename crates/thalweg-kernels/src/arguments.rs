@@ -15,7 +15,7 @@ pub(crate) trait Argument: Sized {
     /// Appends the words.
     fn write(&self, words: &mut Words);
 
-    /// Takes the words; `None` if they are no such value.
+    /// Takes the words; `None` if they are not such a value.
     fn read(words: &mut Iter<'_, u64>) -> Option<Self>;
 }
 

@@ -151,7 +151,7 @@ fn run(call: &ConvolutionCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     }
 }
 
-/// Adds the bias to an output [batch, channels, places], and applies the rectified linear unit, which keeps what is no number.
+/// Adds the bias to an output [batch, channels, places], and applies the rectified linear unit, which keeps what is not a number.
 fn finish(output: &mut [f32], places: usize, bias: &[f32], relu: bool) {
     for (channel, &bias) in output.chunks_exact_mut(places.max(1)).zip(bias.iter().cycle()) {
         for value in channel {
@@ -332,7 +332,7 @@ impl Sizes {
             let at = to * self.stride[axis] + by[axis] * self.dilation[axis];
             at.checked_sub(self.padding[axis]).filter(|&at| at < self.input[axis])
         };
-        // The windows along the last axis whose element is no padding.
+        // The windows along the last axis whose element is not padding.
         let (reach, stride) = (by[2] * self.dilation[2], self.stride[2]);
         let first = self.padding[2].saturating_sub(reach).div_ceil(stride);
         let behind = (self.input[2] + self.padding[2]).saturating_sub(reach).div_ceil(stride).min(width);

@@ -49,7 +49,7 @@ macro_rules! entry_points {
 macro_rules! with_float {
     ($kernel:literal, $dtype:expr, $T:ident => $run:expr) => {{
         let dtype = $dtype;
-        let refuse = || Err(thalweg_driver::HostFault(format!("{}: {dtype} is no dtype of it", $kernel)));
+        let refuse = || Err(thalweg_driver::HostFault(format!("{}: {dtype} is not a dtype of it", $kernel)));
         thalweg_ir::with_dtype!(dtype,
             bool => refuse(),
             integer $T => refuse(),

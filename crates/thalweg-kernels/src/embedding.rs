@@ -96,7 +96,7 @@ impl EmbeddingBackward {
 /// Returns the name of the entry point for a dtype.
 ///
 /// # Panics
-/// If the dtype is no floating-point type.
+/// If the dtype is not a floating-point type.
 pub fn name(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "embedding_backward_float16",
@@ -111,7 +111,7 @@ pub fn name(dtype: DType) -> &'static str {
 /// [`name`], takes the [words](NativeKernel::words) of a launch as one structure by value.
 ///
 /// # Panics
-/// If the dtype is no floating-point type.
+/// If the dtype is not a floating-point type.
 pub fn print(dtype: DType) -> String {
     let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
     let code = TEMPLATE

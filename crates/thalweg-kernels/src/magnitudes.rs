@@ -13,7 +13,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::{Accesses, FLOATS, NativeKernel, Placed, Words, arguments};
 
-/// How the magnitudes of a chunk become one number.
+/// The way in which the magnitudes of a chunk become one number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Magnitude {
     /// The sum of |x| to a power above 0.

@@ -6,7 +6,7 @@ struct NAME_arguments {
     // The greatest so far, and how many blocks are done.
     unsigned long long* best;
     u64 count, context, features, eps, dtype;
-    // Where a position behind the history is told of.
+    // The place of the report of a position behind the history.
     i64* told;
 };
 

@@ -44,7 +44,7 @@ pub struct NextTokenLaunch {
     pub processors: u64,
 }
 
-/// Where the operands of a launch begin.
+/// The place where the operands of a launch begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NextTokenAddresses {
     /// The row (features).

@@ -20,7 +20,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
-/// Where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
+/// The place where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Steps {
     /// From one item of the batch to the next.
@@ -172,7 +172,7 @@ impl OneQuery {
         ]
     }
 
-    /// Reads back what [`OneQuery::pack`] packed, with the addresses. `None` if the bytes are no such thing.
+    /// Reads back what [`OneQuery::pack`] packed, with the addresses. `None` if the bytes are not such a thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 8])> {
         let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;

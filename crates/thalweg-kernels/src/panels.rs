@@ -5,7 +5,7 @@
 //! term of the sums. Both sizes together are what the registers of a processor with AVX2 hold.
 //!
 //! # Invariants
-//! - A sum's terms are added in their order, so that results do not depend on who computes which panels.
+//! - A sum's terms are added in their order, so that results do not depend on which thread computes which panels.
 
 use pulp::NullaryFnOnce as Loop;
 

@@ -61,7 +61,7 @@ pub struct Draw {
     pub dtype: DType,
 }
 
-/// Where the operands of a [`Draw`] begin. Source and mask are those of dropout, and null addresses else.
+/// The place where the operands of a [`Draw`] begin. Source and mask are those of dropout, and null addresses else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operands {
     /// The seed, an int64.

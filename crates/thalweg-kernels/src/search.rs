@@ -91,7 +91,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("search", search.dtype, T => run_typed::<T>(launch, &search, at, is_before))
 }
 
-/// Whether a float stands before another: NaN is above every number.
+/// Returns whether a float stands before another: NaN is above every number.
 fn is_before<T: Element>(a: &T, b: &T) -> bool {
     let (a, b) = (a.to_f64(), b.to_f64());
     a < b || (b.is_nan() && !a.is_nan())

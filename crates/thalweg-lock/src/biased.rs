@@ -81,7 +81,7 @@ const FIRST_STREAK: u64 = if cfg!(loom) {
 /// No thread owns the mutex. Far from every token.
 const SHARED: u64 = u64::MAX;
 
-/// How far the last bias is gone.
+/// The state of the last bias.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bias {
     /// Its thread may enter.
@@ -98,7 +98,7 @@ struct Shared {
     bias: Bias,
     /// How many biases were granted so far.
     granted: usize,
-    /// Who locked the ordinary mutex last, and how often in a row.
+    /// The thread that locked the ordinary mutex last, and how often in a row.
     thread: u64,
     streak: u64,
 }
@@ -169,7 +169,7 @@ impl<T> BiasedMutex<T> {
 
     /// Returns the value, without locking.
     pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: who has the mutex to himself has the value to himself.
+        // SAFETY: the code that has the mutex alone has the value alone.
         self.value.with_mut(|value| unsafe { &mut *value })
     }
 
@@ -270,7 +270,7 @@ impl<T> BiasedMutex<T> {
             return self.entered(flag);
         }
         // SAFETY: only the lifetime changes. For as long as the guard below lives, `self` stays where it is, and that guard
-        // alone, when it is dropped, reads what is parked. Who has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
+        // alone, when it is dropped, reads what is parked. The thread that has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
         unsafe {
             let shared = mem::transmute::<MutexGuard<'a, Shared>, MutexGuard<'static, Shared>>(shared);
             (*self.parked.get()).write(shared);
@@ -366,7 +366,7 @@ pub(crate) struct RawGuard<T> {
 
 impl<T> RawGuard<T> {
     /// Returns whether to drop the guard touches the mutex for the last time in the moment that unlocks it. Where the mutex is
-    /// left to those who lock it next, the guard of another must be dropped while it is kept alive.
+    /// left to the threads that lock it next, the guard of another must be dropped while it is kept alive.
     #[inline]
     pub(crate) fn unlocks_at_once(&self) -> bool {
         self.flag.is_some()

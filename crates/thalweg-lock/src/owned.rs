@@ -79,7 +79,7 @@ impl<A, T> OwnedGuard<A, T> {
     pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
         // In this order: if `pile` panics, what is bound last is dropped first.
         let Self { owner, mut guard } = self;
-        // What is left may be taken and dropped by others before the one who unlocks an ordinary mutex has returned.
+        // What is left may be taken and dropped by others before the thread that unlocks an ordinary mutex has returned.
         let until_unlocked = (!guard.unlocks_at_once()).then(|| Arc::clone(&owner));
         // The pile is in the value, by the type of `pile`, so nothing takes the owner from it before the mutex is unlocked.
         let refused = pile(guard.value_mut()).try_push(owner);

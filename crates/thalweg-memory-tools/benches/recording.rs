@@ -108,7 +108,7 @@ enum Stacks {
     DistinctFrames,
 }
 
-/// Writes a trace that goes on until the file is large enough, as `pickle.dump` of protocol 4 does: every dictionary, list and
+/// A writer of a trace that goes on until the file is large enough, as `pickle.dump` of protocol 4 does: every dictionary, list and
 /// text is remembered, and lists are appended to a thousand at a time.
 struct Generator<W> {
     out: W,

@@ -1,4 +1,4 @@
-//! How fast a trace is replayed: it should be 5 million events a second on one core, after reading.
+//! How fast a trace is replayed: it should be 5 million events per second on one core, after reading.
 //!
 //! `cargo bench -p thalweg-memory-tools --bench replay` prints a table, with `-- --json` one object per line (`name`, `value`, `unit`,
 //! `samples`, `steps`). The trace has 10 million events and 1,000 live blocks of sizes 2^e + U(0, 2^e), e uniform in 9…22, of which

@@ -45,7 +45,7 @@ fn allocate(allocator: &Arc<DeviceAllocator>, bytes: u64, stream: u64) -> Block 
     allocator.allocate(bytes, StreamId::from_raw(stream)).expect("the fake device is large")
 }
 
-/// Nanoseconds a step.
+/// Nanoseconds per step.
 #[derive(Clone, Copy)]
 struct Measured {
     median: f64,
@@ -160,7 +160,7 @@ fn main() {
     let json = arguments.iter().any(|argument| argument == "--json");
     let only = arguments.iter().find(|argument| !argument.starts_with("--"));
     if !json {
-        println!("{:<45} {:>10} {:>10}", "ns a step, on an invented device", "median", "least");
+        println!("{:<45} {:>10} {:>10}", "ns per step, on an invented device", "median", "least");
     }
     for (name, steps, bench) in BENCHES {
         if only.is_some_and(|only| !name.contains(only.as_str())) {

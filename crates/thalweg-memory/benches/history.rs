@@ -14,7 +14,7 @@ use thalweg_snapshot::{Action, Snapshot};
 const SAMPLES: usize = 11;
 const STREAM: StreamId = StreamId::from_raw(1);
 
-/// The median over the samples of the nanoseconds a step; the first sample warms up and does not count.
+/// The median over the samples of the nanoseconds per step; the first sample warms up and does not count.
 fn measure(steps: u64, mut sample: impl FnMut(u64)) -> f64 {
     let mut means: Vec<f64> = (0..=SAMPLES)
         .map(|_| {

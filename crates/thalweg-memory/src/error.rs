@@ -12,7 +12,7 @@ use crate::ids::PoolId;
 use crate::settings::SettingsError;
 use crate::upstream::{MemoryInfo, UpstreamError};
 
-/// Why an allocator refused.
+/// The reason why an allocator refused.
 #[derive(Debug)]
 pub struct AllocationError(Box<Kind>);
 

@@ -52,7 +52,7 @@ impl std::fmt::Display for InjectedFault {
 
 impl std::error::Error for InjectedFault {}
 
-/// How often each method was called, failures included.
+/// The number of calls of each method, failures included.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Calls {
     /// Calls of [`Upstream::allocate`].
@@ -506,7 +506,7 @@ impl VirtualMemory for FakeUpstream {
     }
 
     fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are no whole pages");
+        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are not whole pages");
         self.call(|calls| &mut calls.addresses, |inner| inner.addresses.allocate(bytes))
     }
 
@@ -522,7 +522,7 @@ impl VirtualMemory for FakeUpstream {
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
-        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are no whole pages");
+        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are not whole pages");
         self.call(
             |calls| &mut calls.create_page,
             |inner| {

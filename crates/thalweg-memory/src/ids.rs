@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 pub use thalweg_snapshot::{PoolId, SizeClass, StreamId};
 
-/// Which requests a private pool serves while allocations go to it.
+/// The requests that a private pool serves while allocations go to it.
 #[derive(Clone)]
 pub enum StreamFilter {
     /// Those on every stream. Memory that unrelated work allocates meanwhile is overwritten by the next replay, if the capture
@@ -40,7 +40,7 @@ impl fmt::Debug for StreamFilter {
     }
 }
 
-/// Whose memory it is.
+/// The owner of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) enum Owner {
     Shared,

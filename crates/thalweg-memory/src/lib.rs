@@ -5,7 +5,7 @@
 //! pieces, cut to size, and kept when it is freed.
 //!
 //! What makes it more than a heap is time. Freeing happens on the host, while the device may not even have *begun* the work
-//! that uses the memory. On one stream that is no matter: whatever is put there later also runs later. Between streams it
+//! that uses the memory. On one stream that does not matter: whatever is put there later also runs later. Between streams it
 //! is the whole difficulty.
 //!
 //! # The words

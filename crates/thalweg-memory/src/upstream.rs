@@ -40,7 +40,7 @@ pub struct MemoryInfo {
     pub total_bytes: u64,
 }
 
-/// Why an upstream refused.
+/// The reason why an upstream refused.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
@@ -134,7 +134,7 @@ pub trait Upstream: Events {
     /// Any. An error message for lack of memory then leaves the figure out.
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError>;
 
-    /// Addresses apart from memory, if the device can do that. Segments can then grow, and pages can move.
+    /// Returns the means to reserve addresses apart from memory, if the device can do that. Segments can then grow, and pages can move.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }
@@ -156,7 +156,7 @@ pub trait Upstream: Events {
     }
 }
 
-/// Where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
+/// The place where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
 /// allocator of the user. Events still come from the upstream.
 pub trait SegmentSource: Send + Sync {
     /// Allocates a segment, as [`Upstream::allocate`] does.
@@ -291,7 +291,7 @@ pub trait Captures: Send + Sync {
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError>;
 }
 
-/// How pinned host memory is got.
+/// The way in which pinned host memory is got.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HostMethod {
     /// The driver allocates it (`cudaHostAlloc`).

@@ -24,7 +24,7 @@ use thalweg_tensor::random::Generator;
 const ROUNDS: usize = 5;
 const FEATURES: usize = 768;
 const HEADS: usize = 12;
-/// GPT-2's 50,257 tokens, rounded up to a multiple of 128 as everybody trains it.
+/// GPT-2's 50,257 tokens, rounded up to a multiple of 128 as it is usually trained.
 const VOCABULARY: usize = 50_304;
 
 #[derive(Module, Debug)]

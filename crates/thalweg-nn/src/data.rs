@@ -109,7 +109,7 @@ pub struct DataLoaderOptions {
 }
 
 impl Default for DataLoaderOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self { batch_size: 1, shuffle: None, num_workers: 0, prefetch_factor: 2, drop_last: false }
     }
@@ -243,7 +243,7 @@ impl<D: Dataset> DataLoader<D> {
         })
     }
 
-    /// The bytes of each field of a sample.
+    /// Returns the bytes of each field of a sample.
     fn sizes(&self) -> Vec<usize> {
         let bytes = |field: &Field| field.shape.iter().product::<usize>() * field.dtype.size_bytes();
         self.fields.iter().map(bytes).collect()

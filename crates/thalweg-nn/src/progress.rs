@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the bar is drawn at most.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a line is written where standard error is no terminal.
+/// How often a line is written where standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How many columns a bar has at most, and at least where it is drawn.
@@ -128,7 +128,7 @@ impl Drop for Progress {
     }
 }
 
-/// Writes to standard error. A closed one is no reason to stop.
+/// Writes to standard error. A closed one is not a reason to stop.
 fn write(text: &str) {
     let mut stderr = std::io::stderr();
     let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

@@ -12,7 +12,7 @@ use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, forward, gradient, kernel, plan, structured, table,
 };
 
-/// Where an operand of a case lies.
+/// The place where an operand of a case lies.
 #[derive(Clone, Copy)]
 enum Lies {
     /// At every point, as in memory of rows of points.
@@ -99,7 +99,7 @@ fn parts_of(operator: &'static LoopOp, dtypes: &[DType], to: DType) -> (Signatur
     (signature, body)
 }
 
-/// Returns the cases over rows of this many points, and over columns.
+/// Adds the cases over rows of this many points, and over columns.
 fn matrices(shape: [u64; 2], cases: &mut Vec<Case>) {
     use Lies::{Columns, Points, Rows};
     let mut row = |name: &str, operator: &'static LoopOp, dtypes: &[DType], lies: &[Lies]| {
@@ -125,7 +125,7 @@ fn matrices(shape: [u64; 2], cases: &mut Vec<Case>) {
     cases.push(matrix("column_sum", &structured::SUM, parts, shape, &[Points, Rows], true));
 }
 
-/// Returns the two stages of sums over long columns: parts of 1,024 points, and what comes of them.
+/// Adds the two stages of sums over long columns: parts of 1,024 points, and what comes of them.
 fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
     let parts = points / 1024;
     let (signature, body) = parts_of(&structured::SUM, &[Bf16], F32);

@@ -9,7 +9,7 @@ use thalweg_ir::{Body, BodyBuilder, Category, DType, OutputPlace, PromotionError
 /// A list of dtypes; most operators have few operands.
 pub type DTypes = SmallVec<[DType; 8]>;
 
-/// Which dtypes an operator takes, what it computes in, and what it gives.
+/// The dtypes that an operator takes, the one that it computes in, and those that it gives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DTypeRule {
     /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
@@ -189,7 +189,7 @@ impl fmt::Debug for LoopOp {
     }
 }
 
-/// Why an operator refuses dtypes.
+/// The reason why an operator refuses dtypes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DTypeError(pub String);
 
@@ -256,7 +256,7 @@ impl LoopOp {
         self.signature_of(inputs, 0, scalars, requested)
     }
 
-    /// [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
+    /// Returns [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
     /// promotion unless they are of a higher category (bool, integers, floats, complex numbers) than all others. `scalars` is the highest category
     /// of the numbers: one above that of all tensors makes them i64 or f32.
     pub fn signature_of(

@@ -183,7 +183,7 @@ pub struct StepForm {
 }
 
 impl Default for StepForm {
-    /// Everything that changes from step to step lies in device memory, with the learning rate in f64; gradients stay as they are.
+    /// Returns PyTorch's options: everything that changes from step to step lies in device memory, with the learning rate in f64; gradients stay as they are.
     fn default() -> Self {
         Self {
             learning_rate: Some(DType::F64),

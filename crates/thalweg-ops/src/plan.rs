@@ -17,7 +17,7 @@ use thalweg_ir::{
     Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, OutputPlace, RUN, ReduceOp,
 };
 
-/// Where one operand lies over the iteration space.
+/// The place where one operand lies over the iteration space.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
     /// By strides over the row dimensions and over the inner ones (elements; 0 repeats). Row outputs have no inner strides.
@@ -158,7 +158,7 @@ fn strided<'a>(
     operands.iter().filter_map(of).collect()
 }
 
-/// Which dimensions are seen as one: runs of dimension numbers, outermost first.
+/// The dimensions that are seen as one: runs of dimension numbers, outermost first.
 struct Merged(SmallVec<[SmallVec<[usize; 6]>; 6]>);
 
 impl Merged {

@@ -31,7 +31,7 @@ pub enum Source {
     First(usize),
     /// The place of the first point of each part in the inner dimension: an i64.
     Start,
-    /// The result of a reduction, one a row.
+    /// The result of a reduction, one per row.
     Reduced(usize),
     /// A result of each part: its place among the outputs of the level's first body.
     Part(usize),
@@ -69,7 +69,7 @@ pub struct Stages {
     pub levels: Vec<Level>,
     /// The body of what is written once per row, with the numbers of these outputs.
     pub rows: Option<(Stage, SmallVec<[usize; 4]>)>,
-    /// The body of what is written at points, with the numbers of these outputs. Its inputs are at points or one a row.
+    /// The body of what is written at points, with the numbers of these outputs. Its inputs are at points or one per row.
     pub points: Option<(Stage, SmallVec<[usize; 4]>)>,
 }
 
@@ -135,7 +135,7 @@ impl Moments {
     }
 }
 
-/// Which of the bodies is made.
+/// One of the bodies that are made.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     /// That over parts, of a level.
@@ -409,7 +409,7 @@ impl<'b> Copying<'_, 'b> {
         for index in 0..=value.index() {
             let copy = match body.nodes[index] {
                 Node::Load { input } => self.input(Source::First(usize::from(input)), body.dtypes[index]),
-                // What is known of reductions is one a row already.
+                // What is known of reductions is one per row already.
                 Node::Reduced { .. } => self.copies[index],
                 node => {
                     let operand = |id: ExprId| firsts[id.index()].id();

@@ -41,7 +41,7 @@ pub(crate) fn detach(recording: &Arc<Recording>) {
     count_memory(recording, false);
 }
 
-/// Regions and operators are NVTX ranges too, until this is dropped.
+/// A guard: regions and operators are NVTX ranges too, until it is dropped.
 #[must_use = "ranges are emitted until this is dropped"]
 #[derive(Debug)]
 pub struct EmitNvtx(());

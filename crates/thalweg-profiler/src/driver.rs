@@ -212,7 +212,7 @@ impl Driver for ProfilerDriver {
         Some(&*self.inner)
     }
 
-    /// A command's bytes are those of its ranges, and who opens a device asks once, before anything is recorded.
+    /// Returns `true` while the driver inside wants them: a command's bytes are those of its ranges, and code that opens a device asks once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
     }

@@ -1,5 +1,8 @@
 //! [`Recording`]: calls and commands while they come, until the times of their work are read: from a tracer of the device's activities
 //! where the driver has one, else from events around each command ([`events`](crate::events)).
+//!
+//! This module is a hub, whose spokes are `events`, `annotation` and `driver`: they write into a recording, which looks up the operator at
+//! hand (`annotation`), the operators of captured commands (`driver`), and reads times (`events`).
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -252,7 +255,7 @@ impl Recording {
             let commands = by_call.get(&it.call?)?;
             commands.iter().find(|command| command.device == it.device).copied()
         };
-        // A command that is no graph runs on its own stream.
+        // A command that is not a graph runs on its own stream.
         let mut streams: HashMap<(u32, u32), u64> = HashMap::new();
         for it in traced.iter().filter(|it| it.graph_node.is_none()) {
             if let Some(command) = command_of(it) {

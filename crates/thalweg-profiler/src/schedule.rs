@@ -22,7 +22,7 @@ pub enum ProfilerAction {
     RecordAndSave,
 }
 
-/// Which steps are recorded (`torch.profiler.schedule`): after `skip_first` steps, cycles of `wait`, `warmup` and `active` steps.
+/// The choice of the steps that are recorded (`torch.profiler.schedule`): after `skip_first` steps, cycles of `wait`, `warmup` and `active` steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Schedule {
     wait: u64,

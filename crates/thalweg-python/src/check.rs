@@ -23,7 +23,7 @@ static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
 /// How many checks and audits run, whose labels have lines of Python.
 static REPORTING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a check, or an audit, while it runs.
+/// A guard that counts a check, or an audit, while it runs.
 struct Running(&'static AtomicUsize);
 
 impl Running {

@@ -1,7 +1,7 @@
 //! DLPack: tensors of other libraries, in and out, by the version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
 //!
 //! Memory of a GPU is handed out as it is, and the capsule keeps the tensor; what comes in is used where it lies, and the tensor keeps the
-//! capsule. Memory of the simulated GPU is no host memory that other libraries could address, so a copy on the host is handed out; and what
+//! capsule. Memory of the simulated GPU is not host memory that other libraries could address, so a copy on the host is handed out; and what
 //! comes in from the host is copied to the device. The order of streams is the package's part (`_dlpack.py`).
 
 use std::ffi::{CStr, c_void};

@@ -34,7 +34,7 @@ pub fn number_of(name: &str) -> Option<usize> {
     functions().binary_search_by(|function| function.name.as_str().cmp(name)).ok()
 }
 
-/// The C function of the name with number `N`. `receiver` is null for functions of the module.
+/// Calls the function of the name with number `N`, as the C function that Python holds. `receiver` is null for functions of the module.
 ///
 /// # Safety
 /// Called by the interpreter, by the convention `METH_FASTCALL | METH_KEYWORDS`.

@@ -3,6 +3,9 @@
 //! The interpreter lock is released while an operator runs, and its allocations must not wait for it. So while stacks are wanted, each call
 //! of the layers below notes the stack of Python before it releases the lock ([`noted`]), and an event of the memory takes what its thread
 //! noted. A tensor that the program drops is freed outside such a call, and that event has no stack.
+//!
+//! With `failure`, `device`, `handle`, `convert` and `check` this module is a circle: every call enters and leaves by `failure`, which notes
+//! its stack here; a device may be that of a check, whose labels are the lines of calls; and values become tensors on a device.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -95,21 +95,34 @@ type Maker = fn(&[(Vec<Tensor>, Options)]) -> Result<Box<dyn AnyOptimizer>>;
 /// A function that returns the default options of a rule.
 type Defaults = fn() -> Vec<(&'static str, f64)>;
 
-/// The rules by their title.
-const RULES: [(&str, Maker, Defaults); 12] = [
-    ("Adadelta", made::<AdadeltaOptions>, defaults::<AdadeltaOptions>),
-    ("Adagrad", made::<AdagradOptions>, defaults::<AdagradOptions>),
-    ("Adam", made::<AdamOptions>, defaults::<AdamOptions>),
-    ("AdamW", made::<AdamWOptions>, defaults::<AdamWOptions>),
-    ("Adamax", made::<AdamaxOptions>, defaults::<AdamaxOptions>),
-    ("ASGD", made::<AsgdOptions>, defaults::<AsgdOptions>),
-    ("Lion", made::<LionOptions>, defaults::<LionOptions>),
-    ("NAdam", made::<NAdamOptions>, defaults::<NAdamOptions>),
-    ("RAdam", made::<RAdamOptions>, defaults::<RAdamOptions>),
-    ("RMSprop", made::<RMSpropOptions>, defaults::<RMSpropOptions>),
-    ("Rprop", made::<RpropOptions>, defaults::<RpropOptions>),
-    ("SGD", made::<SgdOptions>, defaults::<SgdOptions>),
-];
+/// A rule of the table of optimizers, as Python uses it.
+struct Rule {
+    title: &'static str,
+    make: Maker,
+    defaults: Defaults,
+}
+
+fn rule<O: OptimizerOptions + 'static>() -> Rule {
+    Rule { title: O::RULE.title, make: made::<O>, defaults: defaults::<O> }
+}
+
+/// Returns the rules. SparseAdam is left out, as `thalweg.optim` says: there are no sparse tensors.
+fn rules() -> [Rule; 12] {
+    [
+        rule::<AdadeltaOptions>(),
+        rule::<AdagradOptions>(),
+        rule::<AdamOptions>(),
+        rule::<AdamWOptions>(),
+        rule::<AdamaxOptions>(),
+        rule::<AsgdOptions>(),
+        rule::<LionOptions>(),
+        rule::<NAdamOptions>(),
+        rule::<RAdamOptions>(),
+        rule::<RMSpropOptions>(),
+        rule::<RpropOptions>(),
+        rule::<SgdOptions>(),
+    ]
+}
 
 fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
     O::default().named()
@@ -118,15 +131,15 @@ fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
 /// Returns each rule with its options by PyTorch's names and their defaults.
 #[pyfunction]
 fn _optimizers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let rules = PyDict::new(py);
-    for (title, _, defaults) in RULES {
+    let titles = PyDict::new(py);
+    for Rule { title, defaults, .. } in rules() {
         let options = PyDict::new(py);
         for (name, value) in defaults() {
             options.set_item(name, value)?;
         }
-        rules.set_item(title, options)?;
+        titles.set_item(title, options)?;
     }
-    Ok(rules)
+    Ok(titles)
 }
 
 /// An optimizer: the rule, the parameters in groups, and their states on the device.
@@ -143,7 +156,7 @@ impl _FusedOptimizer {
 impl _FusedOptimizer {
     #[new]
     fn new(py: Python<'_>, rule: &str, groups: Vec<(Vec<Bound<'_, PyTensor>>, Options)>) -> PyResult<Self> {
-        let Some((_, make, _)) = RULES.iter().find(|(title, ..)| *title == rule) else {
+        let Some(Rule { make, .. }) = rules().into_iter().find(|known| known.title == rule) else {
             return Err(value_error(format!("there is no optimizer {rule}")));
         };
         let groups: Vec<(Vec<Tensor>, Options)> = (groups.into_iter())

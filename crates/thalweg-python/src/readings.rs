@@ -19,7 +19,7 @@ fn gpu_of(py: Python<'_>, function: &str, device: Option<&Bound<'_, PyAny>>) -> 
     let device = or_current(py, device)?;
     if device.driver().name() != "cuda" {
         return Err(PyRuntimeError::new_err(format!(
-            "{function}: {device} is no GPU, and NVML tells of GPUs alone: name one, as in {function}(0), where there is one"
+            "{function}: {device} is not a GPU, and NVML tells of GPUs alone: name one, as in {function}(0), where there is one"
         )));
     }
     Ok(device.index())

@@ -98,7 +98,7 @@ impl Backward for PythonFunction {
                     match gradient.cast::<PyTensor>() {
                         Ok(tensor) => Ok(Some(tensor.borrow().tensor.clone())),
                         Err(_) => {
-                            Err(type_error("expected Variable or None (got a gradient that is no tensor)"))
+                            Err(type_error("expected Variable or None (got a gradient that is not a tensor)"))
                         }
                     }
                 })

@@ -1,4 +1,4 @@
-//! `Tensor`: the class, with what is no operator of the table.
+//! `Tensor`: the class, with what is not an operator of the table.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

@@ -67,7 +67,7 @@ def test_random_states():
 
 def test_tensors_of_other_libraries():
     class Other:
-        """What other libraries have: an object that hands out a capsule."""
+        """A stand-in for other libraries: an object that hands out a capsule."""
 
         def __init__(self, tensor):
             self.tensor = tensor

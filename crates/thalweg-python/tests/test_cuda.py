@@ -69,7 +69,7 @@ def test_devices():
 def test_readings_of_gpus():
     for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "list_gpu_processes"):
         read = getattr(th.cuda, name)
-        with th.cuda.device("sim:0"), raises(RuntimeError, f"{name}: sim:0 is no GPU"):
+        with th.cuda.device("sim:0"), raises(RuntimeError, f"{name}: sim:0 is not a GPU"):
             read()
         with raises(RuntimeError, f"{name}: "):
             read(4096)
@@ -373,5 +373,5 @@ def test_streams_of_other_libraries():
     assert (x * 2).tolist() == [2, 4, 6, 8]
     assert th.cuda.get_stream_from_external(1).cuda_stream == th.cuda.default_stream().cuda_stream
     if not th.cuda.is_available():
-        with raises(RuntimeError, "is no cuda_stream"):
+        with raises(RuntimeError, "is not a cuda_stream"):
             th.cuda.ExternalStream(123456789)

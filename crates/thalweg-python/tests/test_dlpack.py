@@ -64,7 +64,7 @@ def test_streams_of_consumers():
     # Of a GPU's tensor: None and 1 are the legacy default stream, 2 the thread's own, others are CUDA's numbers, and −1 asks for no order.
     assert [_dlpack._stream_of(True, stream) for stream in (None, 1, 2, 0x7F00, -1)] == [1, 1, 2, 0x7F00, None]
     for stream in (0, -2):
-        with raises(ValueError, "is no stream"):
+        with raises(ValueError, "is not a stream"):
             _dlpack._stream_of(True, stream)
     for stream in (1.0, True, "1"):
         with raises(TypeError, "must be an int or None"):

@@ -113,7 +113,7 @@ impl Bench {
         Ok((Graph::capture(&self.device, options, capture)?.0, inputs))
     }
 
-    /// Nanoseconds a step; the first sample warms up and does not count.
+    /// Nanoseconds per step; the first sample warms up and does not count.
     fn measure(&self, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
         let _current = self.stream.make_current();
         let mut means = Vec::with_capacity(SAMPLES);

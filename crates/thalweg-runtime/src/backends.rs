@@ -12,7 +12,7 @@ use thalweg_kernels::matmul::{Factor, Matmul};
 
 use crate::{Error, Result};
 
-/// How a product of 32-bit floats is computed (`fp32_precision`).
+/// The way in which a product of 32-bit floats is computed (`fp32_precision`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Fp32Precision {
@@ -114,7 +114,7 @@ pub mod cuda {
 
     use crate::{Error, Result};
 
-    /// Which code computes products (`preferred_blas_library`).
+    /// The code that computes products (`preferred_blas_library`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub enum BlasLibrary {
         /// cuBLASLt, and kernels of Thalweg where a product is too small for it.
@@ -227,7 +227,7 @@ pub mod cuda {
             set_fp32_precision(if allow { Fp32Precision::Tf32 } else { Fp32Precision::Ieee });
         }
 
-        /// Whether the parts of a product that is split along k may be added up in the 16 bits of its elements, and whether it may be
+        /// The setting whether the parts of a product that is split along k may be added up in the 16 bits of its elements, and whether it may be
         /// split at all.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub struct ReducedPrecisionReduction {

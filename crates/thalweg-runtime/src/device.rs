@@ -28,7 +28,7 @@ use crate::spare_events::SpareEvents;
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
-/// Which device, among all that the process ever opened.
+/// The number of a device among all that the process ever opened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct DeviceId(u64);
 
@@ -146,7 +146,7 @@ impl Device {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
             Error::invalid(format!(
-                "device '{name}': '{index}' is no device number; write `cuda:0`, `sim:0` or `meta`"
+                "device '{name}': '{index}' is not a device number; write `cuda:0`, `sim:0` or `meta`"
             ))
         })?;
         match kind {
@@ -556,7 +556,7 @@ impl Opened {
     }
 }
 
-/// Keeps a device current on this thread.
+/// A guard that keeps a device current on this thread.
 pub struct DeviceGuard {
     former: Option<Device>,
     _not_send: std::marker::PhantomData<*const ()>,

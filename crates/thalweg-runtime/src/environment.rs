@@ -58,9 +58,9 @@ pub struct Environment {
     /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`, `THALWEG_PROFILE_MEMORY`: what the program does on its devices is recorded and written to that file when
     /// it exits, as `thalweg profile` asks for.
     pub profile: Option<ProgramProfile>,
-    /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is no number is left alone.
+    /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is not a number is left alone.
     pub check_seed: Option<u64>,
-    /// `THALWEG_SEEDS`: how many seeds a check tries, from 0 on. What is no number is left alone.
+    /// `THALWEG_SEEDS`: how many seeds a check tries, from 0 on. What is not a number is left alone.
     pub check_seeds: Option<u64>,
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
@@ -101,7 +101,7 @@ impl Environment {
             let value = variable(name).filter(|value| !value.is_empty())?;
             let parsed = value.parse().ok();
             if parsed.is_none() {
-                mistakes.push(format!("{name}={value} is no number: write digits, or leave it out"));
+                mistakes.push(format!("{name}={value} is not a number: write digits, or leave it out"));
             }
             parsed
         };
@@ -151,7 +151,7 @@ impl Environment {
     }
 }
 
-/// Returns the wish to have the program recorded, with so many rows in its table.
+/// Returns where `THALWEG_PROFILE` wants the program recorded, with so many rows in its table.
 fn profile_of(variable: impl Fn(&str) -> Option<String>, rows: u64) -> Option<ProgramProfile> {
     let path = variable("THALWEG_PROFILE").filter(|path| !path.is_empty())?;
     Some(ProgramProfile {

@@ -28,16 +28,24 @@ enum Context {
     Call(String),
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug, thiserror::Error)]
 enum Kind {
+    #[error("{}", in_words(.0))]
     Driver(thalweg_driver::Error),
+    #[error("{0}")]
     OutOfMemory(String),
+    #[error("{0}")]
     Invalid(String),
+    #[error("{0}")]
     Index(String),
+    #[error("{0}")]
     Recomputation(String),
+    #[error("{0}")]
     Capture(String),
+    #[error("{0}")]
     Distributed(String),
     /// An index out of range: the text, and the call whose kernel found it.
+    #[error("{}: {}\n  called at {}:{}", .1.operator, .0, .1.location.file(), .1.location.line())]
     OutOfRange(String, Label),
 }
 
@@ -78,7 +86,7 @@ impl Error {
         Self::from_kind(Kind::OutOfRange(text, label)).suspects(vec![label])
     }
 
-    /// Creates the call is not possible while a stream captures.
+    /// Creates the error of a call that is not possible while a stream captures.
     pub(crate) fn capture(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Capture(text.into()))
     }
@@ -227,18 +235,7 @@ impl fmt::Display for Error {
             let (Context::Text(text) | Context::Call(text)) = context;
             write!(f, "{text}: ")?;
         }
-        match &self.0.kind {
-            Kind::Driver(error) => write_driver_error(f, error)?,
-            Kind::OutOfMemory(text)
-            | Kind::Invalid(text)
-            | Kind::Index(text)
-            | Kind::Recomputation(text)
-            | Kind::Capture(text)
-            | Kind::Distributed(text) => f.write_str(text)?,
-            Kind::OutOfRange(text, Label { operator, location }) => {
-                write!(f, "{operator}: {text}\n  called at {}:{}", location.file(), location.line())?
-            }
-        }
+        write!(f, "{}", self.0.kind)?;
         if let Some(location) = self.0.location {
             let told = if self.is_asynchronous() { "noticed at" } else { "at" };
             write!(f, "\n  {told} {}:{}", location.file(), location.line())?;
@@ -250,20 +247,18 @@ impl fmt::Display for Error {
     }
 }
 
-/// Returns the cause in words first, the driver's call and code behind: who reads one line of it should read the words.
-fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_driver::Error) -> fmt::Result {
+/// Returns the cause in words first, the driver's call and code behind: a reader of one line of it should read the words.
+fn in_words(error: &thalweg_driver::Error) -> String {
     let (call, code, detail) = (error.call(), error.code(), error.detail());
-    if error.is_asynchronous() {
-        f.write_str("work submitted earlier failed: ")?;
-    }
+    let earlier = if error.is_asynchronous() { "work submitted earlier failed: " } else { "" };
     if detail.is_empty() {
-        write!(f, "{call}: {} ({})", code.name(), code.number())
+        format!("{earlier}{call}: {} ({})", code.name(), code.number())
     } else {
-        write!(f, "{detail} ({call}: {}, {})", code.name(), code.number())
+        format!("{earlier}{detail} ({call}: {}, {})", code.name(), code.number())
     }
 }
 
-/// Returns one line a suspect; equal ones share a line, and a long list is cut.
+/// Writes one line per suspect; equal ones share a line, and a long list is cut.
 fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result {
     let mut distinct: Vec<(Label, usize)> = Vec::new();
     for &label in suspects {

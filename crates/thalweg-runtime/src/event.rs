@@ -34,7 +34,7 @@ impl std::fmt::Debug for Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // Who waits for its record goes on to, whatever it is recorded behind later. One that a capture knows, or an audit, is not used again.
+        // What waits for its record goes on doing so, whatever it is recorded behind later. One that a capture knows, or an audit, is not used again.
         let is_free = self.capture.load(Ordering::Relaxed) == 0 && !self.device.auditor().is_on();
         if self.is_plain && is_free && self.device.spare_events().keep(self.handle) {
             return;
@@ -170,7 +170,7 @@ impl Event {
         }
     }
 
-    /// Milliseconds from this event's record to the other's. Both need timing, a record, and to be complete.
+    /// Returns milliseconds from this event's record to the other's. Both need timing, a record, and to be complete.
     #[track_caller]
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
         if !self.flags.timing || !end.flags.timing {

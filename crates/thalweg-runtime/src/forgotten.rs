@@ -25,7 +25,7 @@ pub(crate) struct ForgottenStreams {
     transient: RwLock<FxHashSet<StreamHandle>>,
 }
 
-/// Where the work of a forgotten stream ends.
+/// The place where the work of a forgotten stream ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LastWork {
     /// At this event.

@@ -93,7 +93,7 @@ impl Device {
 /// name in other programs.
 fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
     let file = folder.join(format!("{name}-{}.cu", disk_cache::fingerprint(source)));
-    // The same name is the same content, so it does not matter who of several processes writes it last.
+    // The same name is the same content, so it does not matter which of several processes writes it last.
     let written = || disk_cache::replace(&file, &[source.as_bytes()]);
     std::fs::create_dir_all(folder).and_then(|()| written()).map_err(|error| {
         Error::invalid(format!("the kernel cannot be recorded in {}: {error}", folder.display()))

@@ -57,7 +57,7 @@ impl Device {
 
 impl Stream {
     /// Queues a kernel of the loop IR. Addresses are those of each operand's first element; nothing happens where there
-    /// are no rows.
+    /// are not rows.
     pub fn launch(
         &self,
         prepared: &PreparedLaunch,

@@ -5,7 +5,7 @@
 //! is a [`FusedMatmul`], always a kernel of our own: the library's are made for large ones.
 //!
 //! Attention is cuDNN's where it is there and takes the shape ([`Stream::library_attention`]); in the simulator it is a host function.
-//! Who calls it has kernels of our own for the rest.
+//! Its callers have kernels of our own for the rest.
 
 use std::sync::Arc;
 
@@ -303,7 +303,7 @@ impl Stream {
     }
 }
 
-/// How products are accumulated, and which ways of adding up parts there may be.
+/// The way in which products are accumulated, and which ways of adding up parts there may be.
 pub(crate) type Precision = (ComputeFormat, ReductionSchemes);
 
 fn is_aligned_for_rows([a, b, _]: [DevicePointer; 3]) -> bool {

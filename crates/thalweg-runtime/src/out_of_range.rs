@@ -6,7 +6,7 @@
 //! The first is for launches outside of every [`Telling`], and is never read.
 //!
 //! On a GPU the words are pinned memory, which the host reads after it has waited; a simulated one has them beside its host functions.
-//! They are no part of what a launch touches, for any of several values that are written at once will do.
+//! They are not part of what a launch touches, for any of several values that are written at once will do.
 //!
 //! # Invariants
 //! - The second word of a slot is 0, or a kernel met an index out of range at that line and no wait has told of it.

@@ -245,7 +245,7 @@ impl Stream {
     ) -> Result<()> {
         let label = command.label();
         let Some(before) = capture else { return self.submit_numbered(label, call).map(drop) };
-        // It does not run now, so it is no suspect of what fails later.
+        // It does not run now, so it is not a suspect of what fails later.
         self.check(call()).map_err(|error| error.context(label.operator).at(label.location))?;
         self.device.captures().submitted(self, &before, &command);
         Ok(())
@@ -351,7 +351,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Keeps a stream, and its device, current on this thread. Guards are dropped in the reverse order of their making.
+/// A guard that keeps a stream, and its device, current on this thread. Guards are dropped in the reverse order of their making.
 pub struct StreamGuard {
     depth: usize,
     _device: DeviceGuard,

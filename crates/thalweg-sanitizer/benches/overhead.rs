@@ -67,7 +67,7 @@ impl Bench {
         self.driver.event_destroy(event)
     }
 
-    /// Microseconds a command, where each writes a block that is dropped and whose bytes are not given out again.
+    /// Microseconds per command, where each writes a block that is dropped and whose bytes are not given out again.
     fn dead_blocks(&self, commands: u64) -> Result<f64> {
         let memory = self.driver.memory_allocate(0, commands * BLOCK_BYTES)?;
         let start = Instant::now();
@@ -90,7 +90,7 @@ impl Bench {
         Ok(us)
     }
 
-    /// Microseconds a command, where each writes one of eight columns of a matrix of 1000 rows.
+    /// Microseconds per command, where each writes one of eight columns of a matrix of 1000 rows.
     fn columns(&self, commands: u64) -> Result<f64> {
         const ROWS: u64 = 1000;
         let start = Instant::now();
@@ -142,12 +142,12 @@ fn main() -> Result<()> {
     report("overhead_per_call", (checked.0 - plain.0) / 22.0, "us");
     let (plain, checked) = (Bench::new(sim()?)?, Bench::new(SanitizerDriver::new(sim()?))?);
     for commands in [10_000, 100_000, 1_000_000] {
-        report(&format!("dead_blocks_{commands}_plain"), plain.dead_blocks(commands)?, "us a command");
-        report(&format!("dead_blocks_{commands}_checked"), checked.dead_blocks(commands)?, "us a command");
+        report(&format!("dead_blocks_{commands}_plain"), plain.dead_blocks(commands)?, "us per command");
+        report(&format!("dead_blocks_{commands}_checked"), checked.dead_blocks(commands)?, "us per command");
     }
     for commands in [100_000, 1_000_000] {
-        report(&format!("columns_{commands}_plain"), plain.columns(commands)?, "us a command");
-        report(&format!("columns_{commands}_checked"), checked.columns(commands)?, "us a command");
+        report(&format!("columns_{commands}_plain"), plain.columns(commands)?, "us per command");
+        report(&format!("columns_{commands}_checked"), checked.columns(commands)?, "us per command");
     }
     Ok(())
 }

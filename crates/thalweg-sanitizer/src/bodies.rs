@@ -16,7 +16,7 @@ use thalweg_driver::{GraphHandle, GraphNodeHandle};
 use super::graph::{Graph, Node, NodeWork};
 use super::model::Model;
 
-/// Which captures are of one family, and whose bodies are whose.
+/// The captures that are of one family, and the bodies of each.
 #[derive(Default)]
 pub(super) struct Families {
     /// The first capture of the family that a capture is of, for captures into bodies.
@@ -31,7 +31,7 @@ impl Families {
         self.first.get(&capture).copied().unwrap_or(capture)
     }
 
-    /// Bodies come to lie in what a capture builds.
+    /// Notes that bodies lie in what a capture builds.
     pub(super) fn add(&mut self, capture: u64, bodies: &[GraphHandle]) {
         let first = self.of(capture);
         self.bodies.extend(bodies.iter().map(|body| (body.raw(), first)));

@@ -64,7 +64,7 @@ impl SanitizerDriver {
         self.asks(frontier, || call().map(|()| true)).map(|_| ())
     }
 
-    /// Returns the host asks whether work that a clock describes is done.
+    /// Asks for the host whether work that a clock describes is done.
     pub(super) fn asks(
         &self,
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,

@@ -1,4 +1,4 @@
-//! Vector clocks: who knows what of whose work.
+//! Vector clocks: what each thread and stream knows of the work of others.
 //!
 //! Everything that does work in an order of its own is a *strand*: a stream, a host thread, a chain of nodes of an executable
 //! graph. Every piece of work has a number, and numbers only grow, over all strands. A [`Clock`] says of each strand up to

@@ -57,7 +57,7 @@ impl Communicator {
     }
 }
 
-/// Which parts meet.
+/// The key by which parts meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     All(u64),

@@ -1,6 +1,6 @@
 //! The [`Driver`] of the sanitizer: each call goes to the driver inside, and what it means goes to the model.
 //!
-//! The model is not locked while the driver inside works: calls that wait would keep everybody else out. Calls that hand
+//! The model is not locked while the driver inside works: calls that wait would keep all other threads out. Calls that hand
 //! something out enter the model afterwards, calls that give something up leave it beforehand and come back if the driver
 //! refuses.
 

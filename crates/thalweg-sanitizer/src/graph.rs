@@ -15,7 +15,7 @@ use super::clock::{Clock, Strand};
 use super::shadow::BlockId;
 use super::site::SiteId;
 
-/// Whose memory a captured access touched.
+/// The owner of memory that a captured access touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
     /// The block that held the bytes; 0 for none.
@@ -79,7 +79,7 @@ impl Graph {
     }
 }
 
-/// Where a node is in its chain.
+/// The place where a node is in its chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPosition {
     pub(super) chain: u32,

@@ -242,7 +242,7 @@ impl Model {
         host.version += 1;
     }
 
-    /// Returns the host thread does something now; its number.
+    /// Numbers the next action of a host thread, and returns the number.
     pub(super) fn host_acts(&mut self, host: HostId) -> u64 {
         let number = self.next();
         let host = &mut self.hosts[host as usize];
@@ -367,7 +367,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// Returns the stream is given a command: its number. The stream's clock is then the command's.
+    /// Numbers a command that a stream gets, and returns the number. The stream's clock is then the command's.
     pub(super) fn submit(&mut self, id: StreamId, host: HostId) -> u64 {
         let number = self.next();
         let stream = self.address(id, host);

@@ -23,7 +23,7 @@ use super::bytes::Bytes;
 use super::clock::{Clock, Strand};
 use super::site::SiteId;
 
-/// The number of a block of an allocator; 0 is no block.
+/// The number of a block of an allocator; 0 is not a block.
 pub(super) type BlockId = u32;
 
 /// The kind of access that touched the bytes.
@@ -87,7 +87,7 @@ impl Mark {
     }
 }
 
-/// Whether bytes have been written since they were given out.
+/// The knowledge whether bytes have been written since they were given out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Written {
     /// None of them.
@@ -216,7 +216,7 @@ pub(super) struct Shadow {
     spans: BTreeMap<u64, Span>,
 }
 
-/// Where a shadow lies, and how often.
+/// The places where a shadow lies.
 #[derive(Clone, Copy)]
 struct Frame<'a> {
     base: u64,
@@ -481,7 +481,7 @@ impl Shadow {
     }
 }
 
-/// How an access with steps meets a span.
+/// The way in which an access with steps meets a span.
 enum Meeting {
     /// One piece is for itself.
     One,

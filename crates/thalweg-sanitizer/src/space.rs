@@ -243,7 +243,7 @@ impl Space {
         }
     }
 
-    /// Remembers that a range is no more.
+    /// Remembers that a range is gone.
     pub(super) fn remember(&mut self, departed: Departed) {
         if self.departed.len() == DEPARTED {
             self.departed.pop_front();

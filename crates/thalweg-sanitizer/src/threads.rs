@@ -1,4 +1,4 @@
-//! Host threads: who is calling, and what one thread knows of another.
+//! Host threads: which one is calling, and what one thread knows of another.
 //!
 //! A thread that was not introduced is a host of its own from its first call on. What orders two such threads the sanitizer
 //! mostly cannot see, so it believes what it must not deny:
@@ -148,7 +148,7 @@ pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
 }
 
 impl Model {
-    /// Returns a thread that was not introduced calls for the first time.
+    /// Adds a thread that calls for the first time and was not introduced, and returns its number.
     fn attach(&mut self, age: Option<u64>) -> HostId {
         if self.threads_are_one && self.attached > 0 {
             return 0;

@@ -27,7 +27,7 @@ pub enum Completed {
     Device(u32),
 }
 
-/// Returns the events that are told of stand beside the driver's own, which count from 1.
+/// Returns the key of an event of another library. Such events stand beside the driver's own, which count from 1.
 const fn key(event: u64) -> u64 {
     event | 1 << 63
 }

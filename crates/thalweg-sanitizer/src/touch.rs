@@ -29,12 +29,12 @@ pub(super) struct Trouble {
 /// The problems of an access; mostly none.
 pub(super) type Troubles = SmallVec<[Trouble; 1]>;
 
-/// How an access is judged.
+/// The way in which an access is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Manner {
     /// As work that is submitted now.
     Submitted,
-    /// As a node of a graph that is launched now: whom the memory belongs to was judged otherwise.
+    /// As a node of a graph that is launched now: the owner of the memory was judged otherwise.
     Launched,
     /// As work that a program tells of: others may have written there, too.
     Told,

@@ -18,17 +18,19 @@
 //! - `memory` says which bytes an address means: `virtual_memory` maps it, `pool` orders it by streams, `backing` makes the bytes
 //!   exist, `lease` lets machines use them one after another, `sharing` exports and imports them, `ranges` are the free ones.
 //! - `control` steers a controlled machine: `entry` is how its host threads come in, `turn` lets one step follow another, `choice`
-//!   asks the schedule ([`schedules`] decide), `apart` is what runs on other threads, `watch` sees who waits without a call and what
+//!   asks the schedule ([`schedules`] decide), `apart` is what runs on other threads, `watch` sees which thread waits without a call and what
 //!   takes too long, `sighting` is what the operating system knows of threads, `spawn` starts them.
 //! - `machine` is the lock around everything, the threads and the waiting; `state` is what it guards; `driver` is the trait, thin.
 //!
 //! Modules lie in layers, and import downwards: `objects`, `memory` and `executor` are below `state`, that is below `machine`, and on top
 //! are `calls`, the steps of `control` and `driver`. `memory` is a hub, whose spokes are its files, as they share what an address means.
+//! `state` is one as well: it guards the communicators of `collective` and the conditions of `conditional`, whose calls (`calls`, and in
+//! `collective` also `splits` and `registered`) are methods of the state, with the module of their subject instead of under `calls`.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
 //!   the range lock holds while it runs: no two commands, and no command and the host, touch the same bytes in conflict at
-//!   the same time. The lock knows bytes by their physical address, so memory that is mapped twice is no exception.
+//!   the same time. The lock knows bytes by their physical address, so memory that is mapped twice is not an exception.
 //! - What is held is neither unmapped nor given back: a call that takes memory away waits for what runs.
 //! - A kernel gets slices only inside its declared ranges, and [`HostLaunch`](thalweg_driver::HostLaunch) hands out none that would
 //!   alias a mutable one.
@@ -161,7 +163,7 @@ impl SimDriver {
             );
             return Err(Error::new(Code::InvalidValue, call, detail));
         }
-        // 0 is no number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
+        // 0 is not a number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
         // handle of a driver long gone is taken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
         let state = state::MachineState::new(number, config.devices, config.memory_bytes, is_controlled)
@@ -343,7 +345,7 @@ impl SimDriver {
         Ok(unsafe { ExternalStream::new(cuda_stream) })
     }
 
-    /// Destroys such a stream. Adopted handles of it become invalid; work on it still runs to its end.
+    /// Destroys an external stream. Handles that were made of it become invalid; work on it still runs to its end.
     pub fn external_stream_destroy(&self, stream: ExternalStream) -> Result<()> {
         const CALL: &str = "cuStreamDestroy";
         let entered = self.machine.call(CALL, CallKind::Other);

@@ -39,7 +39,7 @@ const TICK: Duration = Duration::from_micros(200);
 /// How many host functions can wait for the program at once.
 const HOST_THREADS: usize = 64;
 
-/// How many commands may be queued. Who submits more waits, as with CUDA: a program that never waits for its work would
+/// How many commands may be queued. A thread that submits more waits, as with CUDA: a program that never waits for its work would
 /// otherwise fill the host's memory.
 pub(super) const QUEUE_COMMANDS: usize = 1 << 16;
 
@@ -58,7 +58,7 @@ pub(super) struct Machine {
     host_progress: AtomicU32,
     /// Whether a schedule decides what happens. It never changes.
     is_controlled: bool,
-    /// Who waits for the lock to begin a call, on a controlled machine.
+    /// The threads that wait for the lock to begin a call, on a controlled machine.
     pub(super) entering: Entering,
     /// Whether commands leave memory alone.
     pub(super) is_order_only: AtomicBool,
@@ -282,7 +282,7 @@ impl Machine {
     }
 }
 
-/// The critical section. Dropping it ends it and wakes who must be woken.
+/// The critical section. Dropping it ends it and wakes the threads that must be woken.
 pub(super) struct Locked<'a> {
     machine: &'a Arc<Machine>,
     /// `None` only while it is being dropped.
@@ -351,7 +351,7 @@ impl Job {
     }
 }
 
-/// Who is to be woken.
+/// The threads that are to be woken.
 #[derive(PartialEq, Eq, Default)]
 struct Wake {
     worker: bool,
@@ -361,7 +361,7 @@ struct Wake {
 }
 
 impl Machine {
-    /// Settles what the critical section left behind and decides who is to be woken.
+    /// Settles what the critical section left behind and decides which threads are to be woken.
     fn wake(&self, state: &mut MachineState) -> Wake {
         state.settle();
         let mut wake = Wake::default();

@@ -56,7 +56,7 @@ pub(super) struct MachineState {
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,
-    /// Who goes next, on a controlled machine.
+    /// The schedule that decides what goes next, on a controlled machine.
     pub(super) control: Option<Box<Control>>,
 }
 
@@ -196,5 +196,8 @@ impl MachineState {
 
 /// Returns the refusal of a handle that means nothing.
 pub(super) fn unknown(kind: &str, handle: u64) -> Refusal {
-    Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no {kind} of this driver, or was destroyed"))
+    Refusal::new(
+        Code::InvalidHandle,
+        format!("{handle:#x} is not the handle of any {kind} of this driver, or it was destroyed"),
+    )
 }

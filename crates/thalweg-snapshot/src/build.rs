@@ -208,7 +208,7 @@ impl Pairs {
     fn bytes(&self, key: Key) -> BuildResult<Option<u64>> {
         let Some(value) = self.int(key)? else { return Ok(None) };
         let bytes = u64::try_from(value);
-        bytes.map(Some).map_err(|_| format!("{}: {value} is no size, it is negative", key.text()))
+        bytes.map(Some).map_err(|_| format!("{}: {value} is not a size, it is negative", key.text()))
     }
 
     fn text(&self, key: Key) -> BuildResult<Option<u32>> {
@@ -347,7 +347,7 @@ impl Builder {
 
     pub(super) fn append(&mut self, list: Value, items: &[Value]) -> BuildResult<()> {
         let Some(Object { kind, index }) = self.kind(list) else {
-            return Err("appends to what is no list".into());
+            return Err("appends to what is not a list".into());
         };
         for &item in items {
             self.complete(item)?;
@@ -380,7 +380,7 @@ impl Builder {
                 Ok(())
             }
             (Kind::Stack, _) => Err("appends to a stack that was used before".into()),
-            _ => Err("appends to what is no list".into()),
+            _ => Err("appends to what is not a list".into()),
         }
     }
 
@@ -413,7 +413,7 @@ impl Builder {
             return Err(if known {
                 "sets a key of a dictionary that was complete".into()
             } else {
-                "sets a key of what is no dictionary".into()
+                "sets a key of what is not a dictionary".into()
             });
         };
         if at_once && self.dicts[index as usize].is_empty() && self.take_apart(dict, pairs)? {

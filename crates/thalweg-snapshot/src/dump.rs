@@ -6,7 +6,7 @@
 use super::{Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
 use crate::SizeClass;
 
-/// Takes a value apart and writes it down. `'a` is the life of the snapshot, whose texts need not be copied.
+/// A writer that takes a value apart and writes it down. `'a` is the life of the snapshot, whose texts need not be copied.
 pub(crate) trait Dump<'a> {
     fn none(&mut self);
     fn bool(&mut self, value: bool);

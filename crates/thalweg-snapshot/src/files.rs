@@ -40,7 +40,7 @@ impl Snapshot {
     /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the whole dictionary, or a plain list of segments.
     ///
     /// # Errors
-    /// If it is no such thing. The message says where in the file, and what was expected there.
+    /// If it is not such a file. The message says where in the file, and what was expected there.
     pub fn from_pickle(bytes: &[u8]) -> Result<Self, SnapshotError> {
         Recording::read(bytes).map(|recording| recording.to_snapshot())
     }

@@ -85,7 +85,7 @@ impl FrameIds {
     }
 }
 
-/// Sixteen lines that follow each other lie side by side in [`Ids`], which is one access to memory for all of them.
+/// Hashes a line. Sixteen lines that follow each other lie side by side in [`Ids`], which is one access to memory for all of them.
 fn hash(Line { function, line }: Line) -> u64 {
     use std::hash::Hasher;
     let mut hasher = rustc_hash::FxHasher::default();

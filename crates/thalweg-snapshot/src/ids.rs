@@ -67,7 +67,7 @@ impl Ids {
     }
 }
 
-/// Where a thing that is not there yet would stand. Another insertion makes it worthless.
+/// The place where a thing that is not there yet would stand. Another insertion makes it worthless.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Vacant {
     hash: u64,

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use super::Frames;
 use super::dump::{self, Dump};
 
-/// Writes values one after another, and the commas between them.
+/// A writer of values one after another, and the commas between them.
 #[derive(Default)]
 pub(crate) struct JsonWriter {
     out: String,

@@ -12,7 +12,7 @@ use super::source::Source;
 /// Reads the one value of a file into `builder`, and returns it.
 ///
 /// # Errors
-/// If it is no JSON, or adds up to more than a snapshot can. The message has the offset.
+/// If it is not JSON, or adds up to more than a snapshot can. The message has the offset.
 pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut reader = Reader { source, builder, open: Vec::new(), pairs: Vec::new(), text: Vec::new() };
     let root = reader.document()?;
@@ -145,7 +145,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// Returns the next byte that is no space, which stays to be read.
+    /// Returns the next byte that is not a space, which stays to be read.
     fn next(&mut self) -> ReadResult<Option<u8>> {
         loop {
             match self.source.peek()? {
@@ -180,7 +180,7 @@ impl<R: Read> Reader<'_, R> {
         if digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty() {
             return Ok(Value::Opaque);
         }
-        text.parse().map(Value::Float).map_err(|_| self.error("is no number"))
+        text.parse().map(Value::Float).map_err(|_| self.error("is not a number"))
     }
 
     fn string(&mut self) -> ReadResult<Value> {

@@ -84,11 +84,11 @@ pub struct BlockSnapshot {
     pub size_bytes: u64,
     /// How many of them were asked for; 0 if it is inactive.
     pub requested_bytes: u64,
-    /// Who has it.
+    /// The holder of the block.
     pub state: BlockState,
 }
 
-/// Who has a block.
+/// The holder of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockState {
     /// A caller.
@@ -120,7 +120,7 @@ impl BlockState {
     }
 }
 
-/// Why a file is not read as a snapshot: it is broken, or it is something else.
+/// The reason why a file is not read as a snapshot: it is broken, or it is something else.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SnapshotError(String);
 

@@ -98,7 +98,7 @@ pub struct SegmentBlock {
     pub size_bytes: u64,
     /// `requested_size`: of these, asked for; of an inactive block, when it was last used.
     pub requested_bytes: u64,
-    /// `state`: who has it.
+    /// `state`: what has it.
     pub state: BlockState,
     /// `frames`: where it was allocated.
     pub frames: Frames,

@@ -37,7 +37,7 @@ identifiers! {
     StreamId;
 }
 
-/// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
+/// The name of a private pool. No two pools of a process share a name, whatever allocator they belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(u64);
 
@@ -60,7 +60,7 @@ impl fmt::Debug for PoolId {
     }
 }
 
-/// Which of the two kinds of pools a request belongs to.
+/// The one of the two kinds of pools that a request belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum SizeClass {
     /// Up to 1 MiB, from segments of 2 MiB.

@@ -38,7 +38,7 @@ pub struct Remarks<'r> {
     pub internal_metadata: Option<&'r str>,
 }
 
-/// Names a stack of a [`Recording`]. Equal stacks have equal names.
+/// The name of a stack of a [`Recording`]. Equal stacks have equal names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub(super) u32);
 
@@ -49,7 +49,7 @@ impl StackId {
     }
 }
 
-/// Names a frame of the stacks of a [`Recording`]. Equal frames have equal names.
+/// The name of a frame of the stacks of a [`Recording`]. Equal frames have equal names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FrameId(u32);
 
@@ -99,7 +99,7 @@ pub struct BlockView {
     pub size_bytes: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// Who has it.
+    /// The holder of the block.
     pub state: BlockState,
     /// Where it was allocated.
     pub stack: Option<StackId>,
@@ -201,7 +201,7 @@ impl Recording {
         &self.settings
     }
 
-    /// Scopes that a profiler or a user marked.
+    /// Returns scopes that a profiler or a user marked.
     pub fn annotations(&self) -> &[Annotation] {
         &self.annotations
     }

@@ -15,7 +15,7 @@ const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"Traceback (most recent", "the text of a Python error"),
 ];
 
-/// Returns what a file is that begins with these bytes, if that is known and it is no snapshot.
+/// Returns what a file is that begins with these bytes, if that is known and it is not a snapshot.
 pub(super) fn what_else(beginning: &[u8]) -> Option<&'static str> {
     if let Some((_, what)) = BEGINNINGS.iter().find(|(magic, _)| beginning.starts_with(magic)) {
         return Some(what);

@@ -34,7 +34,7 @@ impl<R: Read> Source<R> {
         self.base + self.at as u64
     }
 
-    /// Messages from now on are about what begins here.
+    /// Makes messages from now on be about what begins here.
     #[inline]
     pub(super) fn mark(&mut self) {
         self.start = self.base + self.at as u64;

@@ -2,7 +2,7 @@
 //!
 //! Frames are numbered in the order in which a file first names them, so that the numbers of neighbours in a stack are mostly close
 //! to each other. A stack is kept as their differences, in groups of seven bits, lowest first, the top bit set on all but the last:
-//! one byte or two a frame, where the file has five.
+//! one byte or two per frame, where the file has five.
 
 use super::ids::Ids;
 

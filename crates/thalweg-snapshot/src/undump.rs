@@ -58,7 +58,7 @@ impl<'b> Reader<'b> {
         })
     }
 
-    /// Returns the value of a key; of the last, if there are several. `None` is no value.
+    /// Returns the value of a key; of the last, if there are several. Python's `None` counts as no value.
     fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let is_key = |name| self.text(name).is_some_and(|text| **text == *key);
         let (_, value) = *self.builder.pairs(dict)?.iter().rev().find(|&&(name, _)| is_key(name))?;
@@ -99,7 +99,8 @@ impl<'b> Reader<'b> {
         let mut segments = Vec::new();
         for (index, &item) in self.items(value)?.iter().enumerate() {
             let segment = self.builder.is_segment(item);
-            let segment = segment.ok_or_else(|| format!("number {index} is no segment with a total_size"))?;
+            let segment =
+                segment.ok_or_else(|| format!("number {index} is not a segment with a total_size"))?;
             self.pay(segment.blocks.iter().map(|range| range.len()).sum())?;
             segments.push(segment);
         }

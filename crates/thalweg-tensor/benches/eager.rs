@@ -68,7 +68,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Microseconds a call: each round submits `calls` and then, outside the timed part, waits for the device.
+    /// Microseconds per call: each round submits `calls` and then, outside the timed part, waits for the device.
     fn time(&self, name: &str, calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<()> {
         if self.only.as_deref().is_some_and(|only| only != name) {
             return Ok(());

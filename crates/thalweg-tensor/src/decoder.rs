@@ -124,7 +124,7 @@ pub struct DecoderOptions<'t> {
     pub exchange: Option<&'t Tensor>,
 }
 
-/// Returns memory for calls of some layers, in which blocks hand over results; `None` where the layers are no kernel. Zeros.
+/// Returns memory for calls of some layers, in which blocks hand over results; `None` where the layers are not computed by one kernel. Zeros.
 ///
 /// # Errors
 /// Those of the allocation.
@@ -189,7 +189,7 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
 }
 
 /// Returns what layers make of a row (1, features), and writes the token's keys and values at its position (one int64) into their caches; `None` where
-/// it is no kernel: where a gradient is wanted, for other dtypes than float16 and bfloat16, for weights that do not fit into the shared memory of all
+/// it is not a kernel: where a gradient is wanted, for other dtypes than float16 and bfloat16, for weights that do not fit into the shared memory of all
 /// multiprocessors together, on GPUs before compute capability 9.0. Asynchronous. A position out of range writes nothing.
 ///
 /// # Errors

@@ -17,7 +17,7 @@
 //! ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they see every call of the thread.
 //!
 //! This module is a hub: an operator has a body (`operators::body`), which has kernels that take a [`Call`] (`kernels::loops`,
-//! `kernels::loop_call`, `autograd::formula`, `operators::in_place`). The operators themselves stand above it, in the registry.
+//! `kernels::loop_call`, `autograd::formula`, `operators::in_place`, `operators::out`). The operators themselves stand above it, in the registry.
 
 mod complex_number;
 mod keys;
@@ -64,7 +64,7 @@ pub struct Call<'a> {
     pub tensors: &'a [&'a Tensor],
     /// The device of the result where there is no tensor, else the tensors' device.
     pub device: &'a Device,
-    /// Who called, from where.
+    /// The operator that was called, and the line that called it.
     pub label: Label,
     /// The resolved loop call, where an earlier kernel has resolved it for these tensors and arguments.
     pub(crate) resolved: Option<&'a Resolved>,

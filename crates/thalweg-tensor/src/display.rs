@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 use crate::autograd::no_grad;
 use crate::tensor::Tensor;
 
-/// How tensors are printed (`torch.set_printoptions`).
+/// The options with which tensors are printed (`torch.set_printoptions`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrintOptions {
     /// Digits behind the point; at most 1,000.
@@ -161,7 +161,7 @@ impl Numbers {
         Self::aligned(texts, width)
     }
 
-    /// Floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
+    /// Formats floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
     fn floats(values: Vec<f64>, options: &PrintOptions) -> Self {
         let finite: Vec<f64> =
             values.iter().copied().filter(|value| value.is_finite() && *value != 0.0).collect();
@@ -184,7 +184,7 @@ impl Numbers {
         Self::aligned(values.into_iter().map(text).collect(), width)
     }
 
-    /// Complex numbers, whose parts are each in one form; only the real ones are aligned.
+    /// Formats complex numbers, whose parts are each in one form; only the real ones are aligned.
     fn complex(values: &[c128], options: &PrintOptions) -> Self {
         let real = Self::floats(values.iter().map(|value| value.re).collect(), options);
         let imaginary = Self::floats(values.iter().map(|value| value.im).collect(), options);
@@ -197,7 +197,7 @@ impl Numbers {
         Self { texts: texts.collect(), width }
     }
 
-    /// Texts with spaces in front.
+    /// Pads texts with spaces in front.
     fn aligned(texts: Vec<String>, width: usize) -> Self {
         Self { texts: texts.into_iter().map(|text| format!("{text:>width$}")).collect(), width }
     }

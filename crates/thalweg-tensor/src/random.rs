@@ -217,7 +217,7 @@ fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
     )))
 }
 
-/// Refuses a mean or a deviation that is no number, and a negative deviation.
+/// Refuses a mean or a deviation that is not a number, and a negative deviation.
 fn check_normal(mean: f64, deviation: f64) -> Result<()> {
     if deviation >= 0.0 && !mean.is_nan() {
         return Ok(());

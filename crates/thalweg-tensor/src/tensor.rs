@@ -151,7 +151,7 @@ impl Tensor {
             if layout.elements() > 0 && !memory.pointer().address().is_multiple_of(dtype.size_bytes() as u64)
             {
                 return Err(Error::invalid(format!(
-                    "the address {:#x} is no multiple of the {} bytes of an element; copy the tensor before",
+                    "the address {:#x} is not a multiple of the {} bytes of an element; copy the tensor before",
                     memory.pointer().address(),
                     dtype.size_bytes()
                 )));

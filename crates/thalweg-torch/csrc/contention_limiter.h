@@ -11,15 +11,15 @@
 // is over
 // - when its holder was here kTerm times and another waits: it gives the lease away, and waits with the others;
 // - when its holder did not come by for kSoon: the heir takes it.
-// So who hammers does so undisturbed for some 30 microseconds, at the speed of a thread alone. (docs/record/ has the figures.)
+// So a thread that calls again and again does so undisturbed for some 30 microseconds, at the speed of a thread alone. (docs/record/ has the figures.)
 //
-// Who hammers. A thread whose allocation follows a free of its own within kSoon. Between the two are our own hooks and the
+// A thread that calls again and again: one whose allocation follows a free of its own within kSoon. Between the two are our own hooks and the
 // thread's own work, but no mutex of PyTorch's, so a crowd at the mutex does not make this time longer. Every other thread goes
 // through at once: it would not use a lease for long enough to be worth the wait. Of a burst of allocations that starts without
 // the lease, only the first may wait for it; the lease then covers the rest of the burst, and its frees.
 //
 // What it costs. The holder, and so a thread alone that hammers: two loads, a compare and a store a call, no clock, and a line
-// of the cache that the heir reads once in kSoon. Any other thread: the clock twice a pair. A thread that allocates right behind
+// of the cache that the heir reads once in kSoon. Any other thread: the clock twice per pair. A thread that allocates right behind
 // a free, but then lets each block live for long, is taken for one that hammers: those behind it wait kSoon for its lease.
 // No thread waits longer than two times kLongest.
 //
@@ -65,7 +65,7 @@ class ContentionLimiter {
     }
   }
 
-  // Behind the mutex, for a free: the holder's sign of life, and the time of everybody else's.
+  // Behind the mutex, for a free: the holder's sign of life, and the time of all other threads.
   void come_by() {
     if (holder_.load(relaxed) == pthread_self()) {
       calls_.store(calls_.load(relaxed) + 1, relaxed);
@@ -132,7 +132,7 @@ class ContentionLimiter {
   // When this thread last freed without the lease, if that was its last call. There is one limiter in a process.
   static inline thread_local uint64_t freed_ = 0;
 
-  // What everybody who waits reads, and only changes with the lease.
+  // What every thread that waits reads, and only changes with the lease.
   alignas(64) std::atomic<pthread_t> holder_{kNone};
   std::atomic<pthread_t> heir_{kNone};
   // The holder's, which writes it at each call.

@@ -181,7 +181,7 @@ void drop_filter(void* user) {
 
 #define HOOK extern "C" __attribute__((visibility("default")))
 
-// Which allocator the hooks are to call: the same one as long as the process lives, since a block goes back to whom it came from.
+// Which allocator the hooks are to call: the same one as long as the process lives, since a block goes back to the allocator that it came from.
 // Whether that is so now; 0 if there is another one.
 HOOK int thalweg_hooks_use(thalweg_allocator* allocator) {
   if (the_allocator != nullptr) {

@@ -37,8 +37,8 @@ void drop_filter(void* user) {
 
 #if !THALWEG_TORCH_2_15
 // Whether requests are sent to a pool for a capture. PyTorch 2.15 says itself when one begins (markCaptureBegin). Before it, a
-// capture and torch.cuda.use_mem_pool come by the same call, and differ by who made the filter: use_mem_pool's is made by the
-// function of torch/csrc/cuda/Module.cpp that the name is of. Who else allocates to a pool is taken to capture.
+// capture and torch.cuda.use_mem_pool come by the same call, and differ by what made the filter: use_mem_pool's is made by the
+// function of torch/csrc/cuda/Module.cpp that the name is of. Other code that allocates to a pool is taken to capture.
 bool is_for_capture(const Filter& filter) {
   return std::strstr(filter.target_type().name(), "registerCudaPluggableAllocator") == nullptr;
 }

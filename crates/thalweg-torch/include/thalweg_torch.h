@@ -86,7 +86,7 @@ thalweg_status thalweg_set_settings(const thalweg_allocator *allocator, const ch
  * have, and is not opened. */
 thalweg_status thalweg_settings(const thalweg_allocator *allocator, int32_t device, thalweg_write write, void *user);
 
-/* The settings that PyTorch's snapshots name. UINT64_MAX is no limit, 0 divisions are none. */
+/* The settings that PyTorch's snapshots name. UINT64_MAX means no limit, 0 divisions mean none. */
 typedef struct {
   double garbage_collection_threshold;
   uint64_t max_split_size_bytes;
@@ -136,7 +136,7 @@ thalweg_status thalweg_find_block(const thalweg_allocator *allocator, uint64_t a
  * cudaDeviceEnablePeerAccess alone.) */
 thalweg_status thalweg_enable_peer_access(const thalweg_allocator *allocator, int32_t device, int32_t accessor);
 
-/* Does so for every two devices that are in use and can reach each other, now and later: for callers who are not told when PyTorch
+/* Does so for every two devices that are in use and can reach each other, now and later: for callers that do not learn when PyTorch
  * wants it. */
 thalweg_status thalweg_open_to_peers(const thalweg_allocator *allocator);
 
@@ -392,7 +392,7 @@ thalweg_status thalweg_observe_rejections(const thalweg_allocator *allocator,
                                                        uint64_t allowed_bytes, uint64_t free_bytes),
                                           void *user);
 
-/* Adds one who is asked for memory when it is short: whether he gave any back. He may call thalweg_free, and nothing else. */
+/* Adds a function that is asked for memory when it is short, and answers whether it gave any back. It may call thalweg_free, and nothing else. */
 thalweg_status thalweg_add_free_memory_callback(const thalweg_allocator *allocator, uint8_t (*asked)(void *user),
                                                 void *user);
 
@@ -477,7 +477,7 @@ thalweg_status thalweg_enable_kernels(const thalweg_allocator *allocator, const 
 /* Takes all kernels out again: PyTorch's are there as before. */
 thalweg_status thalweg_disable_kernels(const thalweg_allocator *allocator);
 
-/* The table of kernels, a class of calls a line, with tabs between: the operator; dtypes, separated by commas; the fewest and the most
+/* The table of kernels, a class of calls per line, with tabs between: the operator; dtypes, separated by commas; the fewest and the most
  * columns; the fewest elements; the speed of Thalweg's kernel and of PyTorch's in % of a copy; 1 if it is registered, else 0; how many calls of the
  * operator were taken, and how many were not; why none is taken any more, or nothing. */
 thalweg_status thalweg_kernels(const thalweg_allocator *allocator, thalweg_write write, void *user);

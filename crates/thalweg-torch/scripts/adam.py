@@ -84,7 +84,7 @@ def run(make, device, dtype, exact=False, found_inf=0.0, scale=None, steps=3):
         if not (exact and found_inf and step == 1):
             optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in sorted(state.items())]
-    # What was not unscaled because it is not finite is no gradient.
+    # What was not unscaled because it is not finite is not a gradient.
     return [part.detach() for part in parameters] + [part.grad for part in parameters] + states
 
 

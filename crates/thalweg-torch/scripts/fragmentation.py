@@ -1,4 +1,4 @@
-"""How little memory a training run needs: under limits between what is live and what PyTorch reserves, who completes.
+"""Measures how little memory a training run needs: under limits between what is live and what PyTorch reserves, which allocator completes.
 
     python3 fragmentation.py [factor ...]
 

@@ -2,7 +2,7 @@
 
     python kernels.py --check                 on a GPU: results, shapes that are taken and that are not, captures, streams
     python kernels.py --check --device cpu    the same without a GPU, by loops on the host
-    python kernels.py --time FILE             on a GPU: writes a line of JSON a case; prints a table
+    python kernels.py --time FILE             on a GPU: writes a line of JSON per case; prints a table
     python kernels.py --time-formed FILE      the same of reductions, of dimensions that are not the last, and of copies that transpose
     python kernels.py --train                 on a GPU: GPT-2's training step with and without kernels, and where its time goes
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 TIMED = ALL + ["cross_entropy_loss"]
 # Of lists of tensors.
 LISTED = list(adam.OPERATORS)
-# Those of ResNet-50 with 64 images, of which batch norm is timed besides: 14 x 14 and 7 x 7 are no multiples of vectors.
+# Those of ResNet-50 with 64 images, of which batch norm is timed besides: 14 x 14 and 7 x 7 are not multiples of vectors.
 PLANES = [(dtype, 64 * channels, plane) for dtype in (torch.bfloat16, torch.float32)
           for channels, plane in ((64, 12544), (256, 3136), (512, 784), (1024, 196), (2048, 49))]
 
@@ -123,7 +123,7 @@ def check(device):
 
 
 def check_others(device):
-    """What has no kernel of ours has PyTorch's results, bit by bit."""
+    """Checks that what has no kernel of ours has PyTorch's results, bit by bit."""
     x = numbers((6, 40, 16), torch.float32, device, 5)
     cases = [
         lambda: torch.softmax(x.transpose(1, 2), -1),
@@ -512,7 +512,7 @@ def measure(path, seconds):
 
 
 def measure_lists(lines, rate):
-    """The same of fused optimizers."""
+    """Yields the cases of fused optimizers."""
     for operator, dtype, name, sizes in adam.cases():
         if operator not in LISTED:
             continue

@@ -30,7 +30,7 @@ void pairs(size_t bytes, int64_t count, cudaStream_t stream) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Nanoseconds a pair, on one thread.
+// Nanoseconds per pair, on one thread.
 EXPORT double thalweg_bench_pair(uint64_t bytes, int64_t count) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
   pairs(bytes, count / 10 + 1, stream);
@@ -39,7 +39,7 @@ EXPORT double thalweg_bench_pair(uint64_t bytes, int64_t count) {
   return nanoseconds_since(start) / static_cast<double>(count);
 }
 
-// Nanoseconds a pair and thread, on threads that have a stream each, and have chosen the device, as PyTorch's own threads have.
+// Nanoseconds per pair and thread, on threads that have a stream each, and have chosen the device, as PyTorch's own threads have.
 EXPORT double thalweg_bench_threads(int64_t threads, uint64_t bytes, int64_t count) {
   std::vector<c10::cuda::CUDAStream> streams;
   for (int64_t index = 0; index < threads; ++index) {

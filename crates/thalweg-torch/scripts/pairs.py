@@ -1,4 +1,4 @@
-"""What an allocation and its free cost: PyTorch's own allocator, the hooks and the native class, each in a process of its own.
+"""Measures what an allocation and its free cost: PyTorch's own allocator, the hooks and the native class, each in a process of its own.
 
     python3 pairs.py [--quick] [--repeat N] [pytorch] [hooks] [native]
 

@@ -70,7 +70,7 @@ def exceptions(torch, thalweg_torch, tier):
     torch.cuda.memory._record_memory_history()
     source = "def raising(make):\n    return (\n        make(),\n        int('mine'),\n    )\n"
     names = {}
-    # The free is on another line than the allocation, of a file whose name is no UTF-8.
+    # The free is on another line than the allocation, of a file whose name is not UTF-8.
     exec(compile(source, b"\xff\xfe.py".decode("utf-8", "surrogateescape"), "exec"), names)
     try:
         names["raising"](lambda: torch.empty(1000, device="cuda"))

@@ -81,7 +81,7 @@ def train(everywhere, rounds=5, steps=4):
             results[ours].append(timed())
     for ours, rows in results.items():
         whole, issued, losses = zip(*rows[1:])
-        print(f"GPT-2 {'with' if ours else 'without'} kernels: {statistics.median(whole):.3f} ms a step, the host {statistics.median(issued):.3f},"
+        print(f"GPT-2 {'with' if ours else 'without'} kernels: {statistics.median(whole):.3f} ms per step, the host {statistics.median(issued):.3f},"
               f" losses {[round(loss, 4) for loss in losses]}", flush=True)
     ratio = statistics.median(a[0] / b[0] for a, b in zip(results[False][1:], results[True][1:]))
     print(f"GPT-2: x{ratio:.3f}; calls taken: {dict((k.operator, (k.taken, k.passed_on)) for k in thalweg_torch.kernels())}", flush=True)

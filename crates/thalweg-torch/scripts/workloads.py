@@ -315,7 +315,7 @@ WORKLOADS = {
 
 
 def gpt_small_step_sizes(steps):
-    """What `gpt_train` of the recorded traces is: 6 layers, batches of two shapes in turn. Returns the losses."""
+    """Runs `gpt_train` of the recorded traces: 6 layers, batches of two shapes in turn. Returns the losses."""
     model = GPT(layers=6).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     losses = []

@@ -27,7 +27,7 @@ const MOST_DEVICES: usize = 128;
 /// From here on PyTorch has other words for what is too large, which its programs look for.
 const ONE_EXBIBYTE: u64 = 1 << 60;
 
-/// Where devices come from.
+/// The place where devices come from.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The GPUs of the machine.

@@ -1,4 +1,4 @@
-//! Whom an allocator tells what happens: functions of the caller's, kept for devices that are opened later.
+//! Observers of an allocator: functions of the caller's, kept for devices that are opened later.
 
 use std::sync::{Arc, Weak};
 

@@ -86,7 +86,7 @@ impl OpenDevice {
     pub(crate) fn named(&self, cuda_stream: u64) -> ExternalStream {
         let cuda = self.cuda.as_ref().filter(|_| cuda_stream <= 1);
         // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live as long
-        // as the process; those that may not are transient, and are then named only for a caller who names them, as is the current
+        // as the process; those that may not are transient, and are then named only for a caller that names them, as is the current
         // context's default stream.
         unsafe {
             match cuda.and_then(|driver| driver.green_context(self.index)) {

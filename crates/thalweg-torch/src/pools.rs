@@ -1,7 +1,7 @@
 //! PyTorch's pools: pairs of numbers that it makes up, and our names of them.
 //!
 //! PyTorch counts references to a pool by calls that do not say so: the code that begins to allocate to a pool holds it from then on,
-//! also after the end, until he releases it. The first to name a pool makes it. Ours are counted likewise, so the two counts
+//! also after the end, until it releases it. The first to name a pool makes it. Ours are counted likewise, so the two counts
 //! are one, apart from the reference that an open scope holds.
 //!
 //! A pool that was released for good may have live blocks still, and snapshots name it: so its name is kept until its memory

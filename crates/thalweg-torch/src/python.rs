@@ -79,7 +79,7 @@ impl Interpreter {
         FOUND.get_or_init(find).as_ref()
     }
 
-    /// Runs `body` while the calling thread holds the interpreter; `None` if it is no thread of the interpreter's, or there is
+    /// Runs `body` while the calling thread holds the interpreter; `None` if it is not a thread of the interpreter's, or there is
     /// none any more.
     fn held<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         struct LetGo<'a>(&'a Interpreter, c_int);
@@ -218,7 +218,7 @@ impl PythonStacks {
 }
 
 impl PythonStacks {
-    /// Returns the numbers of the frames of the calling thread's stack, innermost first; `None` if it is no thread of the
+    /// Returns the numbers of the frames of the calling thread's stack, innermost first; `None` if it is not a thread of the
     /// interpreter's.
     pub(crate) fn take(&self) -> Option<Vec<u32>> {
         let interpreter = Interpreter::find()?;
@@ -272,7 +272,7 @@ mod tests {
 
     extern "C" fn ignore_number(_: c_int) {}
 
-    /// Fails, as Python does for a name that is no text: with an exception of its own.
+    /// Fails, as Python does for a name that is not text: with an exception of its own.
     extern "C" fn fail(_: Object, _: *const c_char) -> Object {
         assert_eq!(PENDING.replace(9), 0, "Python's functions are not called while an exception travels");
         null_mut()

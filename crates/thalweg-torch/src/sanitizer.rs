@@ -17,7 +17,7 @@ use thalweg_snapshot::Frame;
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
-/// Watches the work of all devices of a kind.
+/// A watcher of the work of all devices of a kind.
 #[derive(Debug)]
 pub struct Sanitizer {
     is_real: bool,

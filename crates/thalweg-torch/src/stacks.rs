@@ -23,7 +23,7 @@ use thalweg_snapshot::Frame;
 
 use crate::python::PythonStacks;
 
-/// Keeps stacks for a caller.
+/// A recorder that keeps stacks for a caller.
 pub(crate) trait Recorder: Send + Sync {
     /// Takes the calling thread's stack and keeps it under a number; whether there is one. No lock is held.
     fn take(&self, stack: StackId) -> bool;
@@ -226,7 +226,7 @@ impl StackSource for Stacks {
     }
 }
 
-/// Who is at the interpreter, and whether one may go there.
+/// The threads at the interpreter, and whether one may go there.
 #[derive(Default)]
 struct Gate {
     is_closed: AtomicBool,

@@ -32,7 +32,7 @@ pub enum Status {
     Forked = 6,
 }
 
-/// Why something was not done.
+/// The reason why something was not done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     status: Status,
@@ -171,5 +171,5 @@ pub(crate) unsafe fn text_of<'a>(what: &str, text: *const c_char) -> Result<&'a 
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Error::invalid(format!("{what} is no UTF-8")))
+    text.to_str().map_err(|_| Error::invalid(format!("{what} is not UTF-8")))
 }

@@ -28,7 +28,17 @@
 //! | find races and lifetime bugs without a GPU | [`sim`], over the [`simulator`] and the [`sanitizer`] |
 //! | measure and tune | [`profiler`], [`backends`], [`cuda::tunable`] |
 //! | define an operator or a kernel, and test it | [`dispatch`], the table in [`ops`], [`kernels`], [`ir`], [`testing`] |
-//! | add a driver | [`driver`] |
+//! | add a driver, and test it | [`driver`], and the crate [`thalweg-conformance`] |
+//! | derive a module from its fields | [`derive(Module)`](derive@module::Module), of the crate [`thalweg-derive`] |
+//! | use it from a shell, from Python, or inside PyTorch | the crates [`thalweg-cli`], [`thalweg-python`] and [`thalweg-torch`] |
+//! | see the mutex of the allocators | the crate [`thalweg-lock`] |
+//!
+//! [`thalweg-cli`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-cli
+//! [`thalweg-conformance`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-conformance
+//! [`thalweg-derive`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-derive
+//! [`thalweg-lock`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-lock
+//! [`thalweg-python`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-python
+//! [`thalweg-torch`]: https://github.com/thalweg-rs/thalweg/tree/main/crates/thalweg-torch
 #![forbid(unsafe_code)]
 
 pub use thalweg_dist as distributed;

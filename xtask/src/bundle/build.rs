@@ -67,7 +67,7 @@ pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {
     Ok(programs)
 }
 
-/// The program that a message of Cargo tells about, if it does.
+/// Returns the program that a message of Cargo tells about, if it does.
 fn program(line: &str) -> Option<BuiltProgram> {
     let message: Value = serde_json::from_str(line).ok()?;
     let executable = PathBuf::from(message["executable"].as_str()?);

@@ -52,7 +52,7 @@ pub fn collect(
     super::pack(out, FOLDER, "kernels.tar.xz", "xz -9")
 }
 
-/// How a program is called so that it uses the kernels that it uses on a GPU; several ways, or none.
+/// Returns how a program is called so that it uses the kernels that it uses on a GPU; several ways, or none.
 fn calls(program: &BuiltProgram) -> Vec<&'static [&'static str]> {
     match (program.kind, program.name.as_str()) {
         // It brings its own kernels, which need no compiler.

@@ -95,7 +95,7 @@ fn pack(out: &Path, folder: &str, archive: &str, compressor: &str) -> Result<(),
     fs::remove_dir_all(out.join(folder)).map_err(|error| format!("the {folder} cannot be removed: {error}"))
 }
 
-/// Where a program lies in the bundle.
+/// Returns where a program lies in the bundle.
 fn place(program: &BuiltProgram) -> PathBuf {
     match program.kind {
         Kind::Tool | Kind::Example => PathBuf::from(&program.name),
@@ -111,7 +111,7 @@ fn clear(out: &Path) -> Result<(), String> {
     let is_bundle = out.join("run").is_file() && out.join("VERSION").is_file();
     if !is_empty && !is_bundle {
         return Err(format!(
-            "{} holds something that is no bundle; name another folder with --out",
+            "{} holds something that is not a bundle; name another folder with --out",
             out.display()
         ));
     }
@@ -140,7 +140,7 @@ fn make_executable(path: &Path) -> Result<(), String> {
         .map_err(|error| format!("{} cannot be made executable: {error}", path.display()))
 }
 
-/// Which commit this is and what it was built with: a line each.
+/// Returns which commit this is and what it was built with: a line each.
 fn version(root: &Path) -> String {
     let answer = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).current_dir(root).output().ok()?;
@@ -183,7 +183,7 @@ fn weigh(out: &Path) -> Result<bool, String> {
     Ok(total <= LIMIT_BYTES)
 }
 
-/// How many files lie at a path, and how many bytes they have.
+/// Returns how many files lie at a path, and how many bytes they have.
 fn size(path: &Path) -> std::io::Result<(u64, u64)> {
     let data = fs::symlink_metadata(path)?;
     if !data.is_dir() {

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(fake.run(&["--help"]).0, Some(0));
         assert_eq!(fake.run(&["doctor", "--json"]), (Some(0), "doctor --json on sim\n".to_owned()));
         assert_eq!(fake.run(&["other", "x"]), (Some(0), "another example x\n".to_owned()));
-        assert_eq!(fake.run(&["tests/thalweg-good"]).0, Some(2), "a part is no path");
+        assert_eq!(fake.run(&["tests/thalweg-good"]).0, Some(2), "a part is not a path");
         assert!(!fake.0.join("out").exists());
     }
 

@@ -36,14 +36,14 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a line asks one of the questions about a name.
+/// Returns whether a line asks one of the questions about a name.
 fn asks(line: &str) -> bool {
     QUESTIONS
         .iter()
         .any(|question| line.match_indices(question).any(|(place, _)| ends_with_name(&line[..place])))
 }
 
-/// Whether a line matches on a name: the first arm stands on the line itself, or on the next.
+/// Returns whether a line matches on a name: the first arm stands on the line itself, or on the next.
 fn matches(line: &str, next: &str) -> bool {
     let is_in = |begin: &str, end: &str, next: &str| {
         line.match_indices(begin).any(|(place, _)| {
@@ -57,7 +57,7 @@ fn matches(line: &str, next: &str) -> bool {
     is_in("match ", " {", next) || is_in("matches!(", ",", "")
 }
 
-/// Whether code ends with an expression that is an operator's name.
+/// Returns whether code ends with an expression that is an operator's name.
 fn ends_with_name(code: &str) -> bool {
     let code = code.strip_suffix(".as_str()").unwrap_or(code);
     let is_word = |character: char| character.is_alphanumeric() || "_.".contains(character);

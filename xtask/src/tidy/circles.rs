@@ -3,6 +3,10 @@
 //! A circle of modules can only be understood as a whole, so it is kept small: a hub with spokes at most. What counts is what
 //! a module names by `use`, and by paths from `crate` and `super`, outside of its tests and its documentation. A name that another
 //! module hands on (`pub use`) counts as a use of where it is.
+//!
+//! A parent that calls its child by `child::x`, or hands its names on, does not count: a module and its parts are one thing to the
+//! reader, and nearly every parent does so. So a child that uses its parent is a circle of two that is not counted; where the two are more than
+//! a hub with spokes, their documentation says it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -88,7 +92,7 @@ fn uses(module: &Name, text: &str) -> Vec<Use> {
     found
 }
 
-/// The paths of `a::{b, c::{d, e}}`.
+/// Returns the paths of `a::{b, c::{d, e}}`.
 fn leaves(tree: &str) -> Vec<String> {
     let Some((prefix, rest)) = tree.split_once('{') else { return vec![tree.trim().to_owned()] };
     let inside = rest.rsplit_once('}').map_or(rest, |(inside, _)| inside);
@@ -106,7 +110,7 @@ fn leaves(tree: &str) -> Vec<String> {
     parts.flat_map(|part| leaves(part)).map(|leaf| format!("{}{leaf}", prefix.trim())).collect()
 }
 
-/// A path from the root of the crate; one into another crate is taken for one into the module itself.
+/// Returns a path from the root of the crate; one into another crate is taken for one into the module itself.
 fn absolute(module: &Name, path: &str) -> Name {
     let mut names = path.split("::").map(str::to_owned).collect::<Vec<_>>();
     let mut base = match names[0].as_str() {
@@ -123,7 +127,7 @@ fn absolute(module: &Name, path: &str) -> Name {
     [base, names].concat()
 }
 
-/// The module that a path leads to.
+/// Returns the module that a path leads to.
 fn target(uses: &BTreeMap<Name, Vec<Use>>, path: &[String], depth: usize) -> Name {
     let (module, rest) = (0..=path.len())
         .rev()

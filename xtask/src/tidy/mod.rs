@@ -8,12 +8,13 @@
 //! - In no crate many modules use each other in a circle ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
-//! - The words are those of the glossary, and documentation comments stand by themselves ([`words`]).
+//! - The words are those of the glossary, and documentation comments stand by themselves ([`words`], [`openings`]).
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
 mod by_name;
 mod circles;
+mod openings;
 mod packages;
 mod scan;
 mod words;
@@ -80,11 +81,12 @@ pub fn run() -> Result<bool, String> {
     let mut lines = 0;
     let mut packages: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     for file in &files {
-        // Pictures and archives are no text, and a file that was removed but not yet from git's list is none either.
+        // Pictures and archives are not text, and a file that was removed but not yet from git's list is none either.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         lines += text.lines().count();
         check(file, &text, &mut findings);
         words::check(file, &text, &mut findings);
+        openings::check(file, &text, &mut findings);
         by_name::check(file, &text, &mut findings);
         let source = file.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"));
         if let Some((package, source)) = source.filter(|(_, source)| source.ends_with(".rs")) {
@@ -116,7 +118,7 @@ pub fn run() -> Result<bool, String> {
     Ok(print(&findings, files.len(), lines))
 }
 
-/// The files that git tracks or would, with paths from the root.
+/// Returns the files that git tracks or would, with paths from the root.
 pub fn files(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -167,7 +169,7 @@ fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a line names an absolute path into the folder: `see /x/y` does; `target/x/y` and `/x/me` do not.
+/// Returns whether a line names an absolute path into the folder: `see /x/y` does; `target/x/y` and `/x/me` do not.
 fn names(line: &str, folder: &str) -> bool {
     line.match_indices(folder).any(|(place, _)| {
         let mut made_up = line[place + folder.len()..].chars();

@@ -69,7 +69,7 @@ fn add(findings: &mut Vec<Finding>, file: &str, line: usize, what: String) {
     findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
 }
 
-/// The lines of the workspace's dependencies that name a path and no version.
+/// Returns the lines of the workspace's dependencies that name a path and no version.
 fn internal_without_version(manifest: &str) -> Vec<usize> {
     let lines = (1..).zip(manifest.lines());
     lines
@@ -103,7 +103,7 @@ fn lacks(manifest: &str) -> Vec<String> {
     lacks
 }
 
-/// The targets of Markdown links and pictures that are neither whole addresses nor places in the same page, with lines.
+/// Returns the targets of Markdown links and pictures that are neither whole addresses nor places in the same page, with lines.
 fn relative_links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -151,7 +151,7 @@ y.workspace = true
         assert_eq!(lacks(&GOOD.replace("docs.rs]", "docs]")).len(), 1);
         assert_eq!(lacks(&GOOD.replace("y.workspace = true", "y = { path = \"../y\" }")).len(), 1);
         let late = GOOD.replace("keywords = [\"x\"]\n", "") + "keywords = 1\n";
-        assert_eq!(lacks(&late).len(), 1, "a key of another table is no key of the package");
+        assert_eq!(lacks(&late).len(), 1, "a key of another table is not a key of the package");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct Function {
     pub lines: usize,
 }
 
-/// The functions of a source, those inside others too, in the order of their beginning.
+/// Returns the functions of a source, those inside others too, in the order of their beginning.
 pub fn functions(source: &str) -> Vec<Function> {
     let code = blank(source);
     let line_of = |place: usize| 1 + code[..place].iter().filter(|&&byte| byte == b'\n').count();
@@ -37,7 +37,7 @@ pub fn functions(source: &str) -> Vec<Function> {
     functions
 }
 
-/// Where the body of the function at `start` closes; `None` where it has none (`fn f();`).
+/// Returns where the body of the function at `start` closes; `None` where it has none (`fn f();`).
 fn body_end(code: &[u8], start: usize) -> Option<usize> {
     let mut round_and_square = 0_usize;
     let mut curly = 0_usize;
@@ -47,7 +47,7 @@ fn body_end(code: &[u8], start: usize) -> Option<usize> {
             b')' | b']' => round_and_square = round_and_square.checked_sub(1)?,
             // The `;` of `[u8; 4]` and of statements ends nothing.
             b';' if curly == 0 && round_and_square == 0 => return None,
-            // Brackets inside the signature (`[u8; { N + 1 }]`) are no body.
+            // Brackets inside the signature (`[u8; { N + 1 }]`) are not a body.
             b'{' if round_and_square == 0 || curly > 0 => curly += 1,
             b'}' if curly > 0 => {
                 curly -= 1;
@@ -65,7 +65,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// The source with spaces in the place of comments and of what stands in quotes. Line breaks stay.
+/// Returns the source with spaces in the place of comments and of what stands in quotes. Line breaks stay.
 pub fn blank(source: &str) -> Vec<u8> {
     let mut code = source.as_bytes().to_vec();
     let mut place = 0;
@@ -83,7 +83,7 @@ pub fn blank(source: &str) -> Vec<u8> {
     code
 }
 
-/// Where the comment, string or character that begins at `place` ends, if one begins there.
+/// Returns where the comment, string or character that begins at `place` ends, if one begins there.
 fn end_of_text(code: &[u8], place: usize) -> Option<usize> {
     let rest = &code[place..];
     let after_word = place > 0 && is_word(code[place - 1]);

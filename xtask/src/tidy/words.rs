@@ -1,12 +1,14 @@
 //! The words of the project, as far as a machine can see them: one word per concept, which `docs/glossary.md` explains.
 //!
 //! - No line contains a word of [`BANNED`]. Upper and lower case are one, `_` ends a word, and a plural counts.
-//! - No documentation comment begins as [`OPENINGS`] do: it must make sense by itself.
+//! - Nothing "is no" something, but "is not a" something, where only a noun can follow ([`is_no`]).
+//! - No documentation comment and no docstring begins as [`OPENINGS`] do: it must make sense by itself. What comments of functions and
+//!   of types begin with is the matter of [`openings`](super::openings).
 
 use super::{Finding, Level};
 
 /// Words that are not used, each with the one that is.
-const BANNED: [(&str, &str); 27] = [
+const BANNED: [(&str, &str); 33] = [
     ("referee", "sanitizer"),
     ("rehearsal", "dry run"),
     ("rehearse", "make a dry run of"),
@@ -31,24 +33,46 @@ const BANNED: [(&str, &str); 27] = [
     ("nobody", "nothing, or no thread, stream, caller or program"),
     ("anybody", "anything, or any thread, stream, caller or program"),
     ("whoever", "the code that"),
+    ("everybody", "every thread, stream, caller or program"),
+    ("himself", "itself"),
+    ("whom", "which thread, stream, caller or program"),
+    ("adopted", "external"),
+    ("ladder", "slow path"),
+    ("stays in the hand", "stays in the last-freed slot"),
     ("some day", "what is the case today"),
     ("want of", "lack of"),
     ("is told", "learns"),
 ];
 
-/// How no documentation comment begins.
+/// The beginnings that no documentation comment has.
 const OPENINGS: [&str; 3] = ["The same", "What ", "More."];
 
+/// What may follow "is no": comparisons, of which "is not a" would be wrong.
+const AFTER_IS_NO: [&str; 11] = [
+    "longer",
+    "more",
+    "less",
+    "fewer",
+    "further",
+    "better",
+    "worse",
+    "larger",
+    "smaller",
+    "greater",
+    "different",
+];
+
 /// Files whose text is not ours to choose: the record keeps what was printed, and PyTorch's initial values have a `gain`.
-const OTHERS: [&str; 4] = [
+const OTHERS: [&str; 5] = [
     "docs/record/",
     "xtask/src/tidy/words.rs",
     "docs/glossary.md",
+    "CONTRIBUTING.md",
     "crates/thalweg-python/python/thalweg/nn/init.py",
 ];
 
 /// Ends of the names of files that are checked.
-const KINDS: [&str; 7] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".toml"];
+const KINDS: [&str; 9] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".cu", ".js", ".toml"];
 
 /// Finds banned words and openings in a file.
 pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
@@ -65,7 +89,12 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
         for (word, better) in BANNED.iter().filter(|(word, _)| has_word(&lower, word)) {
             add(number, format!("says `{word}`: say {better}"));
         }
+        if is_no(&lower) {
+            add(number, "says `is no` or `are no`: say `is not a`".to_owned());
+        }
         let comment = ["///", "//!"].iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+        let comment =
+            comment.or_else(|| line.trim_start().strip_prefix("\"\"\"").filter(|_| file.ends_with(".py")));
         if let (Some(comment), false) = (comment, is_inside)
             && let Some(opening) = OPENINGS.iter().find(|opening| comment.trim_start().starts_with(*opening))
         {
@@ -75,7 +104,17 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a line in lower case has a word, or its plural.
+/// Returns whether a line in lower case says that something "is no" something. "There is no" is another thing, and so is a comparison.
+fn is_no(line: &str) -> bool {
+    [" is no ", " are no ", " was no ", " were no "].iter().any(|verb| {
+        line.match_indices(verb).any(|(place, _)| {
+            let after = line[place + verb.len()..].split(|next: char| !next.is_alphanumeric()).next();
+            !line[..place].contains("there") && !after.is_some_and(|word| AFTER_IS_NO.contains(&word))
+        })
+    })
+}
+
+/// Returns whether a line in lower case has a word, or its plural.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(place, _)| {
         let rest = &line[place + word.len()..];
@@ -106,8 +145,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_no_thing() {
+        assert_eq!(found("a.rs", "a list is no segment\nThey are no numbers\n"), [1, 2]);
+        assert!(
+            found("a.rs", "there is no list, and it is no longer than ours; none is no worse\n").is_empty()
+        );
+    }
+
+    #[test]
     fn comments_stand_by_themselves() {
         assert_eq!(found("a.rs", "//! What it is.\n\n/// The same, twice.\nfn f() {}\n"), [1, 3]);
+        assert_eq!(found("a.py", "\"\"\"What it is.\"\"\"\n"), [1]);
         assert!(found("a.rs", "/// Returns a number.\n/// What it is.\n// What follows.\n").is_empty());
     }
 }

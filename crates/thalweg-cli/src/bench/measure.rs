@@ -163,7 +163,7 @@ fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
 
 /// Returns an argument as its parameter takes it.
 fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -> Result<Value> {
-    let wrong = || Error::invalid(format!("{json} is no argument for `{}`", parameter.name));
+    let wrong = || Error::invalid(format!("{json} is not an argument for `{}`", parameter.name));
     let tensor =
         |json: &Json| json["var"].as_str().and_then(|name| tensors.get(name)).cloned().ok_or_else(wrong);
     let scalar = |json: &Json| {

@@ -28,7 +28,7 @@ pub struct Variable {
 impl Variable {
     /// Reads `x=8192,768:i64<50304^T`.
     fn parse(text: &str, dtype: DType) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no variable");
+        let wrong = || format!("`{text}` is not a variable");
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
         let (rest, transposed) = rest.strip_suffix("^T").map_or((rest, false), |rest| (rest, true));
         let (rest, channels_last) = rest.strip_suffix("^L").map_or((rest, false), |rest| (rest, true));
@@ -211,7 +211,7 @@ fn arguments(text: &str) -> Result<Vec<Json>, String> {
         quoted.push_str(rest);
     }
     serde_json::from_str(&format!("[{quoted}]"))
-        .map_err(|error| format!("`{text}` is no list of arguments: {error}"))
+        .map_err(|error| format!("`{text}` is not a list of arguments: {error}"))
 }
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
                 let name: String = text[at + 8..].chars().take_while(|character| *character != '"').collect();
                 assert!(
                     known.contains(name.as_str()),
-                    "{}: `{name}` is no variable of {}",
+                    "{}: `{name}` is not a variable of {}",
                     row.operator,
                     row.shapes
                 );

@@ -51,7 +51,7 @@ fn describe(device: &Device) -> Finding {
         .member("pci_bus_id", properties.pci_bus_id.clone())
 }
 
-/// Returns a machine without a GPU is in order, and so is one where a driver is installed for nothing.
+/// Reports a driver that did not open. A machine without a GPU is in order, and so is one where a driver is installed for nothing.
 fn not_opened(kind: &'static str, error: &Error) -> Finding {
     let code = error.driver_error().map(thalweg::driver::Error::code);
     let (state, text, note) = match code {

@@ -46,7 +46,7 @@ pub struct DoctorArgs {
     verbose: bool,
 }
 
-/// How it is with a thing.
+/// The state of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ItemStatus {
     /// It is there and works.

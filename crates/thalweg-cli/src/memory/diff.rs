@@ -107,7 +107,7 @@ fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     chosen
 }
 
-/// Groups of stacks by their places. What is the same in both is left out.
+/// Groups stacks by their places. What is the same in both is left out.
 fn by_place<'g, K: 'g>(groups: impl Iterator<Item = (String, &'g Growth<K>)>) -> Vec<Growth<String>> {
     let mut places: BTreeMap<String, Growth<String>> = BTreeMap::new();
     for (name, group) in groups {

@@ -179,7 +179,7 @@ impl List<'_> {
         stack(&self.output, self.recording, event.stack);
     }
 
-    /// Milliseconds since the first entry.
+    /// Returns milliseconds since the first entry.
     fn time(&self, event: &Event) -> String {
         let since = event.time_us.zip(self.first_us).map(|(now, first)| now.saturating_sub(first));
         since.map_or_else(String::new, |us| format!("{:.3}", us as f64 / 1000.0))

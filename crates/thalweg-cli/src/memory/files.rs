@@ -41,7 +41,7 @@ pub fn read(path: &Path) -> Result<Recording, Failure> {
     }
     let mut unpacked = Unpacked { decoder: MultiGzDecoder::new(reader), bytes: 0 };
     let recording = Recording::read(&mut unpacked).map_err(|error| complain(&error))?;
-    // The checksum and the length stand at the end: only who reads on learns of damage.
+    // The checksum and the length stand at the end: only a reader that reads on learns of damage.
     std::io::copy(&mut unpacked, &mut std::io::sink())
         .map_err(|error| complain(&format!("the packed file is damaged: {error}")))?;
     Ok(recording)

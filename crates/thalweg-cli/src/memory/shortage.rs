@@ -6,7 +6,7 @@ use thalweg::snapshot::{Recording, StackId};
 use super::places::{by_place, place};
 use super::size::size;
 
-/// Returns who asked for how much, and what the device had left.
+/// Returns what asked for how much, and what the device had left.
 pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, device_free: u64) -> String {
     format!("{}; {}", asked(recording, requested, stack), left(device_free))
 }

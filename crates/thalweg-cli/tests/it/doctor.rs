@@ -15,7 +15,7 @@ fn findings(variables: &[(&str, &str)]) -> (Vec<Value>, Option<i32>) {
 }
 
 fn member<'a>(line: &'a Value, key: &str) -> &'a str {
-    line[key].as_str().unwrap_or_else(|| panic!("{key} is no text in {line}"))
+    line[key].as_str().unwrap_or_else(|| panic!("{key} is not text in {line}"))
 }
 
 fn find<'a>(lines: &'a [Value], name: &str) -> &'a Value {

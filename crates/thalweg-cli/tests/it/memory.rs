@@ -277,7 +277,7 @@ fn hostile_and_useless_files_are_complained_of() {
         (file("lists.pickle.gz", &packed(b"\x80\x04", b']', 64)), "more than in any real snapshot"),
         (file("long.json.gz", &packed(b"[\"", b'a', 1024)), "as no snapshot does"),
         (file("texts.pickle", &texts), "the file ends"),
-        (file("lists.pickle", &lists), "no segment"),
+        (file("lists.pickle", &lists), "not a segment"),
         (
             file("deep.pickle", &[b"\x80\x04", &b"]".repeat(8 << 20)[..]].concat()),
             "more than in any real snapshot",

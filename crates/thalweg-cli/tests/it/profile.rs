@@ -105,7 +105,7 @@ fn what_cannot_be_profiled_is_said_before_or_after() {
     // A device or a folder is not replaced.
     let output = profile(&folder, "works", &[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("no regular file"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("not a regular file"), "{}", text(&output.stderr));
 
     let output = profile(&file, "idle", &[]);
     assert_eq!(output.status.code(), Some(1));

@@ -156,7 +156,7 @@ fn shells_and_manual_pages_know_every_command() {
     assert!(text(&output.stderr).starts_with("error: /dev/null/x: "), "{}", text(&output.stderr));
 }
 
-/// Output that is lost is no success, and who does not listen to complaints makes no panic.
+/// Output that is lost is not a success, and a closed standard error makes no panic.
 #[test]
 fn a_full_disk_is_told() {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");

@@ -100,7 +100,7 @@ impl Random {
     }
 }
 
-/// The objects of all programs, made once a program and reset for each repetition.
+/// The objects of all programs, made once per program and reset for each repetition.
 struct Machine<'f> {
     fixture: &'f Fixture,
     /// Where a schedule decides.

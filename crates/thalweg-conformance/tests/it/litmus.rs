@@ -40,7 +40,7 @@ fn the_simulator_stays_inside_what_cuda_allows() {
     let observations = run_all(simulator(1, 2), 60, 1);
     assert_allowed(&observations);
     // A simulator that ran everything at the call would pass as well: the host must be seen to get ahead. (Which of two
-    // unordered commands comes first is no such sign: a simulator may choose the same one always.)
+    // unordered commands comes first is not such a sign: a simulator may choose the same one always.)
     let seen =
         observations.iter().find(|seen| seen.program.name == "streams/a_host_function_is_asynchronous");
     let ahead = seen.and_then(|seen| seen.counts.get(&vec![0])).copied().unwrap_or_default();

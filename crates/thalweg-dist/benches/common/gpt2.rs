@@ -56,7 +56,7 @@ impl Forward for Block {
     }
 }
 
-/// Makes weights on the device, of which the large ones would take the host too long.
+/// A maker of weights on the device, of which the large ones would take the host too long.
 pub struct Maker {
     pub generator: DeviceGenerator,
     pub device: Device,

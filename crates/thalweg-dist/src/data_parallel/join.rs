@@ -1,6 +1,6 @@
 //! The join of ranks whose inputs differ in number (`Join`).
 //!
-//! Before each pass of a join the ranks sum a *notice*: who still has inputs, and what kind of pass comes. A rank that is through reads it and
+//! Before each pass of a join the ranks sum a *notice*: which ranks still have inputs, and what kind of pass comes. A rank that is through reads it and
 //! does the same collectives as the others, with zeros. So buckets, buffers and the rest meet as ever.
 //!
 //! ```text
@@ -47,7 +47,7 @@ impl Joining {
     }
 }
 
-/// Ends the join of a reducer when it is dropped.
+/// A guard that ends the join of a reducer when it is dropped.
 pub(super) struct Inside<'r>(pub(super) &'r Reducer);
 
 impl Drop for Inside<'_> {

@@ -181,7 +181,7 @@ impl<M: Module> DistributedDataParallel<M> {
             let is_reduced = |own: &Tensor| self.reducer.parameters.iter().any(|other| other.is_same(own));
             if let Some(other) = optimizer.parameters().find(|own| !is_reduced(own)) {
                 return Err(Error::invalid(format!(
-                    "register_fused_optim: {other:?} of the optimizer is no parameter of the module that requires a gradient, so nothing would step it"
+                    "register_fused_optim: {other:?} of the optimizer is not a parameter of the module that requires a gradient, so nothing would step it"
                 )));
             }
             let (fused, optimizer) = (&mut self.reducer.state().fused, optimizer.clone());

@@ -12,7 +12,7 @@ const SYMMETRIC: [&str; 5] =
 /// The text for no tensors.
 const NOTHING: &str = "nothing";
 
-/// How far a call of a flight record had come when it was written (PyTorch's flight recorder: `state`).
+/// The progress of a call of a flight record when it was written (PyTorch's flight recorder: `state`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlightState {
     /// It waits for earlier work of its rank.

@@ -62,7 +62,7 @@ impl Tensors {
     }
 }
 
-/// Where a remembered collective is.
+/// The place where a remembered collective is.
 #[derive(Clone, Debug)]
 enum Place {
     /// It is being submitted.

@@ -161,7 +161,7 @@ impl<M: Module> FullyShard<M> {
         let mut files = vec![Opened::new(&path.join(file_name(0)))?];
         let ranks = files[0].notes.get(RANKS).and_then(|count| count.parse::<u32>().ok());
         let Some(ranks) = ranks else {
-            return Err(Error::invalid(format!("{} is no checkpoint of ranks", path.display())));
+            return Err(Error::invalid(format!("{} is not a checkpoint of ranks", path.display())));
         };
         for rank in 1..ranks {
             files.push(Opened::new(&path.join(file_name(rank)))?);

@@ -66,7 +66,7 @@ impl Default for MixedPrecision {
     }
 }
 
-/// Where a unit keeps its shards, their gradients and the states of their optimizer.
+/// The place where a unit keeps its shards, their gradients and the states of their optimizer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OffloadPolicy {
     /// On the device.

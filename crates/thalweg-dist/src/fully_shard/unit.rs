@@ -84,7 +84,7 @@ pub(super) struct Reduction {
     gradients: Vec<(usize, Tensor)>,
 }
 
-/// Where to find a part of a whole parameter again.
+/// The place of a part of a whole parameter.
 pub(super) struct Note {
     unit: Arc<Unit>,
     parameter: usize,

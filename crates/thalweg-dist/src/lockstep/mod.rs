@@ -276,7 +276,7 @@ impl Meeting<'_> {
         let sequences: BTreeSet<&Sequence> = all.iter().flat_map(BTreeMap::keys).collect();
         for sequence in sequences {
             let place = |member: &u32| self.group.global_ranks().iter().position(|rank| rank == member);
-            // Who is not in this group is not asked.
+            // A rank that is not in this group is not asked.
             let members: Vec<usize> = sequence.members.iter().filter_map(place).collect();
             let digest = |rank: usize| all[rank].get(sequence).copied().unwrap_or_default();
             let Some((&first, others)) = members.split_first() else { continue };

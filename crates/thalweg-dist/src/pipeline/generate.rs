@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::{Action, Computation, Schedule};
 
-/// How many stages a rank has, and how its forward and backward passes alternate.
+/// The number of stages of a rank, and the order in which its forward and backward passes alternate.
 struct Turns {
     ranks: usize,
     stages_per_rank: usize,

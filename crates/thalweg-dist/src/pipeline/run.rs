@@ -42,7 +42,7 @@ struct HalfBackward {
     used: Vec<Tensor>,
 }
 
-/// When an action began and ended on the device.
+/// An action with the events of its beginning and end on the device.
 pub(super) type Span = (Action, Event, Event);
 
 /// A pass under way.
@@ -338,7 +338,7 @@ impl<'p, 'm> Run<'p, 'm> {
     }
 }
 
-/// Which tensors' shapes a pipeline knows from its first batch.
+/// The tensors whose shapes a pipeline knows from its first batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Known {
     /// The input of the first stage.

@@ -1,6 +1,6 @@
 //! [`FileStore`]: a file that all processes can open.
 //!
-//! The file is a list of records, a message of the [wire](super::wire) each: who sets a value appends one, and the last of a key
+//! The file is a list of records, a message of the [wire](super::wire) each: the process that sets a value appends one, and the last of a key
 //! counts. Every call holds the file's lock (`flock`), so the file system must have locks.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl FileStore {
     /// Opens the store in a file, which is made if there is none.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if the file cannot be opened or is no store.
+    /// [`Error::is_distributed`] if the file cannot be opened or is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::with_timeout(path, DEFAULT_STORE_TIMEOUT)
     }

@@ -15,7 +15,7 @@ pub struct HashStore {
     timeout: Duration,
 }
 
-/// Keys, values, and who waits for them.
+/// Keys, values, and the connections that wait for them.
 #[derive(Default, Debug)]
 pub(super) struct Table {
     values: Mutex<BTreeMap<String, Vec<u8>>>,

@@ -98,5 +98,5 @@ fn timed_out(keys: &[&str], timeout: Duration, whose: &dyn std::fmt::Display) ->
 fn number(key: &str, value: &[u8]) -> Result<i64> {
     let text = std::str::from_utf8(value).ok().map(str::trim);
     text.and_then(|text| text.parse().ok())
-        .ok_or_else(|| Error::distributed(format!("add: the value of \"{key}\" is no number")))
+        .ok_or_else(|| Error::distributed(format!("add: the value of \"{key}\" is not a number")))
 }

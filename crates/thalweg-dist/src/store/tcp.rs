@@ -167,7 +167,8 @@ fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let mut answer = [0; GREETING.len()];
     let read = stream.read_exact(&mut answer);
     if read.is_err() || answer != *GREETING {
-        let text = "who listens there is no store of Thalweg (torchrun's own store has a port of its own)";
+        let text =
+            "what listens there is not a store of Thalweg (torchrun's own store has a port of its own)";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     Ok(stream)
@@ -276,7 +277,7 @@ impl Store for TcpStore {
         let (_, sum) =
             self.request(Operation::Add, &[key.as_bytes(), &amount.to_le_bytes()], self.timeout)?;
         let sum = sum.try_into().map(i64::from_le_bytes);
-        sum.map_err(|_| Error::distributed("add: the answer is no number"))
+        sum.map_err(|_| Error::distributed("add: the answer is not a number"))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
@@ -305,7 +306,9 @@ impl Store for TcpStore {
     fn num_keys(&self) -> Result<usize> {
         let (_, count) = self.request(Operation::NumKeys, &[], DEFAULT_STORE_TIMEOUT)?;
         let count = count.try_into().map(u64::from_le_bytes);
-        count.map(|count| count as usize).map_err(|_| Error::distributed("num_keys: the answer is no number"))
+        count
+            .map(|count| count as usize)
+            .map_err(|_| Error::distributed("num_keys: the answer is not a number"))
     }
 
     fn timeout(&self) -> Duration {

@@ -155,7 +155,7 @@ impl Store for TorchStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        // PyTorch's server takes what is no number for 0, or ends.
+        // PyTorch's server takes what is not a number for 0, or ends.
         if let Some(value) = self.find(key)? {
             number(key, &value)?;
         }

@@ -1,6 +1,6 @@
 //! The messages between a [`TcpStore`](super::TcpStore) and its server.
 //!
-//! A frame is its length (u32, little endian) and its bytes. A connection starts with [`GREETING`] from both sides, so that who
+//! A frame is its length (u32, little endian) and its bytes. A connection starts with [`GREETING`] from both sides, so that a side that
 //! speaks something else (PyTorch's own store, say) learns so. A request is an operation's byte and its fields, an answer a
 //! status byte and its field; a field is its length and its bytes.
 
@@ -84,7 +84,7 @@ pub(super) fn read_frame(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is no frame"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is not a frame"));
     }
     let mut message = vec![0; length];
     stream.read_exact(&mut message)?;

@@ -84,7 +84,7 @@ impl Own {
     }
 }
 
-/// Returns the reduction of losses per row: 0 where the target is ignored, NaN where it is no class.
+/// Returns the reduction of losses per row: 0 where the target is ignored, NaN where it is not a class.
 fn reduce(losses: &Tensor, target: &Tensor, classes: i64, options: ClassLossOptions) -> Result<Tensor> {
     let number = |value: f64| Tensor::full(&[], value, losses.dtype(), losses.device());
     let counts = target.ne_scalar(options.ignore_index)?;

@@ -20,7 +20,7 @@ use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 /// [`fully_shard`](crate::fully_shard) or [`DistributedDataParallel`](crate::DistributedDataParallel) of another dimension behind it. Asynchronous.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name has no part, a part is no [`Parallel`](super::Parallel) or has a style already, the style
+/// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name has no part, a part is not a [`Parallel`](super::Parallel) or has a style already, the style
 /// is none for it, or the ranks do not divide a dimension; the module is then as it was. Those of collectives.
 #[track_caller]
 pub fn parallelize_module<M: Module>(

@@ -30,7 +30,7 @@ impl ParallelStyle {
     }
 }
 
-/// Divides the outputs of a linear layer, or the features of an embedding.
+/// A style that divides the outputs of a linear layer, or the features of an embedding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ColwiseParallel {
     /// How the input is held; it is made whole. [`Placement::Replicate`].
@@ -56,7 +56,7 @@ impl Default for ColwiseParallel {
     }
 }
 
-/// Divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
+/// A style that divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowwiseParallel {
     /// How the input is held: [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer gives it. Indices of an embedding are
@@ -72,7 +72,7 @@ impl Default for RowwiseParallel {
     }
 }
 
-/// Computes a norm of each rank's part of the sequence; the parameters are whole on every rank.
+/// A style that computes a norm of each rank's part of the sequence; the parameters are whole on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SequenceParallel {
     /// The dimension of which input and output are parts. 1: behind the batch.
@@ -85,7 +85,7 @@ impl Default for SequenceParallel {
     }
 }
 
-/// Holds the input of a module in another way.
+/// A style that holds the input of a module in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleInput {
     /// How it is held outside.
@@ -97,7 +97,7 @@ pub struct PrepareModuleInput {
     pub reduce_gradient: bool,
 }
 
-/// Holds the output of a module in another way.
+/// A style that holds the output of a module in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleOutput {
     /// How the module gives it.

@@ -66,7 +66,7 @@ fn a_run_goes_on_from_its_last_checkpoint_when_a_rank_ends() {
             (4, 2) => Err(Error::invalid("this rank was killed")),
             _ => Ok(()),
         });
-        // The others are told who it was, when they ask the group.
+        // The others learn which rank it was, when they ask the group.
         if group.rank() != 2 {
             let begin = std::time::Instant::now();
             let text = loop {

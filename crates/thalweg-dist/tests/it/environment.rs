@@ -52,7 +52,7 @@ fn what_is_missing_or_wrong_is_named() {
         (&[("RANK", "0")], "environment variable WORLD_SIZE expected, but not set"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR expected"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2"), MASTER[0]], "MASTER_PORT expected"),
-        (&[("RANK", "two"), ("WORLD_SIZE", "2")], "RANK=two is no number"),
+        (&[("RANK", "two"), ("WORLD_SIZE", "2")], "RANK=two is not a number"),
         (&[("RANK", "2"), ("WORLD_SIZE", "2"), MASTER[0], MASTER[1]], "rank 2 is not in a world of 2"),
     ];
     for (variables, wanted) in cases {

@@ -44,7 +44,7 @@ fn summaries(
                 while group.check().is_ok() {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                // Who was killed says nothing, however long one waits.
+                // A rank that was killed says nothing, however long one waits.
                 group.flight_summary(if is_killed { Duration::from_millis(500) } else { LONG }).unwrap()
             });
             end.wait();

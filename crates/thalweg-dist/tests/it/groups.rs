@@ -228,7 +228,7 @@ fn the_watchdog_ends_what_would_wait_for_ever() {
             assert!(error.is_device_lost(), "{error}");
         }
         others_know.wait();
-        // All are told, also who never waited.
+        // All learn of it, also ranks that never waited.
         let begin = std::time::Instant::now();
         let error = loop {
             match group.flight_record().len() {

@@ -68,7 +68,7 @@ fn tasks_of_slurm_meet_with_the_variables_of_torchrun() {
         (CHILD, "1"),
         ("SLURM_JOB_NODELIST", "node[1-2]"),
         ("SLURM_JOB_ID", "77"),
-        // As a batch script has it, which is no task.
+        // As a batch script has it, which runs outside of any task.
         ("SLURM_PROCID", "0"),
         ("MASTER_PORT", port.as_str()),
         ("OPTIONS_OF_SRUN", "--label --mem=0"),

@@ -43,7 +43,7 @@ pub fn contract(one: &dyn Store, other: &dyn Store) {
     assert_eq!(other.add("count", -5).unwrap(), -2);
     assert_eq!(one.get("count").unwrap(), b"-2");
     one.set("count", b"forty").unwrap();
-    assert!(other.add("count", 1).unwrap_err().to_string().contains("no number"));
+    assert!(other.add("count", 1).unwrap_err().to_string().contains("not a number"));
 
     assert_eq!(one.compare_set("first", b"", b"one").unwrap(), b"one");
     assert_eq!(other.compare_set("first", b"", b"other").unwrap(), b"one", "the first counts");
@@ -143,7 +143,7 @@ fn who_does_not_answer_is_named() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     });
     let text = TcpStore::connect(&address, Duration::ZERO).unwrap_err().to_string();
-    assert!(text.contains("no store of Thalweg"), "{text}");
+    assert!(text.contains("not a store of Thalweg"), "{text}");
     answering.join().unwrap();
 }
 

@@ -118,8 +118,8 @@ impl CudaDriver {
         let CommunicatorInfo { rank, ranks, device } = parent.info;
         let place =
             parent.info.rank_in_part(part).map_err(|text| Error::new(Code::InvalidValue, call, text))?;
-        let who = format!("rank {rank} of {ranks} on device {device}, for a part {part:?}");
-        nccl.version.require(Feature::Split, call, &who)?;
+        let part_of = format!("rank {rank} of {ranks} on device {device}, for a part {part:?}");
+        nccl.version.require(Feature::Split, call, &part_of)?;
         self.enter(device)?;
         // Parts that are apart have different ranks, so the least of them tells parts apart. The configuration is the parent's: nothing is shared with it.
         let color = part.iter().min().map_or(NO_COLOR, |&least| least as c_int);
@@ -134,7 +134,7 @@ impl CudaDriver {
             // SAFETY: the communicator lives, this thread alone uses it, and its device's context is current; there is room for a communicator, and no
             // configuration is given.
             let outcome = unsafe { nccl.table.split(parent.raw, color, key, &raw mut raw, ptr::null()) };
-            nccl.check(outcome, || who)?;
+            nccl.check(outcome, || part_of)?;
         }
         drop(parent);
         let Some(rank) = place else { return Ok(None) };
@@ -260,7 +260,7 @@ impl CudaDriver {
         if let Some((handle, _)) = members.ranks.iter().find(|(_, rank)| rank.is_over()) {
             return Err(aborted(*handle, "ncclGroupStart"));
         }
-        // The library's first use of a connection allocates, which is no part of another capture.
+        // The library's first use of a connection allocates, which is not part of another capture.
         let _relaxed = self.cuda.relaxed();
         // SAFETY: takes nothing; the group is ended below on every path.
         nccl.check(unsafe { nccl.table.group_start() }, || "a group".to_owned())?;

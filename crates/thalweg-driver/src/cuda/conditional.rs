@@ -302,7 +302,7 @@ impl CudaDriver {
         self.submit_on(&stream)?;
         let refuse = |detail: &str| Err(Error::new(Code::InvalidValue, call, detail));
         if graph.root.is_none() {
-            return refuse("the graph is no body of a conditional node: only those are captured into");
+            return refuse("the graph is not a body of a conditional node: only those are captured into");
         }
         if graph.device != stream.device {
             return refuse("the body is of another device than the stream");
@@ -403,7 +403,7 @@ impl CudaDriver {
     }
 }
 
-/// Where a capturing stream is.
+/// The place where a capturing stream is.
 struct Captured {
     graph: GraphHandle,
     root: GraphHandle,

@@ -397,7 +397,7 @@ thread_local! {
     static KEPT: Cell<Kept> = const { Cell::new(Kept::No) };
 }
 
-/// Puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
+/// A guard that puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
     /// The state of the enclosing guard: nothing changes for it.

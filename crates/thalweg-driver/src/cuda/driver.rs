@@ -99,7 +99,7 @@ impl CudaDriver {
         })
     }
 
-    /// Returns the driver only says for the current context which priorities there are.
+    /// Returns the range of priorities; the context becomes current before, since the driver answers for the current one only.
     fn priority_range(&self, device: &Device) -> Result<(i32, i32)> {
         self.enter(device.index)?;
         Ok(device.context(&self.cuda)?.priorities)

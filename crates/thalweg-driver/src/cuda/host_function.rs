@@ -58,7 +58,7 @@ fn forget(number: u64) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
 }
 
-/// The function that the driver calls, on a thread of its own.
+/// Runs a host function: the driver calls this, on a thread of its own.
 unsafe extern "C" fn run(data: *mut c_void) {
     let number = data as u64;
     let call = match lock(&REGISTRY).get(&number) {
@@ -81,7 +81,7 @@ unsafe extern "C" fn run(data: *mut c_void) {
     }
 }
 
-/// The function that the driver calls when no graph needs a user object any more.
+/// Releases a user object: the driver calls this when no graph needs it any more.
 unsafe extern "C" fn release(data: *mut c_void) {
     forget(data as u64);
 }
@@ -117,7 +117,7 @@ impl CudaDriver {
 
     /// Makes the graph that the stream captures into, if it does, share the block: its replays use it.
     ///
-    /// Called after the command was queued, for a stream may have joined a capture just before; and by who has had the lock of
+    /// Called after the command was queued, for a stream may have joined a capture just before; and by the thread that has had the lock of
     /// the captures since before it was queued, so that what it may have become a part of has not ended.
     pub(super) fn keep_for_capture(
         &self,

@@ -83,7 +83,7 @@ impl CudaDriver {
                 .collect()
         };
         for block in idle {
-            // The caller freed another block: what this one answers is no answer to that call. It is tried again later.
+            // The caller freed another block: what this one answers does not concern that call. It is tried again later.
             if self.free_unshared(&block).is_err() {
                 lock(&self.pinned.retired).push(block);
             }

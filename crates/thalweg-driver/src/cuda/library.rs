@@ -54,7 +54,7 @@ impl CudaDriver {
         self.submit_on(&stream)?;
         let label = || launch.label.to_string();
         let explain = |error: Error| error.with_detail(&format!("for {}", launch.label));
-        // The library's first use of a kernel loads it, which is no part of another capture.
+        // The library's first use of a kernel loads it, which is not part of another capture.
         let _relaxed = self.cuda.relaxed();
         match launch.gpu {
             GpuCall::Matmul(call) => {

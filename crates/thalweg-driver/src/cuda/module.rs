@@ -28,7 +28,7 @@ impl CudaDriver {
         let raw = match image {
             Image::Cubin(bytes) => {
                 check_elf(bytes).map_err(|why| {
-                    let detail = format!("an image of {} bytes is no whole cubin: {why}", bytes.len());
+                    let detail = format!("an image of {} bytes is not a whole cubin: {why}", bytes.len());
                     Error::new(Code::InvalidImage, call, detail)
                 })?;
                 self.load_image(device, bytes, "a cubin")?
@@ -54,7 +54,7 @@ impl CudaDriver {
 
     /// Loads an image that was checked to end where it says.
     fn load_image(&self, device: u32, image: &[u8], kind: &str) -> Result<RawModule> {
-        // Loading allocates. It happens lazily, in the midst of a capture, and is no part of it.
+        // Loading allocates. It happens lazily, in the midst of a capture, and is not part of it.
         let _relaxed = self.cuda.relaxed();
         let mut log = vec![0_u8; 8 << 10];
         let mut options = [sys::JIT_ERROR_LOG_BUFFER, sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES];

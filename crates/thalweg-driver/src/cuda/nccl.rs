@@ -142,7 +142,7 @@ pub(super) enum Ended {
     Before,
 }
 
-/// How long an abort waits.
+/// The time that an abort waits.
 #[derive(Clone, Copy)]
 pub(super) struct Waits {
     /// For a call that may end by itself.
@@ -294,7 +294,7 @@ impl Nccl {
         Err(Error::new(Code::Library, outcome.call, text))
     }
 
-    /// Checks a call that needs the other ranks. What is no mistake of the caller's leaves a communicator that can only be aborted.
+    /// Checks a call that needs the other ranks. What is not a mistake of the caller's leaves a communicator that can only be aborted.
     pub(super) fn check_ranks(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         self.check(outcome, detail).map_err(|error| match error.code() {
             Code::Library if !MISTAKES.contains(&outcome.status) => {

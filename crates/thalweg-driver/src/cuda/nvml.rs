@@ -68,7 +68,7 @@ pub struct DeviceProcess {
     pub used_bytes: Option<u64>,
 }
 
-/// Why a device's state is not known: NVML is not on this machine, the device is not there, or NVML refuses.
+/// The reason why a device's state is not known: NVML is not on this machine, the device is not there, or NVML refuses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateUnknown(String);
 
@@ -80,7 +80,7 @@ impl fmt::Display for StateUnknown {
 
 impl std::error::Error for StateUnknown {}
 
-/// Whether CUDA would find a device.
+/// The answer whether CUDA would find a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
     /// How many devices CUDA would show; 0 where that cannot be told.

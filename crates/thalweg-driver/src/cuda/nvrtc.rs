@@ -66,7 +66,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// How a source is compiled.
+/// The options with which a source is compiled.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CompileOptions {
     /// The architecture to make machine code for.

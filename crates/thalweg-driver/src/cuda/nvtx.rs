@@ -99,7 +99,7 @@ pub fn range_start(message: &str) -> RangeId {
 /// Ends a range of the process (`torch.cuda.nvtx.range_end`).
 pub fn range_end(range: RangeId) {
     if let Some(functions) = functions() {
-        // SAFETY: the library takes any number, and passes over one that is no range's.
+        // SAFETY: the library takes any number, and passes over one that is not a range's.
         unsafe { (functions.end)(range.0) };
     }
 }

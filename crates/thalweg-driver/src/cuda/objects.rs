@@ -12,7 +12,7 @@ use super::sys::{
 };
 use crate::{ConditionHandle, Conditional, FunctionHandle, GraphHandle, HandleType, StreamHandle};
 
-/// Whose a stream is.
+/// The owner of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StreamOwner {
     /// The device's: the legacy default stream.

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// How a range of addresses came to be.
+/// The way in which a range of addresses came to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RangeKind {
     /// `memory_allocate`.

@@ -254,7 +254,7 @@ fn sorted_entries(folder: &Path) -> Vec<PathBuf> {
     entries
 }
 
-/// In which way a library was found.
+/// The way in which a library was found.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FoundBy {

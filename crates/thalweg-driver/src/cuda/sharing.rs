@@ -118,7 +118,7 @@ impl CudaDriver {
         let mut pointer: RawPointer = 0;
         let raw = RawIpcHandle { bytes: handle.0 };
         let flags = sys::IPC_LAZY_ENABLE_PEER_ACCESS;
-        // SAFETY: writes one address; bytes that are no handle are refused.
+        // SAFETY: writes one address; bytes that are not a handle are refused.
         let outcome = unsafe { self.cuda.table.ipc_open(&raw mut pointer, raw, flags) };
         self.cuda.check(outcome, || format!("memory of another process, for device {device}"))?;
         let (start, bytes) = self.allocation_around(pointer).inspect_err(|_| {

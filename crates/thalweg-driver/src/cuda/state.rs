@@ -19,7 +19,7 @@ use crate::{Code, Error, Result};
 
 /// NVIDIA's driver.
 ///
-/// There is one a process ([`CudaDriver::open`]): contexts, streams and memory are the process's too.
+/// There is one per process ([`CudaDriver::open`]): contexts, streams and memory are the process's too.
 pub struct CudaDriver {
     pub(super) cuda: Cuda,
     pub(super) devices: Vec<Device>,

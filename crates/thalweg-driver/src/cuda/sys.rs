@@ -171,12 +171,12 @@ pub(super) const COOPERATIVE: c_uint = 2;
 pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 impl LaunchAttribute {
-    /// The launch may begin before what is in front of it on the stream is complete.
+    /// Returns the attribute by which a launch may begin before what is in front of it on the stream is complete.
     pub(super) const fn programmatic_stream_serialization() -> Self {
         Self::enabled(PROGRAMMATIC_STREAM_SERIALIZATION)
     }
 
-    /// All blocks of the launch run at once.
+    /// Returns the attribute by which all blocks of a launch run at once.
     pub(super) const fn cooperative() -> Self {
         Self::enabled(COOPERATIVE)
     }

@@ -5,7 +5,7 @@ use std::ops;
 
 use super::*;
 
-/// Builds a [`Body`]. [`Value`]s borrow it, so that entries of the operator table read like formulas.
+/// A builder of a [`Body`]. [`Value`]s borrow it, so that entries of the operator table read like formulas.
 #[derive(Debug, Default)]
 pub struct BodyBuilder {
     body: RefCell<Body>,
@@ -151,7 +151,7 @@ impl BodyBuilder {
     }
 }
 
-/// Equality by bits, so that 0.0 and −0.0 stay apart and a NaN equals itself.
+/// Compares by bits, so that 0.0 and −0.0 stay apart and a NaN equals itself.
 fn same_node(a: &Node, b: &Node) -> bool {
     let same_scalar = |x: &Scalar, y: &Scalar| {
         std::mem::discriminant(x) == std::mem::discriminant(y) && x.to_bits() == y.to_bits()
@@ -198,7 +198,7 @@ impl<'b> Value<'b> {
         if self.dtype() == dtype { self } else { self.builder.node(Node::Cast(self.id), dtype) }
     }
 
-    /// This value, through which no gradient flows (`torch.Tensor.detach`).
+    /// Returns this value, through which no gradient flows (`torch.Tensor.detach`).
     #[must_use]
     pub fn detach(self) -> Self {
         self.builder.node(Node::Detach(self.id), self.dtype())

@@ -144,7 +144,7 @@ fn assert_computes(what: &dyn std::fmt::Debug, dtype: DType) {
 fn unary(op: Unary, x: &str, dtype: DType) -> String {
     assert_computes(&op, dtype);
     let function = |name: &str| {
-        assert!(dtype.is_floating_point(), "{op:?} on {dtype}: the operand is no float");
+        assert!(dtype.is_floating_point(), "{op:?} on {dtype}: the operand is not a float");
         format!("{name}{}({x})", if dtype == DType::F32 { "f" } else { "" })
     };
     match op {
@@ -158,7 +158,7 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
             other => format!("{x} < 0 ? {}(0 - u64({x})) : {x}", other.short_name()),
         },
         Unary::Not => {
-            assert!(dtype == DType::Bool, "Not on {dtype}: the operand is no bool");
+            assert!(dtype == DType::Bool, "Not on {dtype}: the operand is not a bool");
             format!("!{x}")
         }
         Unary::Conj => {
@@ -180,7 +180,7 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
     let float = dtype.is_differentiable();
     let bool = dtype == DType::Bool;
     let arithmetic = |sign: &str| {
-        assert!(!bool, "{op:?} on bool: the operands are no numbers");
+        assert!(!bool, "{op:?} on bool: the operands are not numbers");
         if float {
             format!("{a} {sign} {b}")
         } else {
@@ -208,7 +208,7 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         Binary::Rem if float => format!("{}({a}, {b})", if dtype == DType::F32 { "fmodf" } else { "fmod" }),
         Binary::Rem => format!("remainder_of<{}>({a}, {b})", dtype.short_name()),
         Binary::Pow | Binary::Atan2 => {
-            assert!(float, "{op:?} on {dtype}: the operands are no floats");
+            assert!(float, "{op:?} on {dtype}: the operands are not floats");
             let name = if op == Binary::Pow { "pow" } else { "atan2" };
             format!("{name}{}({a}, {b})", if dtype == DType::F32 { "f" } else { "" })
         }
@@ -234,12 +234,12 @@ pub(super) struct Statements<'k> {
 pub(super) type Defined = Vec<bool>;
 
 impl<'k> Statements<'k> {
-    /// Statements over a body, whose loads are written by `load`.
+    /// Creates the printer of statements over a body, whose loads are written by `load`.
     pub fn new(body: &'k Body, load: impl Fn(usize) -> String + 'k) -> Self {
         Self { body, load: Box::new(load) }
     }
 
-    /// No value is defined.
+    /// Returns the state in which no value is defined.
     pub fn nothing(&self) -> Defined {
         vec![false; self.body.nodes.len()]
     }
@@ -352,7 +352,7 @@ impl<'k> Statements<'k> {
     }
 }
 
-/// The names that code for a floating-point dtype is written with where it is no body.
+/// The names that code for a floating-point dtype is written with where it is not a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FloatNames {
     /// The type of an element.

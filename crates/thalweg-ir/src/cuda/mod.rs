@@ -69,7 +69,7 @@ const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 /// elements that a thread comes to one after the other take the words of one block ([`philox`](crate::philox)).
 const DRAWING_BLOCKS: u64 = 8;
 
-/// How many blocks and threads a launch has.
+/// The numbers of blocks and threads of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaunchShape {
     /// Blocks in x, y and z.
@@ -91,7 +91,7 @@ pub fn is_programmatic(shape: &LaunchShape) -> bool {
 /// of [`LaunchArguments`](crate::LaunchArguments).
 ///
 /// # Panics
-/// Where the kernel is none: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are no power of
+/// Where the kernel is none: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are not a power of
 /// two, a vector in a body with reductions.
 pub fn print(kernel: &Kernel) -> String {
     print_unit(&[kernel])
@@ -158,14 +158,14 @@ fn print_kernel(kernel: &Kernel) -> String {
     let threads = kernel.class.threads_of_a_row();
     assert!(
         lanes.is_power_of_two() && threads.is_power_of_two() && threads <= 1024,
-        "{name}: {lanes} lanes are no power of two of up to 1,024 threads"
+        "{name}: {lanes} lanes are not a power of two of up to 1,024 threads"
     );
     assert!(matches!(kernel.class.cascade, 1..=3), "{name}: a cascade has one to three levels");
     let abreast = kernel.class.rows_abreast;
     let threads_abreast = kernel.class.threads_abreast();
     let fits = abreast == 1
         || (lanes > 1 && abreast.is_power_of_two() && (1..=1024).contains(&(threads * threads_abreast)));
-    assert!(fits, "{name}: {abreast} rows of {lanes} lanes are no block of up to 1,024 threads");
+    assert!(fits, "{name}: {abreast} rows of {lanes} lanes are not a block of up to 1,024 threads");
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());
     assert!(!contiguous || !scatters, "{name}: a kernel that scatters is not contiguous");
@@ -277,7 +277,7 @@ fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
     }
 }
 
-/// Lines that split a linear index into coordinates, the last dimension first. `dimensions` has the name and the extent of
+/// Writes lines that split a linear index into coordinates, the last dimension first. `dimensions` has the name and the extent of
 /// each coordinate.
 fn split_index(linear: &str, dimensions: &[(String, String)], index: &str, writer: &mut Writer) {
     match dimensions {

@@ -158,7 +158,7 @@ impl RowPrinter<'_> {
     }
 }
 
-/// Returns the least number of a dtype that is no infinity.
+/// Returns the least number of a dtype that is not an infinity.
 fn lowest(dtype: DType) -> String {
     let lowest = if dtype == DType::F32 { f64::from(f32::MIN) } else { f64::MIN };
     literal(Scalar::F64(lowest), dtype)

@@ -47,7 +47,7 @@ pub struct Gradient {
     pub is_zero: Vec<bool>,
 }
 
-/// Why there is no gradient.
+/// The reason why there is no gradient.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotDifferentiable(String);
 
@@ -62,7 +62,7 @@ impl std::error::Error for NotDifferentiable {}
 /// Returns the gradient with respect to inputs, by their numbers.
 ///
 /// # Errors
-/// If an output is scattered; if an input does not exist, is no float, or is gathered from; or if an output that is written once
+/// If an output is scattered; if an input does not exist, is not a float, or is gathered from; or if an output that is written once
 /// a row depends on such an input at single points, without a reduction.
 pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiable> {
     check_inputs(body, wrt)?;

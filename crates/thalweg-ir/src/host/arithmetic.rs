@@ -267,7 +267,7 @@ fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     let product = f64::from(a) * f64::from(b);
     let c = f64::from(c);
     let sum = product + c;
-    // Knuth's two-sum: what the rounding of the sum left out, exactly. NaN where the sum is no finite number.
+    // Knuth's two-sum: what the rounding of the sum left out, exactly. NaN where the sum is not a finite number.
     let c_part = sum - product;
     let error = (product - (sum - c_part)) + (c - c_part);
     let bits = sum.to_bits();

@@ -114,7 +114,7 @@ fn check(
     Ok(())
 }
 
-/// [`Geometry::span`], or `None` where a number does not fit.
+/// Returns [`Geometry::span`], or `None` where a number does not fit.
 fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     let count = |shape: &[u64]| shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent));
     let (rows, points) = (count(&geometry.row_shape)?, count(&geometry.inner_shape)?);
@@ -138,7 +138,7 @@ fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     (rows.max(points).max(span) <= isize::MAX as u64).then_some(span)
 }
 
-/// How often the step at hand runs.
+/// The level at which the step at hand runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Launch,
@@ -146,7 +146,7 @@ enum Level {
     Point,
 }
 
-/// How the elements of a block lie.
+/// The way in which the elements of a block lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Direction {
     /// Element *i* belongs to row *i* of the block.

@@ -54,7 +54,7 @@ const BLOCKS: [usize; 2] = [512, 8192];
 /// How many bytes the registers of a block may have, where they are more than the least.
 const BLOCK_BYTES: usize = 32 * 1024;
 
-/// Why a launch on the host failed. What it wrote until then is not specified.
+/// The reason why a launch on the host failed. What it wrote until then is not specified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault(String);
 

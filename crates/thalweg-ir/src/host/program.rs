@@ -85,7 +85,7 @@ pub(super) struct Pair {
     pub place: Place,
 }
 
-/// Where a value stands among two operands.
+/// The place of a value among two operands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Place {
     Left,
@@ -198,7 +198,7 @@ type ValueId = u32;
 /// No value.
 const NONE: ValueId = ValueId::MAX;
 
-/// Where a value is computed, and the dtype that it has.
+/// The place where a value is computed, and the dtype that it has.
 #[derive(Clone, Copy)]
 struct ValueInfo {
     dtype: DType,
@@ -661,7 +661,7 @@ impl<'k> Compiler<'k> {
         while let (Some(row), Some(point)) = (sections.next(), sections.next()) {
             phases.push(Phase { row, point });
         }
-        // Without inner dimensions every step runs once a row, over a block of rows.
+        // Without inner dimensions every step runs once per row, over a block of rows.
         let points = if self.kernel.class.inner_rank == 0 { registers } else { at_points(&phases) };
         CompiledKernel {
             name: self.kernel.name.clone(),

@@ -480,7 +480,7 @@ fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
     }
 }
 
-/// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one a row of
+/// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one per row of
 /// the block. The lowest level comes first. Of a block along the points of `together` rows, the lanes of each row.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators {
@@ -613,7 +613,7 @@ impl Accumulators {
         }
     }
 
-    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block.
+    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one per row of the block.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
             let mut all = std::mem::take(self.of::<T>(block.file));

@@ -21,9 +21,9 @@ const POINTS: usize = 4;
 /// How an operand lies over rows and points.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Shape {
-    /// An element a point.
+    /// One element per point.
     Full,
-    /// An element a row.
+    /// One element per row.
     Row,
     /// As many elements as a row has, equal in each row.
     Inner,

@@ -72,7 +72,7 @@ impl Value {
     fn bool(self) -> bool {
         match self {
             Self::Bool(value) => value,
-            other => panic!("{other:?} is no bool"),
+            other => panic!("{other:?} is not a bool"),
         }
     }
 
@@ -80,7 +80,7 @@ impl Value {
         match self {
             Self::Bool(value) => i128::from(value),
             Self::Int(_, value) => value,
-            other => panic!("{other:?} is no integer"),
+            other => panic!("{other:?} is not an integer"),
         }
     }
 
@@ -93,7 +93,7 @@ impl Value {
             Self::F8E5m2(value) => value.to_f64(),
             Self::F32(value) => f64::from(value),
             Self::F64(value) => value,
-            other => panic!("{other:?} is no floating-point number"),
+            other => panic!("{other:?} is not a floating-point number"),
         }
     }
 
@@ -112,7 +112,7 @@ impl Value {
             DType::F8E5m2 => Self::F8E5m2(f8e5m2::from_f64(value)),
             DType::F32 => Self::F32(value as f32),
             DType::F64 => Self::F64(value),
-            other => panic!("{other} is no floating-point type"),
+            other => panic!("{other} is not a floating-point type"),
         }
     }
 
@@ -152,7 +152,8 @@ impl Value {
 
 /// The lowest and the highest number of an integer type, by PyTorch's name of it.
 fn bounds(dtype: DType) -> (i128, i128) {
-    let bits = |digits: &str| digits.parse::<u32>().unwrap_or_else(|_| panic!("{dtype} is no integer type"));
+    let bits =
+        |digits: &str| digits.parse::<u32>().unwrap_or_else(|_| panic!("{dtype} is not an integer type"));
     match dtype.name().strip_prefix("uint") {
         Some(digits) => (0, (1 << bits(digits)) - 1),
         None => {

@@ -206,7 +206,7 @@ fn body(builder: &BodyBuilder, tape: &mut Tape<'_>, row_rank: usize, inner_rank:
             Value::Int(_, value) => Scalar::I64(value as i64).to_bits(),
             Value::F32(value) => Scalar::F64(value.into()).to_bits(),
             Value::F64(value) => Scalar::F64(value).to_bits(),
-            other => unreachable!("{other:?} is no scalar"),
+            other => unreachable!("{other:?} is not a scalar"),
         });
         let value = builder.scalar(dtype);
         generator.pool.push((value, false));

@@ -179,7 +179,7 @@ fn sums<T: Element>(attention: &Attention, head: Head, read: Operands<'_, T>, wr
     }
 }
 
-/// The sums of a query.
+/// Returns the sums of a query.
 fn sums_of(attention: &Attention, place: usize, query: u64, sums: &[f32]) -> (f32, f32) {
     let padded = attention.padded_queries() as usize;
     let at = place * padded + query as usize;

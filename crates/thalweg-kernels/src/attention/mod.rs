@@ -72,7 +72,7 @@ impl<T: Copy> PerOperand<T> {
     }
 }
 
-/// How far the elements of an operand lie apart; neighbouring features are neighbours.
+/// The distances at which the elements of an operand lie; neighbouring features are neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Strides {
     /// From one batch to the next.
@@ -83,7 +83,7 @@ pub struct Strides {
     pub row: u64,
 }
 
-/// How far the elements of a mask lie apart: any number of elements, 0 where it repeats.
+/// The distances at which the elements of a mask lie: any number of elements, 0 where it repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MaskStrides {
     /// From one batch to the next.
@@ -176,7 +176,7 @@ pub struct LibraryAttention {
     pub is_deterministic: bool,
 }
 
-/// Where the operands of a pass begin; those that the pass does not touch are 0.
+/// The place where the operands of a pass begin; those that the pass does not touch are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Addresses {
     /// The operands.
@@ -215,7 +215,7 @@ impl Attention {
         self.queries.next_multiple_of(PADDING)
     }
 
-    /// Heads and rows of each operand.
+    /// Returns heads and rows of each operand.
     fn extents(&self) -> PerOperand<[u64; 2]> {
         let (q, k) = ([self.heads, self.queries], [self.kv_heads, self.keys]);
         PerOperand::of([q, k, k, q, q, q, k, k])
@@ -295,13 +295,13 @@ impl Attention {
 }
 
 impl AttentionPass {
-    /// The variant of the kernel.
+    /// Returns the variant of the kernel.
     fn unit(&self) -> Unit {
         let Attention { dtype, features, mask, .. } = self.attention;
         Unit::of(self.pass, dtype, features, self.cores, mask.is_some())
     }
 
-    /// Thread blocks per head, and heads.
+    /// Returns thread blocks per head, and heads.
     fn blocks(&self) -> [u64; 2] {
         let Attention { batch, heads, kv_heads, queries, keys, .. } = self.attention;
         match self.pass {
@@ -310,7 +310,7 @@ impl AttentionPass {
         }
     }
 
-    /// How many heads are under way together: those whose operands stay in the cache.
+    /// Returns how many heads are under way together: those whose operands stay in the cache.
     fn band(&self) -> u64 {
         let Attention { heads, kv_heads, queries, keys, features, .. } = self.attention;
         let bytes = |rows: u64| (rows * features * 4).max(1);
@@ -378,7 +378,7 @@ impl AttentionPass {
         words
     }
 
-    /// Reads back what [`AttentionPass::pack`] packed. `None` if the bytes are no such thing.
+    /// Reads back what [`AttentionPass::pack`] packed. `None` if the bytes are not such a thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, Addresses)> {
         let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;

@@ -156,7 +156,7 @@ fn run_backward(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     match pass.attention.dtype {
         DType::Bf16 => run_backward_typed::<bf16>(launch, &pass.attention, &at),
         DType::F16 => run_backward_typed::<f16>(launch, &pass.attention, &at),
-        other => Err(HostFault(format!("attention: {other} is no dtype of its operands"))),
+        other => Err(HostFault(format!("attention: {other} is not a dtype of its operands"))),
     }
 }
 
@@ -196,7 +196,7 @@ fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     match pass.attention.dtype {
         DType::Bf16 => run_typed::<bf16>(launch, &pass, &at),
         DType::F16 => run_typed::<f16>(launch, &pass, &at),
-        other => Err(HostFault(format!("attention: {other} is no dtype of its operands"))),
+        other => Err(HostFault(format!("attention: {other} is not a dtype of its operands"))),
     }
 }
 

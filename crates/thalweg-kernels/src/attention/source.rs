@@ -56,7 +56,7 @@ impl Unit {
         Self { pass, dtype, cores, is_masked, head, groups, tile, stages, registers }
     }
 
-    /// Rows that a block of threads owns.
+    /// Returns rows that a block of threads owns.
     pub(super) fn rows(&self) -> u64 {
         u64::from(self.groups) * 64
     }
@@ -178,7 +178,7 @@ impl Unit {
     }
 }
 
-/// Operands `from` … `to` of an instruction, and a list of them.
+/// Returns operands `from` … `to` of an instruction, and a list of them.
 fn placeholders(from: u32, to: u32) -> String {
     (from..to).map(|at| format!("%{at}")).collect::<Vec<_>>().join(", ")
 }

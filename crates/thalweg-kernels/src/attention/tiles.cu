@@ -95,7 +95,7 @@ DEVICE u16 load_one(const u16* at) {
     return x;
 }
 
-// The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two a lane. Where there are no such queries or keys,
+// The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two per lane. Where there are no such queries or keys,
 // it is what the last one has: those scores count for nothing.
 template <u32 COUNT> struct mask_of_queries {
     u32 upper[COUNT / 4], lower[COUNT / 4];

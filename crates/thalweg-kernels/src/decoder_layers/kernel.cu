@@ -13,7 +13,7 @@ struct NAME_arguments {
     const ELEMENT* added;
     u64 layers, context, scale, eps, vocabulary;
     layer layer_of[LAYERS];
-    // What the host function is told of the sizes.
+    // The sizes, as the host function gets them.
     u64 sizes;
 };
 
@@ -21,9 +21,9 @@ struct NAME_arguments {
 // The keys of a head from which on another block shares them, and the keys of a team in a slot.
 #define LEAST_KEYS 48
 #define TILES 1
-// Pieces of weights that a block asks for at once, and the fewest cycles for each.
+// Pieces of weights that a block asks for at once, and the fewest cycles between two such requests, per piece.
 #define GROUP 4
-#define PACE 150
+#define LEAST_CYCLES 150
 
 [[maybe_unused]] static __device__ __forceinline__ f32 low(const u32 x) {
     return LOAD(ELEMENT{u16(x)});
@@ -199,7 +199,7 @@ static __device__ __forceinline__ void bring(const ELEMENT* weight, u8* to, cons
             const u32 row = piece / EACH, term = piece % EACH * PIECE;
             copy(u32(__cvta_generic_to_shared(to + row * own::stride + 2 * term)), weight + u64(first + row) * TERMS + term, PIECE * 2, full);
         }
-        while (u32(clock()) - last < PACE * GROUP) { }
+        while (u32(clock()) - last < LEAST_CYCLES * GROUP) { }
         last = clock();
         __syncwarp();
     }

@@ -45,7 +45,7 @@ const BRINGING: u64 = 32;
 /// Pieces that the keys of a head are shared out in, at most.
 const PARTS: u64 = 4;
 
-/// Slots in shared memory, each for keys and values of 16 bytes a thread.
+/// Slots in shared memory, each for keys and values of 16 bytes per thread.
 const SLOTS: u64 = 3;
 
 /// Words in front of the layers' addresses.
@@ -92,12 +92,12 @@ pub struct LayerAddresses {
 arguments! { LayerAddresses { norms, products, caches } }
 
 impl DecoderLayers {
-    /// Rows and terms of the four products.
+    /// Returns rows and terms of the four products.
     fn products(features: u64, hidden: u64) -> [(u64, u64); 4] {
         [(3 * features, features), (features, features), (hidden, features), (features, hidden)]
     }
 
-    /// Rows of a matrix that a block has, an even number.
+    /// Returns rows of a matrix that a block has, an even number.
     fn share(rows: u64, blocks: u64) -> u64 {
         (rows / 2).div_ceil(blocks) * 2
     }
@@ -190,7 +190,7 @@ impl DecoderLayers {
         }
     }
 
-    /// Elements of a cache.
+    /// Returns elements of a cache.
     fn cached(&self) -> u64 {
         self.features * self.context
     }
@@ -238,7 +238,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// Where the operands of a launch begin, beside the layers.
+/// The place where the operands of a launch begin, beside the layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DecoderAddresses {
     /// The row (features), or the table of tokens (vocabulary, features).
@@ -273,7 +273,7 @@ impl DecoderLaunch {
         Self { name: sizes.name(), sizes, at, layers }
     }
 
-    /// Reads back the arguments of a launch. `None` if the bytes are no such thing.
+    /// Reads back the arguments of a launch. `None` if the bytes are not such a thing.
     fn unpack(bytes: &[u8]) -> Option<(DecoderLayers, DecoderAddresses, Vec<LayerAddresses>)> {
         let words: [u64; HEAD_WORDS + 1 + MOST_LAYERS * LAYER_WORDS] = arguments::words(bytes)?;
         let mut head = words.iter();

@@ -20,7 +20,7 @@ fn root(z: c128) -> c128 {
     c128 { re, im: if z.im < 0.0 { -im } else { im } }
 }
 
-/// See [`Method::General`](super::Method::General).
+/// Computes [`Method::General`](super::Method::General).
 pub(super) fn general(a: &mut [c128], v: &mut [c128], values: &mut [c128], n: usize) {
     if n == 0 {
         return;
@@ -100,7 +100,7 @@ fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
     }
 }
 
-/// The eigenvalue of the last two rows that is nearer to the last element; something else now and then, where that leads nowhere.
+/// Returns the eigenvalue of the last two rows that is nearer to the last element; something else now and then, where that leads nowhere.
 fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     let end = a[last * n + last];
     let below = a[last * n + last - 1];
@@ -115,7 +115,7 @@ fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     if divisor.re == 0.0 && divisor.im == 0.0 { end } else { end - quotient(product, divisor) }
 }
 
-/// A step of QR on the rows from the first to the last. The rotation from the right follows the next one from the left.
+/// Does a step of QR on the rows from the first to the last. The rotation from the right follows the next one from the left.
 fn step(a: &mut [c128], v: &mut [c128], n: usize, [first, last]: [usize; 2], shift: c128) {
     for k in first..=last {
         a[k * n + k] -= shift;

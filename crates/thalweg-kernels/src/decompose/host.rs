@@ -1,6 +1,6 @@
 //! The host functions of [`Decompose`](super::Decompose), matrix by matrix: the definition of each method.
 
-/// See [`Method::Cholesky`](super::Method::Cholesky).
+/// Computes [`Method::Cholesky`](super::Method::Cholesky).
 pub(super) fn cholesky(a: &mut [f64], n: usize) -> i32 {
     let mut failed = 0;
     for j in 0..n {
@@ -30,7 +30,7 @@ pub(super) fn cholesky(a: &mut [f64], n: usize) -> i32 {
     failed
 }
 
-/// See [`Method::Triangular`](super::Method::Triangular).
+/// Computes [`Method::Triangular`](super::Method::Triangular).
 pub(super) fn triangular(a: &[f64], b: &mut [f64], [n, columns]: [usize; 2], flags: u64) {
     let [is_upper, is_transposed, is_unit] = [0, 1, 2].map(|bit| flags >> bit & 1 == 1);
     let at =
@@ -49,7 +49,7 @@ pub(super) fn triangular(a: &[f64], b: &mut [f64], [n, columns]: [usize; 2], fla
     }
 }
 
-/// See [`Method::Lu`](super::Method::Lu).
+/// Computes [`Method::Lu`](super::Method::Lu).
 pub(super) fn lu(a: &mut [f64], pivots: &mut [i32], [rows, columns]: [usize; 2], swaps: bool) -> i32 {
     let mut failed = 0;
     for j in 0..rows.min(columns) {
@@ -81,7 +81,7 @@ pub(super) fn lu(a: &mut [f64], pivots: &mut [i32], [rows, columns]: [usize; 2],
     failed
 }
 
-/// See [`Method::Permutation`](super::Method::Permutation). A row that there is not is passed over.
+/// Computes [`Method::Permutation`](super::Method::Permutation). A row that there is not is passed over.
 pub(super) fn permutation(pivots: &[i32], order: &mut [i64]) {
     for (row, place) in order.iter_mut().enumerate() {
         *place = row as i64;
@@ -93,7 +93,7 @@ pub(super) fn permutation(pivots: &[i32], order: &mut [i64]) {
     }
 }
 
-/// See [`Method::Qr`](super::Method::Qr).
+/// Computes [`Method::Qr`](super::Method::Qr).
 pub(super) fn qr(a: &mut [f64], factors: &mut [f64], [rows, columns]: [usize; 2]) {
     for j in 0..rows.min(columns) {
         let alpha = a[j * columns + j];
@@ -127,7 +127,7 @@ pub(super) fn qr(a: &mut [f64], factors: &mut [f64], [rows, columns]: [usize; 2]
     }
 }
 
-/// See [`Method::Reflectors`](super::Method::Reflectors).
+/// Computes [`Method::Reflectors`](super::Method::Reflectors).
 pub(super) fn reflectors(a: &[f64], factors: &[f64], q: &mut [f64], [rows, columns, width]: [usize; 3]) {
     for c in 0..width {
         for i in 0..rows {
@@ -195,7 +195,7 @@ fn sort(numbers: &mut [f64], matrices: &mut [&mut [f64]], before: impl Fn(f64, f
     }
 }
 
-/// See [`Method::Eigen`](super::Method::Eigen).
+/// Computes [`Method::Eigen`](super::Method::Eigen).
 pub(super) fn eigen(a: &mut [f64], v: &mut [f64], values: &mut [f64], n: usize) {
     identity(v, n);
     let mut square = 0.0;
@@ -237,7 +237,7 @@ pub(super) fn eigen(a: &mut [f64], v: &mut [f64], values: &mut [f64], n: usize) 
     sort(values, &mut [v], |a, b| a < b);
 }
 
-/// See [`Method::Singular`](super::Method::Singular).
+/// Computes [`Method::Singular`](super::Method::Singular).
 pub(super) fn singular(a: &mut [f64], v: &mut [f64], values: &mut [f64], [rows, n]: [usize; 2]) {
     if n == 0 {
         return;

@@ -44,7 +44,7 @@ fn pivot(a: &[f64], n: usize, k: usize) -> Option<Pivot> {
     Some(Pivot { row: place, width: if is_alone { 1 } else { 2 } })
 }
 
-/// See [`Method::Indefinite`](super::Method::Indefinite).
+/// Computes [`Method::Indefinite`](super::Method::Indefinite).
 pub(super) fn factor(a: &mut [f64], pivots: &mut [i32], n: usize) -> i32 {
     let mut failed = 0;
     let mut k = 0;
@@ -106,7 +106,7 @@ pub(super) fn factor(a: &mut [f64], pivots: &mut [i32], n: usize) -> i32 {
     failed
 }
 
-/// See [`Method::IndefiniteSolve`](super::Method::IndefiniteSolve). A row that there is not is not swapped.
+/// Computes [`Method::IndefiniteSolve`](super::Method::IndefiniteSolve). A row that there is not is not swapped.
 pub(super) fn solve(a: &[f64], pivots: &[i32], b: &mut [f64], [n, columns]: [usize; 2]) {
     let other = |k: usize| (pivots[k].unsigned_abs() as usize).wrapping_sub(1);
     for c in 0..columns {

@@ -77,7 +77,7 @@ impl Method {
         Self::General,
     ];
 
-    /// The name of the entry point.
+    /// Returns the name of the entry point.
     fn name(self) -> &'static str {
         match self {
             Self::Cholesky => "decompose_cholesky",
@@ -115,7 +115,7 @@ pub struct Decompose {
 arguments! { Decompose { batch, rows, columns, width, flags, method } }
 choices! { Method: Method::ALL }
 
-/// How an operand of a method is used.
+/// The way in which an operand of a method is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Read,

@@ -98,7 +98,7 @@ struct NAME_arguments {
     f64 beta;
 };
 
-// Only the kernel of integers calls it: of a template that is no warning.
+// Only the kernel of integers calls it: of a template that is not a warning.
 template <typename INTEGER>
 static __device__ __forceinline__ INTEGER multiply_add(const INTEGER a, const INTEGER b, const INTEGER sum) {
     return a * b + sum;

@@ -1,7 +1,7 @@
 //! [`FewRows`]: up to sixteen rows times the transpose of a weight, with what stands beside the product in a network: a step of a
 //! decoder, whose time is that of reading its weights.
 //!
-//! D = act(norm(A) · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element a column, act is the
+//! D = act(norm(A) · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element per column, act is the
 //! identity or GELU by its tanh, and norm is the identity or a layer norm of A's rows, rounded as A is. Sums are of f32, and so is everything up to
 //! the one rounding when D is stored.
 //!
@@ -221,7 +221,7 @@ impl FewRows {
         ]
     }
 
-    /// Reads back what [`FewRows::pack`] packed. `None` if the bytes are no such thing.
+    /// Reads back what [`FewRows::pack`] packed. `None` if the bytes are not such a thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
         let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;

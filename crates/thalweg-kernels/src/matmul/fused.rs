@@ -1,6 +1,6 @@
 //! [`FusedMatmul`]: a product of f32 matrices together with what stands beside it in a network, in one kernel.
 //!
-//! D = op(A) · op(B) + bias + addend, where the bias has an element a column and is repeated over the rows, and the addend has
+//! D = op(A) · op(B) + bias + addend, where the bias has an element per column and is repeated over the rows, and the addend has
 //! D's shape: a linear layer, and the residual connection behind it. Beside D it can give the sums of op(A)'s rows: where D is
 //! the gradient of a layer's weight, they are the gradient of its bias.
 //!
@@ -56,7 +56,7 @@ fn terms(product: &Matmul) -> Option<u64> {
     is_plain(product).then(|| tiles.saturating_mul(product.k))
 }
 
-/// Whether a product is of f32, and without factors.
+/// Returns whether a product is of f32, and without factors.
 fn is_plain(product: &Matmul) -> bool {
     product.dtype == DType::F32 && product.alpha == Factor::ONE && product.beta == Factor::ZERO
 }
@@ -197,7 +197,7 @@ impl FusedMatmul {
         ]
     }
 
-    /// Reads back what [`FusedMatmul::pack`] packed. `None` if the bytes are no such thing.
+    /// Reads back what [`FusedMatmul::pack`] packed. `None` if the bytes are not such a thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
         let [

@@ -345,7 +345,7 @@ where
     }
 }
 
-/// Returns a stored matrix of 16-bit floats as f32, without what lies between its rows.
+/// Converts a stored matrix of 16-bit floats to f32, without what lies between its rows.
 fn extend<H>(elements: &[H], operand: &Operand, columns: u64, wide: &mut [f32])
 where
     [H]: HalfFloatSliceExt,

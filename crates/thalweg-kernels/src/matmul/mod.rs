@@ -21,7 +21,7 @@ use thalweg_ir::host::Fault;
 
 pub use native::{host_function, library_accesses, library_words};
 
-/// Where one operand's elements lie, in elements.
+/// The place where one operand's elements lie, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operand {
     /// From one stored row to the next; at least the length of a stored row.
@@ -241,8 +241,8 @@ impl Matmul {
         ]
     }
 
-    /// Reads back what [`Matmul::pack`] packed: the product and the addresses of A, B and D. `None` if the bytes are no
-    /// such thing.
+    /// Reads back what [`Matmul::pack`] packed: the product and the addresses of A, B and D. `None` if the bytes are not
+    /// such a thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
         let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] =

@@ -18,7 +18,7 @@ use crate::arguments::{self, Argument, arguments};
 use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
-/// How a weight (n, k) is stored, and with which scales, of the input's dtype.
+/// The way in which a weight (n, k) is stored, and its scales, of the input's dtype.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
     /// int8, row by row, and a scale for each row: w = q · scale.

@@ -51,12 +51,12 @@ impl ScanOp {
         }
     }
 
-    /// Whether the second operand is places, which are written.
+    /// Returns whether the second operand is places, which are written.
     fn has_places(self) -> bool {
         matches!(self, Self::Max | Self::Min)
     }
 
-    /// Whether there is a kernel for a dtype: floats and int64.
+    /// Returns whether there is a kernel for a dtype: floats and int64.
     pub fn takes(self, dtype: DType) -> bool {
         dtype.is_floating_point()
             || (dtype == DType::I64 && !matches!(self, Self::LogSumExp | Self::Recurrence))
@@ -98,7 +98,7 @@ const MANY_ROWS: u64 = 4096;
 /// Rows below which a row takes as many warps as a block can have.
 const FEW_ROWS: u64 = 512;
 
-/// The name of the entry point.
+/// Returns the name of the entry point.
 fn name(op: ScanOp, dtype: DType) -> String {
     format!("scan_{}_{}", op.name(), dtype.name())
 }
@@ -207,7 +207,7 @@ impl Scan {
         if self.inner > 1 { [warps, 1] } else { [WARP as usize, warps] }
     }
 
-    /// The places of a row's points, in the order in which they are combined.
+    /// Returns the places of a row's points, in the order in which they are combined.
     fn row(&self, row: u64) -> impl Iterator<Item = usize> + use<> {
         let Self { length, inner, reversed, .. } = *self;
         let first = row / inner * length * inner + row % inner;
@@ -348,7 +348,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("scan", scan.dtype, T => run_floats::<T>(launch, &scan, at))
 }
 
-/// Which of two points comes out of an extremum: whether it is the right one.
+/// Returns which of two points comes out of an extremum: whether it is the right one.
 fn takes_right<T: PartialOrd>(left: T, right: T, is_max: bool) -> bool {
     let is_nan = |value: &T| value.partial_cmp(value).is_none();
     is_nan(&right) || (!is_nan(&left) && if is_max { right >= left } else { right <= left })
@@ -429,7 +429,7 @@ fn run_floats<T: Element>(
     Ok(())
 }
 
-/// ln (eᵃ + eᵇ), without overflow.
+/// Returns ln (eᵃ + eᵇ), without overflow.
 fn log_add_exp(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() {
         return f64::NAN;

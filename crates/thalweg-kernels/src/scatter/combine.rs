@@ -5,7 +5,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::choices;
 
-/// How an element is combined with what is there.
+/// The way in which an element is combined with what is there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Combine {

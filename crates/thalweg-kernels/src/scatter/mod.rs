@@ -11,7 +11,7 @@
 //! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) by any strides. The element at
 //! (o, k, i) is combined with that at (o, index, i), for k from 0 on: **in the order of k**, so that the result does not depend on
 //! timing. On a GPU each column (o, i) is one thread, which walks through its `count` elements. So the work is that of the
-//! elements, but few columns fill no GPU: of one column it is one thread's, some hundred nanoseconds an element.
+//! elements, but few columns fill no GPU: of one column it is one thread's, some hundred nanoseconds per element.
 //!
 //! An index out of range writes nothing.
 

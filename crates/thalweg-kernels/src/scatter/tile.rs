@@ -71,7 +71,7 @@ impl ScatterTile {
     }
 
     fn tile_of([_, extent, _, inner]: [u64; 4], dtype: DType) -> Tile {
-        // What is combined, and who claims it.
+        // What is combined, and which thread claims it.
         let cells = TILE_BYTES / (dtype.compute().size_bytes() as u64 + size_of::<u32>() as u64);
         let mut columns = inner.clamp(1, COLUMNS);
         while extent * columns > cells / 2 && columns / 2 >= FEWEST_COLUMNS {
@@ -229,7 +229,7 @@ extern __shared__ __align__(16) unsigned char NAME_memory[];
 extern \"C\" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constant__ NAME_arguments x) {
     const u32 thread = threadIdx.x, warp = thread / 32, none = 0xffffffffu;
     const u32 columns = u32(x.columns);
-    // What the threads bring, the tile, and who claims a place of it.
+    // What the threads bring, the tile, and which thread claims a place of it.
     SUM* const brought = (SUM*)NAME_memory;
     SUM* const tile = brought + 512;
     u32* const claims = (u32*)(tile + columns * u32(x.places));

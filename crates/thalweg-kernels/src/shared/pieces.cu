@@ -1,7 +1,7 @@
 // How many pieces of a lane are under way.
 #define DEPTH 8
 
-// Rows of weights, eight at a time, in pieces of 16 bytes a lane: a lane has one of the row `lane / 4` at each step. The next DEPTH pieces are under way into
+// Rows of weights, eight at a time, in pieces of 16 bytes per lane: a lane has one of the row `lane / 4` at each step. The next DEPTH pieces are under way into
 // the lane's slots in shared memory, which no other lane reads.
 struct pieces {
     const WEIGHT* weights;

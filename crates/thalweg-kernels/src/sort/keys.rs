@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 
-/// How elements become keys: of the width of the element, the smaller the earlier, and equal for elements that are equal. All NaNs
+/// The way in which elements become keys: of the width of the element, the smaller the earlier, and equal for elements that are equal. All NaNs
 /// are one key, above every number, and zeros of both signs are one.
 #[derive(Clone, Copy)]
 pub(super) struct Keys {

@@ -313,7 +313,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
         2 => Host::<u16>::new(launch, step, at).run(),
         4 => Host::<u32>::new(launch, step, at).run(),
         8 => Host::<u64>::new(launch, step, at).run(),
-        _ => Err(HostFault(format!("sort: {} is no dtype of it", step.sort.dtype))),
+        _ => Err(HostFault(format!("sort: {} is not a dtype of it", step.sort.dtype))),
     }
 }
 

@@ -138,7 +138,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     match select.sort.dtype.size_bytes() {
         2 => run_bits::<u16>(launch, &select, at),
         4 => run_bits::<u32>(launch, &select, at),
-        _ => Err(HostFault(format!("select: {} is no dtype of it", select.sort.dtype))),
+        _ => Err(HostFault(format!("select: {} is not a dtype of it", select.sort.dtype))),
     }
 }
 

@@ -128,7 +128,7 @@ static __device__ __forceinline__ u32 NAME_before(u32 value, u32* sums) {
     return sum - value;
 }
 
-/// Where a block's points go within it, by one digit: points of a warp are neighbours, first those of its first item.
+/// The place where a block's points go within it, by one digit: points of a warp are neighbours, first those of its first item.
 struct NAME_block {
     unsigned short counts[8][256];
     u32 sums[8];

@@ -50,7 +50,7 @@ pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'stati
     )
 }
 
-/// Whether something is so.
+/// An answer to a question: yes, no, or unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// It is not.

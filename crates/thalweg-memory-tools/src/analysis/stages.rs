@@ -92,7 +92,7 @@ fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
     scopes
 }
 
-/// Goes through a trace and its scopes side by side.
+/// A walk through a trace and its scopes side by side.
 struct Sweep<'s> {
     scopes: &'s [Scope],
     /// How many of them have begun.

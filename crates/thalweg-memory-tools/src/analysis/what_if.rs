@@ -19,7 +19,7 @@ const LEAST_ENDLESS_BYTES: u64 = 1 << 38;
 /// A curve has about so many steps at most: more than a screen has columns.
 const CURVE_STEPS: usize = 4096;
 
-/// From each entry of a trace on (`None`: before the first) so many bytes.
+/// A course of bytes: so many from each entry of a trace on (`None`: before the first).
 pub type ReservedSteps = Vec<(Option<u32>, u64)>;
 
 /// The figures of a program under some settings.
@@ -73,7 +73,7 @@ fn maps_segments(recording: &Recording) -> bool {
 /// Returns settings that follow `policy` where `conf` says nothing else.
 ///
 /// # Errors
-/// If `conf` is no configuration.
+/// If `conf` is not a configuration.
 pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
     Ok(Settings::parse(conf)?.with_policy(policy))
 }

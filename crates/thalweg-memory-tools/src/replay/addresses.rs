@@ -225,7 +225,7 @@ mod tests {
         for (address, bytes) in
             [(512, 512), (base + 3, 512), (u64::MAX - 511, 512), (u64::MAX - MIB + 1, 512)]
         {
-            assert!(!addresses.take_recorded(address, bytes), "{address:#x} is no place for a segment");
+            assert!(!addresses.take_recorded(address, bytes), "{address:#x} is not a place for a segment");
         }
     }
 

@@ -22,7 +22,7 @@
 //!   recording leaves it open.
 //! - A run of `segment_free` or `segment_unmap` entries is taken for a call of `empty_cache`. That is so in traces of programs
 //!   that had memory enough; where memory was short the allocator itself may have given them back.
-//! - A request that failed (`oom`) is no part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
+//! - A request that failed (`oom`) is not part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
 //! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
 //!   that was given back before the snapshot was taken is not known: it counts as shared, unless the entries say the pool.
 //! - Expandable segments are the allocator's affair: the program is the same. Where they grow is not where they did; their
@@ -30,7 +30,7 @@
 //!
 //! # Tags
 //!
-//! Every piece of physical memory carries a tag: which block has it, or from when on it may be touched by whom. A block that
+//! Every piece of physical memory carries a tag: which block has it, or from when on which block may touch it. A block that
 //! is handed out over another that is live, or pending, or was freed on another stream without an event in between, ends
 //! the replay with an error, also where a page moved from one address to another. An event that a stream was made to wait for
 //! counts as order, and so does one that passed on the host. The tags take twice as long as everything else, so a caller that trusts
@@ -425,7 +425,7 @@ impl fmt::Debug for Replay<'_> {
     }
 }
 
-/// Why a [`Replay`] stopped.
+/// The reason why a [`Replay`] stopped.
 #[derive(Debug)]
 pub struct ReplayError {
     step: usize,

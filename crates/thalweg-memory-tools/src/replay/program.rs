@@ -52,7 +52,7 @@ pub enum RecordedStep {
     },
 }
 
-/// How much of the state before the trace is made before a program is served.
+/// The part of the state before the trace is made before a program is served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum StartState {
     /// All of it: the segments, and in them the live blocks where they were. Right where the settings are those of the

@@ -287,7 +287,7 @@ fn class_of_pages(bytes: u64) -> SizeClass {
 /// The arena that an expandable segment serves.
 pub(super) type Key = (StreamId, Option<u16>, SizeClass);
 
-/// Where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
+/// The place where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
 #[derive(Default)]
 pub(super) struct Bases(BTreeMap<Key, u64>);
 

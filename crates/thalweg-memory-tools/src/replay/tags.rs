@@ -1,4 +1,4 @@
-//! Who may touch which address, and from when on.
+//! Tags: which block may touch which address, and from when on.
 //!
 //! The ranges do not overlap. A live one may not be touched at all. A freed one may, by work that comes after given points
 //! of given streams: whether a stream is past such a point is for the caller to say.
@@ -20,7 +20,7 @@ struct Tag {
     after: Option<Points>,
 }
 
-/// Why a block may not be where it was put.
+/// The reason why a block may not be where it was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
     /// This block is live there.

@@ -387,7 +387,7 @@ mod tests {
             upstream.allocate(bytes, stream).expect("there is room")
         };
         assert_eq!(allocate(0, 1024), place);
-        // Something is there; it has another size; that is no address; the trace has none. They fill the piece from its beginning.
+        // Something is there; it has another size; that is not an address; the trace has none. They fill the piece from its beginning.
         let invented =
             [(1, 1024), (2, 1024), (3, 1024), (4, 1024)].map(|(block, bytes)| allocate(block, bytes));
         assert_eq!(invented, [0, 1024, 2048, 3072].map(|offset| BASE + offset));

@@ -12,7 +12,7 @@
 //! ```
 //! The numbers of a device are differences to the row before, in the greatest unit that divides them, seven bits a byte:
 //! some 15 bytes per block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
-//! second. `page/data.js` is the other half of `encode`: who changes one changes both.
+//! second. `page/data.js` is the other half of `encode`: a change of one is a change of both.
 //!
 //! It is a crate of its own because it depends on no other of this workspace: neither the reader of snapshots nor the allocator knows that
 //! there are pages, and its tests (which open pages in a browser) make their models by hand.

@@ -197,7 +197,7 @@ pub enum FigureValue {
     Text(String),
 }
 
-/// How a [`Figure`] is shown.
+/// The way in which a [`Figure`] is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Tone {
     /// As any other.

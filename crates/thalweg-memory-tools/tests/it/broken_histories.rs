@@ -89,7 +89,7 @@ fn what_is_something_else_is_named() {
         (b"<HTML>", "an HTML page"),
         (b"\x1f\x8b\x08", "packed with gzip twice"),
     ] {
-        let error = Recording::read(bytes).expect_err("it is no snapshot").to_string();
+        let error = Recording::read(bytes).expect_err("it is not a snapshot").to_string();
         assert!(error.contains(what), "{error} lacks {what}");
     }
 }

@@ -24,7 +24,7 @@ fn confs() -> Vec<&'static str> {
 
 fn forecast(program: &RecordedProgram, conf: &str, gpu: Option<u64>) -> Forecast {
     let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
-    Forecast::of(program, &settings, conf.is_empty(), gpu, |_| {}).expect("lack of memory is no error")
+    Forecast::of(program, &settings, conf.is_empty(), gpu, |_| {}).expect("lack of memory is not an error")
 }
 
 fn forecasts(program: &RecordedProgram, gpu: Option<u64>) -> Vec<Forecast> {
@@ -68,7 +68,7 @@ fn nothing_is_claimed_of_what_was_lost() {
             for ((conf, forecast), truth) in confs().iter().zip(&forecasts).zip(&truths) {
                 assert!(forecast.is_partial(), "{what}");
                 let bound = forecast.least_reserved_bytes;
-                assert!(bound <= *truth, "{what}, {conf}: {bound} is no lower bound of {truth}");
+                assert!(bound <= *truth, "{what}, {conf}: {bound} is not a lower bound of {truth}");
                 let (least, most) = forecast.recorded_part_bytes();
                 assert!(least <= most, "{what}, {conf}");
             }
@@ -98,7 +98,7 @@ fn a_gpu_smaller_than_the_beginning_is_answered() {
     for conf in ["", "expandable_segments:True", "max_split_size_mb:128"] {
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
-        found.find_gpu(&program, &settings).expect("lack of memory is no error");
+        found.find_gpu(&program, &settings).expect("lack of memory is not an error");
         let enough = found.fits_from_bytes.expect("some GPU is enough");
         assert!(enough >= found.least_reserved_bytes.min(program.least_reserved_bytes(&settings)), "{conf}");
         assert!(enough < recorded, "{conf}: what is cached can go back");
@@ -114,7 +114,7 @@ fn the_smallest_gpu_is_found() {
         let program = cut(name, 0);
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
-        found.find_gpu(&program, &settings).expect("lack of memory is no error");
+        found.find_gpu(&program, &settings).expect("lack of memory is not an error");
         let enough = found.fits_from_bytes.expect("some GPU is enough");
         let dies = |gpu| forecast(&program, conf, Some(gpu)).out_of_memory() == Answer::Yes;
         assert!(!dies(enough) && dies(enough / 100 * 97), "{name} {conf}: {enough}");

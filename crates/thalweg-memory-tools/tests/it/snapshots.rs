@@ -145,7 +145,7 @@ fn json_is_read_back() {
         ("[1 2]", "offset 3: expected a comma"),
         ("[] []", "offset 3: something follows"),
         ("[\"\\q\"]", "escape that JSON does not know"),
-        ("[\"\\ud83d\\ude00\"]", "is no segment"),
+        ("[\"\\ud83d\\ude00\"]", "is not a segment"),
         ("[1e5, -7, 0x]", "expected a comma"),
         ("{}", "neither segments nor device_traces"),
     ] {
@@ -191,7 +191,10 @@ fn what_is_no_snapshot_is_refused_with_the_reason() {
     let mut snapshot = Snapshot::default();
     snapshot.device_traces.push(vec![TraceEntry::new(Action::Alloc, 512, 1 << 63, StreamId::from_raw(0))]);
     let said = error(&snapshot.to_pickle());
-    assert_eq!(said, "offset 95: an entry of a trace: size: -9223372036854775808 is no size, it is negative");
+    assert_eq!(
+        said,
+        "offset 95: an entry of a trace: size: -9223372036854775808 is not a size, it is negative"
+    );
 }
 
 #[test]
@@ -228,7 +231,7 @@ fn deep_nesting_costs_no_stack() {
     bytes.extend(b"]".repeat(1_000_000));
     bytes.extend(b"a".repeat(999_999));
     bytes.extend(b"s.");
-    assert!(Snapshot::from_pickle(&bytes).is_err(), "a list is no segment");
+    assert!(Snapshot::from_pickle(&bytes).is_err(), "a list is not a segment");
 }
 
 proptest! {

@@ -508,7 +508,7 @@ impl ArenaState {
         if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
     }
 
-    /// Returns a block before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
+    /// Returns the block that wastes least. One before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
     /// grow is preferred. The blocks are taken in order, up to the first that does not improve on the one before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
@@ -638,7 +638,7 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
+    /// Puts back into the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
     /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
         while let Some(block) = self.pending.first_ready() {

@@ -28,7 +28,7 @@ use std::ops::{Index, IndexMut};
 
 use super::slots::Slots;
 
-/// Names a block as long as it exists.
+/// The name of a block as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct BlockId(u32);
 
@@ -54,7 +54,7 @@ impl BlockId {
     }
 }
 
-/// Names a segment as long as it exists.
+/// The name of a segment as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentId(u32);
 
@@ -75,7 +75,7 @@ impl Span {
     }
 }
 
-/// Who has a block.
+/// The holder of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockUse {
     /// The block is free, since this moment of its owner's clock.
@@ -113,7 +113,7 @@ struct Segment<Tag> {
     tag: Tag,
 }
 
-/// Who has a block, without the figures of [`BlockUse`].
+/// The holder of a block, without the figures of [`BlockUse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecordState {
     Free,
@@ -292,7 +292,7 @@ impl<Tag: Copy> Blocks<Tag> {
         (record.state, record.figure) = (RecordState::Taken, requested_bytes);
     }
 
-    /// Gives a block that was freed last to its next holder, who asked for `requested_bytes` of it. Returns its address and tag.
+    /// Gives a block that was freed last to its next holder, which asked for `requested_bytes` of it. Returns its address and tag.
     ///
     /// # Panics
     /// If it is not taken, or too small.

@@ -1,7 +1,7 @@
 //! The shared pool's arena of a stream, found without a lock.
 //!
 //! Every allocation begins here, so streams must not meet here either: a read-write lock would be one cache line that all
-//! of them write. Arenas are only ever added, one a stream, so a table of slots that are written once does: a look-up is a
+//! of them write. Arenas are only ever added, one per stream, so a table of slots that are written once does: a look-up is a
 //! hash and a load or two. When a table is half full, a larger one follows it; the older ones are still read first, which
 //! keeps the streams that came first, and are used most, the fastest to find.
 

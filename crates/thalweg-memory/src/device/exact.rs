@@ -84,7 +84,7 @@ impl DeviceAllocator {
     }
 }
 
-/// Why a range cannot be taken.
+/// The reason why a range cannot be taken.
 #[derive(Debug)]
 pub(crate) enum Obstacle {
     /// It is not all free.

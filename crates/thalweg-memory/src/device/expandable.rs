@@ -51,7 +51,7 @@ use crate::ids::{SegmentKind, SizeClass};
 use crate::policy::Request;
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
-/// Which blocks of an arena may serve another stream.
+/// The rule by which blocks of an arena may serve another stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Eligibility {
     /// Those that the arena's stream is done with.
@@ -75,7 +75,7 @@ pub(crate) struct PageDemand {
     pub(crate) wanted: usize,
 }
 
-/// Where an arena could grow.
+/// The place where an arena could grow.
 struct GrowthPlan {
     /// The first block of the range: free, or unmapped.
     first: BlockId,
@@ -483,7 +483,8 @@ impl ArenaState {
     /// Unmaps the stale mapping that is ready first: no work in flight touches it any more.
     pub(crate) fn unmap_first_stale(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
-        let memory = arena.common.upstream.virtual_memory().expect("who made the stale had virtual memory");
+        let memory =
+            arena.common.upstream.virtual_memory().expect("stale mappings were made with virtual memory");
         let unmapped = memory.unmap(address, size_bytes);
         self.pending.pop_ready();
         if unmapped.is_err() {

@@ -5,7 +5,7 @@
 //! | hub | spokes |
 //! |---|---|
 //! | `DeviceAllocator` (`allocator`) | `scopes`, `slow_path`, `release`, `failure`, `direct`, `exact`, `restore`, `recording`, `graph_pools`, `sharing` |
-//! | `Arena` with its `ArenaState` (`arena`), and what all arenas share (`common`, `roll`), which name each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
+//! | `Arena` with its `ArenaState` (`arena`), and what all arenas share (`common`, `roll`, `references`), which name each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
 //!
 //! No other module uses one that uses it.
 

@@ -58,7 +58,7 @@ impl PageTable {
     }
 }
 
-/// How far the host knows this stream to be done.
+/// The progress of a stream, as far as the host knows it.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
     /// Events on the way, and the clocks of the classes when they were recorded.

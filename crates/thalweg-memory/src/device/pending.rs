@@ -82,7 +82,7 @@ impl EventContext<'_> {
     }
 }
 
-/// How one stream, other than its own, used a block.
+/// The way in which one stream, other than its own, used a block.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) stream: StreamId,

@@ -53,7 +53,7 @@ pub(crate) struct Roll<K> {
 #[derive(Debug)]
 struct Inner<K> {
     names: BTreeSet<K>,
-    /// Who was the last of [some](Roll::some).
+    /// The last of [some](Roll::some).
     last: Option<K>,
 }
 

@@ -191,7 +191,7 @@ impl<'a> SlowPath<'a> {
             return Ok(None);
         }
         let context = self.arena.common.event_context();
-        // Who cannot be waited for on the device is waited for by the host, some stages below.
+        // Work that cannot be waited for on the device is waited for by the host, some stages below.
         let ordered = state.pending.order_before(block, self.arena.key.stream, &context).unwrap_or(false);
         state.collect_ready(self.arena);
         if !ordered {
@@ -597,7 +597,7 @@ impl<'a> SlowPath<'a> {
     fn take_more(&mut self) -> Found {
         let is_expandable = self.is_expandable() && self.arena.common.upstream.virtual_memory().is_some();
         let bytes = self.policy.segment_size(self.request.size_bytes);
-        // PyTorch asks for the limit with the size of a plain segment, be it for one page. Who moves pages knows what it lacks.
+        // PyTorch asks for the limit with the size of a plain segment, be it for one page. The code that moves pages knows what it lacks.
         let asks_later = is_expandable && self.policy.stitching;
         if !asks_later && self.exceeds_limit(bytes)? {
             return Ok(None);
@@ -783,7 +783,7 @@ impl Drop for SlowPath<'_> {
     }
 }
 
-/// Who may give pages away.
+/// The arenas that may give pages away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Donors {
     /// No arena: new pages are made.

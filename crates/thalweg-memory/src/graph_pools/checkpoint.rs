@@ -154,7 +154,7 @@ pub struct Restored {
     pub allocated: Vec<Block>,
 }
 
-/// How the live blocks of a pool differ from what was expected. Addresses are in ascending order.
+/// The way in which the live blocks of a pool differ from what was expected. Addresses are in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LiveDifference {
     /// The pool.

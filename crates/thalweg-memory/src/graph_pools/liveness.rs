@@ -1,4 +1,4 @@
-//! Which blocks callers hold, and who is notified when one is given back.
+//! Which blocks callers hold, and what is notified when one is given back.
 //!
 //! A captured graph goes on using memory by its address alone. A replay must know that the blocks behind these
 //! addresses are still held by the callers that held them at the capture, and must know it cheaply: a replay takes a few

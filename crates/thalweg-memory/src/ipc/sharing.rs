@@ -41,7 +41,7 @@ use crate::device::block::Block;
 use crate::error::{AllocationError, Kind};
 use crate::upstream::{PageHandle, PageId};
 
-/// How the memory of a block can be shared.
+/// The way in which the memory of a block can be shared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SharingKind {
     /// As the one allocation that its segment is.
@@ -241,13 +241,13 @@ impl MemoryHandle {
     }
 }
 
-/// Why bytes are not a handle of shared memory.
+/// The reason why bytes are not a handle of shared memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HandleError(String);
 
 impl fmt::Display for HandleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "these bytes are no handle of shared memory: {}; export the block again", self.0)
+        write!(f, "these bytes are not a handle of shared memory: {}; export the block again", self.0)
     }
 }
 
@@ -303,7 +303,7 @@ impl Rest<'_> {
         }
         let descriptor = i32::from_le_bytes(self.array("a file descriptor")?);
         if descriptor < 0 {
-            return Err(HandleError(format!("{descriptor} is no file descriptor")));
+            return Err(HandleError(format!("{descriptor} is not a file descriptor")));
         }
         Ok(PageHandle::Descriptor(descriptor))
     }

@@ -86,7 +86,7 @@ pub(crate) struct Gate {
     count: AtomicUsize,
 }
 
-/// Holds off the beginning and the end of captures.
+/// A guard that holds off the beginning and the end of captures.
 pub(crate) struct GateGuard<'a>(RwLockReadGuard<'a, Vec<Scope>>);
 
 impl GateGuard<'_> {

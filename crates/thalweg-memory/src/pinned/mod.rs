@@ -29,8 +29,8 @@
 //! | `uses` | events, and when they have passed | captures |
 //! | `bucket` | one lock, and the blocks of one size behind it | other buckets |
 //! | `captures` | which captures are under way, and their private pools | what is in a bucket |
-//! | `pinning` | the upstream, the reserve, their accounts | who asks |
-//! | `unsplit`, `log` | a range of pinned memory; what was recorded of it | who has it |
+//! | `pinning` | the upstream, the reserve, their accounts | the code that asks |
+//! | `unsplit`, `log` | a range of pinned memory; what was recorded of it | what holds it |
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
 //! | `watch` | the history: what happened to which block; snapshots | how a block is found |

@@ -21,7 +21,7 @@ use super::core::Core;
 
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// Where a drop finds the thread, if there is one.
+/// The place where a drop finds the thread, if there is one.
 #[derive(Default, Debug)]
 pub(crate) struct Wake {
     asleep: AtomicBool,

@@ -25,7 +25,7 @@ const POWER_OF_TWO_BYTES: u64 = 1 << 20;
 /// Classes from one power of two to the next, above that.
 const CLASSES_PER_POWER: u64 = 8;
 
-/// How a [`HostAllocator`](crate::HostAllocator) behaves. The names are those of `PYTORCH_ALLOC_CONF`; sizes are in bytes.
+/// The settings of a [`HostAllocator`](crate::HostAllocator). The names are those of `PYTORCH_ALLOC_CONF`; sizes are in bytes.
 ///
 /// The default differs from PyTorch's in the rounding alone: at most 12.5 % of a block above 1 MiB are wasted.
 /// [`HostSettings::pytorch`] has PyTorch's rounding too.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::statistics::stats::Statistic;
 
-/// How many, and how large together.
+/// A number of things, and their size together.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
     /// How many.
@@ -51,7 +51,7 @@ pub enum StatisticEntry {
     Figures(Vec<(&'static str, u64)>),
 }
 
-/// How long calls of the upstream took. A wall clock, for a person to read; nothing is decided by it.
+/// The time that calls of the upstream took. A wall clock, for a person to read; nothing is decided by it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TimeStatistic {
     /// The sum over all calls, in microseconds.
@@ -187,7 +187,7 @@ pub(crate) fn add(sum: &mut Statistic, part: &Statistic) {
     sum.freed += part.freed;
 }
 
-/// Adds the sums of a bucket that is no more, and holds nothing.
+/// Adds the sums of a bucket that is gone and holds nothing.
 pub(crate) fn add_past(sum: &mut Statistic, part: &Statistic) {
     sum.allocated += part.allocated;
     sum.freed += part.freed;

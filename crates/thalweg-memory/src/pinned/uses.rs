@@ -38,7 +38,7 @@ use super::unsplit::PinnedBlock;
 use crate::ids::StreamId;
 use crate::upstream::{EventId, HostUpstream, UpstreamError};
 
-/// Records events, and numbers them in the order of recording.
+/// A recorder of events, which numbers them in the order of recording.
 pub(crate) struct Recorder {
     upstream: Arc<dyn HostUpstream>,
     next_number: AtomicU64,
@@ -83,7 +83,7 @@ struct Use {
     event: Option<Event>,
 }
 
-/// The uses of one block: at most one a stream.
+/// The uses of one block: at most one per stream.
 #[derive(Default, Debug)]
 pub(crate) struct Uses(SmallVec<[Use; 1]>);
 
@@ -138,7 +138,7 @@ impl Uses {
     }
 }
 
-/// How a wait ended.
+/// The way in which a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitOutcome {
     /// All uses are over.

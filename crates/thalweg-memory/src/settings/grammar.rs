@@ -154,7 +154,7 @@ impl Wanted {
     }
 }
 
-/// How one form of value is read and written. Writing what was read and reading it again gives the same value.
+/// The way in which one form of value is read and written. Writing what was read and reading it again gives the same value.
 pub(super) struct Syntax<T: 'static> {
     pub read: fn(&mut Cursor<'_>, Wanted) -> Result<T, Fault>,
     pub write: fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result,
@@ -277,7 +277,7 @@ fn of(wanted: Wanted, fault: Fault) -> Fault {
     Fault { key: Some(wanted.key), ..fault }
 }
 
-/// Digits and nothing else: no sign, no unit.
+/// Reads digits and nothing else: no sign, no unit.
 fn integer(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

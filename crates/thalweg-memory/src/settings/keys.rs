@@ -251,7 +251,7 @@ keys! {
     }
     BACKEND, backend: Backend {
         name: "backend",
-        meaning: "who hands out device memory; chosen at the start, for good",
+        meaning: "what hands out device memory; chosen at the start, for good",
         accepts: "`native` or `cudaMallocAsync`",
         default_words: "native",
         default: |_| Some(Backend::Native),

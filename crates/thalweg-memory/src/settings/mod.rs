@@ -25,7 +25,7 @@
 //! | key | takes | default | meaning |
 //! |---|---|---|---|
 //! | `policy` | `thalweg` or `pytorch` | thalweg | where the defaults of other keys come from; a key that is set counts, wherever it stands |
-//! | `backend` | `native` or `cudaMallocAsync` | native | who hands out device memory; chosen at the start, for good |
+//! | `backend` | `native` or `cudaMallocAsync` | native | what hands out device memory; chosen at the start, for good |
 //! | `large_segment_size_mb` | a whole number of MiB, at least 11 | 20 | the segment for requests of more than 1 MiB and less than 10 |
 //! | `segment_granularity_mb` | an even number of MiB, from 2 to 1024 | 2 | segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes |
 //! | `max_split_size_mb` | a whole number of MiB, at least `large_segment_size_mb` | unlimited | blocks of this size or more are never cut, and go back to the driver one by one |
@@ -102,7 +102,7 @@ pub use values::{Backend, CrossStreamReuse, Policy, PowerTwoDivisions, Reserve};
 const TEXT_VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 const NO_CACHING_VARIABLE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
-/// How a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator) behave. See the
+/// The settings of a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator). See the
 /// [module's essay](crate::settings).
 ///
 /// Equal settings have the same keys set to the same values, the same label and number of the device, and caching alike on or off.
@@ -120,7 +120,7 @@ impl Default for Settings {
     }
 }
 
-/// Where in a text the values of the keys stand, in their order.
+/// The places in a text where the values of the keys stand, in their order.
 type Places = Vec<(&'static str, Range<usize>)>;
 
 impl Settings {

@@ -8,7 +8,7 @@ const GIB: u64 = 1 << 30;
 /// Every block's size is a multiple of this.
 const MIN_BLOCK_BYTES: u64 = 512;
 
-/// Where the defaults of the other keys come from.
+/// The place where the defaults of the other keys come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Policy {
     /// Thalweg's own decisions.
@@ -17,7 +17,7 @@ pub enum Policy {
     PyTorch,
 }
 
-/// Who hands out device memory.
+/// The allocator that hands out device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Backend {
     /// The caching allocator of this crate.
@@ -26,7 +26,7 @@ pub enum Backend {
     CudaMallocAsync,
 }
 
-/// When free memory of another stream may serve a request, where the alternative is to take more from the driver.
+/// The rule by which free memory of another stream may serve a request, where the alternative is to take more from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CrossStreamReuse {
     /// Never: each stream keeps what it once had.
@@ -68,7 +68,7 @@ pub(super) fn word<T: Choice>(value: T) -> &'static str {
     word
 }
 
-/// How much virtual address space an expandable segment reserves.
+/// The virtual address space that an expandable segment reserves.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reserve {
     /// This part of the device's memory, more than 0.

@@ -3,7 +3,7 @@
 //! The table is 77 columns wide, whatever the figures: sizes and counts that grow long are shown in larger units.
 //! Each figure has its own unit, since what is there now and what was ever allocated differ by orders of magnitude;
 //! the units stand below each other, so that they are seen. It is made of [`DeviceStatistics`] and nothing else. It
-//! is no format: programs read [`memory_stats`](DeviceStatistics::memory_stats).
+//! is not a format: programs read [`memory_stats`](DeviceStatistics::memory_stats).
 
 use super::stats::{ByPool, DeviceStatistics, Statistic};
 

@@ -29,7 +29,7 @@ pub struct OutOfMemoryEvent {
     pub free_bytes: u64,
 }
 
-/// Names an observer, to remove it by.
+/// The name of an observer, to remove it by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ObserverId(u64);
 
@@ -89,7 +89,7 @@ impl<E> Observers<E> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Tells everybody, on this thread. Observers may add and remove observers meanwhile; that counts from the next event on.
+    /// Calls every observer, on this thread. Observers may add and remove observers meanwhile; that counts from the next event on.
     ///
     /// # Panics
     /// If an observer does; those after it are not told.
@@ -113,7 +113,7 @@ impl<E> fmt::Debug for Observers<E> {
     }
 }
 
-/// Writes snapshots into one folder, up to a number of them: a program that runs out of memory often does so again at once.
+/// A writer of snapshots into one folder, up to a number of them: a program that runs out of memory often does so again at once.
 #[derive(Debug)]
 pub struct SnapshotFiles {
     folder: PathBuf,

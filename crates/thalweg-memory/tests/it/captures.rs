@@ -66,7 +66,7 @@ fn with_two_streams_memory_is_reused_once_they_have_joined() {
         capture.work(2);
         if precise {
             block.record_use(stream(2));
-            // What comes later on the stream is no use of the block.
+            // What comes later on the stream does not use the block.
             capture.join(1, 2);
             capture.work(2);
         } else {

@@ -56,7 +56,7 @@ impl Bench {
         all.filter(|segment| segment.pool == Some(self.pool)).collect()
     }
 
-    /// Returns the figures that the pool's own statistics must agree with, computed from its blocks.
+    /// Asserts that the pool's own statistics are the figures that its blocks add up to.
     fn assert_counted(&self) {
         let blocks: Vec<_> =
             self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect();
@@ -281,7 +281,7 @@ fn segments_may_have_grown_and_others_may_have_come() {
         let elsewhere = bench.allocate_on(5000, 2);
         let reserved = bench.allocator.statistics().reserved_bytes.all.current;
         let restored =
-            bench.allocator.restore_pool(bench.pool, &checkpoint).expect("more memory is no matter");
+            bench.allocator.restore_pool(bench.pool, &checkpoint).expect("more memory does not matter");
         assert_eq!(addresses(&restored.allocated), [first.address()]);
         assert!(elsewhere.is_revoked(), "streams that came later are the pool's too");
         assert_eq!(bench.allocator.statistics().reserved_bytes.all.current, reserved, "it stays the pool's");

@@ -1,4 +1,4 @@
-//! The cache of pinned host memory: what serves whom, when, and what is counted.
+//! The cache of pinned host memory: what serves which request, when, and what is counted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Random programs for the host allocator, with a plain model of what may be used by whom.
+//! Random programs for the host allocator, with a plain model of which stream may use what.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Settings that matter to which block serves whom.
+/// Settings that matter to which block serves which request.
 pub fn settings(number: usize) -> HostSettings {
     match number % 5 {
         0 | 1 => HostSettings::default(),
@@ -166,7 +166,7 @@ impl Harness {
         }
     }
 
-    /// Whom a request for, or a use on, this stream falls to.
+    /// The stream that a request for, or a use on, this stream falls to.
     fn scope_for(&self, on: u64) -> Option<usize> {
         let serves = |scope: &&(usize, Option<u64>)| scope.1.is_none_or(|filter| filter == on);
         self.scopes.iter().rev().find(serves).map(|&(pool, _)| pool)

@@ -1,6 +1,6 @@
 //! The allocator again, as plainly as it can be written: lists and linear searches, no indices, no sets.
 //!
-//! It takes the documented decisions (best fit on the stream, split, merge, the ladder when memory is short) by looking at
+//! It takes the documented decisions (best fit on the stream, split, merge, the slow path when memory is short) by looking at
 //! everything each time. Its statistics are sums over what is there. It shares no code with the allocator, and runs on a
 //! fake upstream of its own that is driven in the same way, so that the two must agree on every address.
 

@@ -40,7 +40,7 @@ fn many_uses_of_a_stream_are_as_one() {
         assert!(upstream.live_events() <= 2);
     }
     drop(block);
-    assert_eq!(upstream.live_events(), 2, "one a stream waits");
+    assert_eq!(upstream.live_events(), 2, "one per stream waits");
     // The last use counts, not the first.
     (0..499).for_each(|_| upstream.complete_next(stream(2)));
     upstream.complete_stream(stream(3));

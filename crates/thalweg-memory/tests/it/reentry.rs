@@ -130,7 +130,7 @@ fn callbacks_for_want_of_memory_and_sources_are_refused_what_would_wait() {
 
 /// An observer of failed requests may ask for anything; it does not hear of its own requests that fail.
 #[test]
-fn an_observer_of_failures_may_fail_himself() {
+fn an_observer_of_failures_may_fail_itself() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(100 * MIB)), Settings::default());
     let (inside, told) = (Arc::downgrade(&allocator), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&told);

@@ -126,7 +126,7 @@ fn settings_change_as_in_pytorch() {
         "pinned_num_register_threads:1024",
         "throw_on_cudamalloc_oom:maybe",
     ] {
-        assert!(settings.apply(text).is_err(), "{text} is no setting");
+        assert!(settings.apply(text).is_err(), "{text} is not a setting");
     }
 }
 

@@ -314,7 +314,7 @@ fn hostile_bytes_are_refused_with_a_reason() {
         (with(18, &1u64.to_le_bytes()), "there are 4 bytes behind its end"),
         (with(26, &0i32.to_le_bytes()), "its handle type is 0, and must be 1 or 2"),
         (with(26, &2i32.to_le_bytes()), "it says 2 pages, and 8 bytes are left"),
-        (with(34, &(-5i32).to_le_bytes()), "-5 is no file descriptor"),
+        (with(34, &(-5i32).to_le_bytes()), "-5 is not a file descriptor"),
         (longer(&good), "there are 1 bytes behind its end"),
     ] {
         let error = MemoryHandle::decode(&bytes).expect_err("it is broken").to_string();

@@ -99,7 +99,7 @@ fn check_cache([query, key, value]: [&Tensor; 3], caches: [&Tensor; 2], position
     )))
 }
 
-/// softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
+/// Returns softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
 /// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked gives zeros. Without
 /// features all scores are 0 whatever the scale, and the result is the mean of the values: so does PyTorch's composition of
 /// operators (`SDPBackend.MATH`), which scales queries and keys before their product; its fused kernels may give NaN.
@@ -164,7 +164,7 @@ fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
     tensor.repeat_interleave((wanted / found) as i64, Some(rank as i64 - 3))
 }
 
-/// Self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
+/// Computes self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
 /// 1/√features. As [`scaled_dot_product_attention`] of the three parts; but nothing is copied, since the products read the parts
 /// where they lie and write their gradients into one packed tensor.
 #[track_caller]
@@ -181,7 +181,7 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     })
 }
 
-/// 1/√features. Without features all scores are 0, whatever the scale.
+/// Returns 1/√features. Without features all scores are 0, whatever the scale.
 fn default_scale(features: usize) -> f64 {
     (features.max(1) as f64).sqrt().recip()
 }
@@ -218,7 +218,7 @@ impl Sizes {
         self.leading.iter().product()
     }
 
-    /// The softmax of scores (batch, queries, keys).
+    /// Returns the softmax of scores (batch, queries, keys).
     fn softmax(
         &self,
         scores: &Tensor,

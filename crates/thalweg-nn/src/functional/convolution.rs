@@ -10,7 +10,7 @@ use thalweg_tensor::dispatch::as_ints;
 
 use super::{call, int, of_axes};
 
-/// How a convolution over some axes moves.
+/// The options of a convolution over some axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConvOptions<const AXES: usize> {
     /// The way from one window to the next.

@@ -11,7 +11,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::Argument;
 
-/// How the losses of all rows are reduced.
+/// The way in which the losses of all rows are reduced.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Reduction {
     /// They are the result.
@@ -39,7 +39,7 @@ impl Reduction {
 }
 
 impl From<Reduction> for Argument<'_> {
-    /// The number by which ATen's operators know it.
+    /// Returns the number by which ATen's operators know it.
     fn from(reduction: Reduction) -> Self {
         Self::Int(match reduction {
             Reduction::None => 0,
@@ -66,13 +66,13 @@ impl Default for ClassLossOptions {
     }
 }
 
-/// [`cross_entropy_with`] PyTorch's defaults: the mean over the rows of −log softmax(input) at the row's class.
+/// Returns [`cross_entropy_with`] PyTorch's defaults: the mean over the rows of −log softmax(input) at the row's class.
 #[track_caller]
 pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     cross_entropy_with(input, target, ClassLossOptions::default())
 }
 
-/// −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
+/// Returns −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
 /// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, and is an error at the next wait for the device.
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
@@ -88,7 +88,7 @@ pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOpt
     })
 }
 
-/// −input at the class of each row, where the input holds logarithms of probabilities; shapes are those of
+/// Returns −input at the class of each row, where the input holds logarithms of probabilities; shapes are those of
 /// [`cross_entropy_with`].
 #[track_caller]
 pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
@@ -151,7 +151,7 @@ fn class_loss(
     }
 }
 
-/// The mean of losses over the targets that are not ignored.
+/// Returns the mean of losses over the targets that are not ignored.
 fn mean(
     losses: &Tensor,
     target: &Tensor,

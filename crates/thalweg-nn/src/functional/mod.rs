@@ -66,20 +66,20 @@ use thalweg_tensor::norm_linear::{fused_norm_linear, has_few_rows};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
-/// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
+/// Returns `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
 #[track_caller]
 pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     affine(input, weight, bias, None, Location::caller())
 }
 
-/// [`linear`] plus an addend of its result's shape, (…, out): a layer with the residual connection behind it, in one kernel where
+/// Returns [`linear`] plus an addend of its result's shape, (…, out): a layer with the residual connection behind it, in one kernel where
 /// the layer is small.
 #[track_caller]
 pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend: &Tensor) -> Result<Tensor> {
     affine(input, weight, bias, Some(addend), Location::caller())
 }
 
-/// `input1ᵀ · weight · input2 + bias`, per output feature: inputs (…, in1) and (…, in2), weight (out, in1, in2), bias (out)
+/// Returns `input1ᵀ · weight · input2 + bias`, per output feature: inputs (…, in1) and (…, in2), weight (out, in1, in2), bias (out)
 /// (`torch.nn.functional.bilinear`).
 #[track_caller]
 pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -103,7 +103,7 @@ pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<
     })
 }
 
-/// `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden), biases (hidden) and
+/// Returns `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden), biases (hidden) and
 /// (out). The feed-forward part of a transformer's block, as [`linear`], `gelu(approximate='tanh')` and [`linear`] compute it; of floats of 16 bits, those
 /// of autocast among them, cuBLASLt takes GELU, and multiplies by its derivative, while it stores the products.
 #[track_caller]
@@ -125,7 +125,7 @@ pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>;
     })
 }
 
-/// `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as [`NormLinear`] says, the result (…, out). Up to four rows
+/// Returns `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as [`NormLinear`] says, the result (…, out). Up to four rows
 /// without a gradient, as in a step of a decoder, take one kernel; else it is [`layer_norm`], [`linear`], `gelu(approximate='tanh')` and a sum.
 ///
 /// # Errors
@@ -202,7 +202,7 @@ fn affine(
     })
 }
 
-/// How a pooling moves.
+/// The options of a pooling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolOptions {
     /// From one window to the next, in y and in x: the kernel where it is not said.
@@ -219,7 +219,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// The greatest element of each window of images (images, channels, height, width).
+/// Returns the greatest element of each window of images (images, channels, height, width).
 #[track_caller]
 pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> Result<Tensor> {
     let location = Location::caller();
@@ -237,12 +237,12 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
     })
 }
 
-/// A number as an argument of an operator.
+/// Returns a number as an argument of an operator.
 fn int(number: usize) -> Result<Argument<'static>> {
     i64::try_from(number).map(Argument::Int).map_err(|_| Error::invalid(format!("{number} is not below 2⁶³")))
 }
 
-/// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
+/// Returns the rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
 /// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
 /// each. The row `padding_idx` (a negative one is counted from the end) gets no
 /// gradient. An index out of range reads NaN, or 0 of a weight of integers, and is an error at the next wait for the device.

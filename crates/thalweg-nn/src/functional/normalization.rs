@@ -11,7 +11,7 @@ use thalweg_tensor::{Tensor, Tensors};
 
 use super::operator;
 
-/// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
+/// Returns [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
 /// results then meet in the kernel of the layer's gradient, and not in an addition of their own.
 #[track_caller]
 pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {

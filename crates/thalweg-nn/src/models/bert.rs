@@ -183,7 +183,7 @@ impl BertModel {
     }
 
     /// Returns the features of every token, (batch, length, features): `last_hidden_state`. Tokens and kinds of sentences are (batch,
-    /// length) of i64, and the mask is true where a token is no filling. Asynchronous.
+    /// length) of i64, and the mask is true where a token is not padding. Asynchronous.
     ///
     /// # Errors
     /// [`thalweg_runtime::Error::is_invalid_argument`] if shapes or dtypes do not fit.

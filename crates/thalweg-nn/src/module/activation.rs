@@ -24,7 +24,7 @@ macro_rules! plain_modules {
         }
 
         impl Default for $name {
-            /// PyTorch's numbers.
+            /// Returns PyTorch's numbers.
             fn default() -> Self {
                 Self { $($field: $default,)* }
             }

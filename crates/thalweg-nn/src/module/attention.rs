@@ -32,7 +32,7 @@ pub struct MultiheadAttentionOptions {
 }
 
 impl Default for MultiheadAttentionOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
             dropout: None,
@@ -184,7 +184,7 @@ impl MultiheadAttention {
         })
     }
 
-    /// As [`MultiheadAttention::forward`] without the weights, which are then not kept where they lie. A query whose keys are all left
+    /// Computes [`MultiheadAttention::forward`] without the weights, which are then not kept where they lie. A query whose keys are all left
     /// out gives the output's bias.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl MultiheadAttention {
         Ok((parts, rank == 3))
     }
 
-    /// The numbers that are added to the scores, broadcast to (batch, heads, queries, keys).
+    /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys).
     fn mask(
         &self,
         heads: &[Tensor; 3],
@@ -305,7 +305,7 @@ impl MultiheadAttention {
         Ok(sum)
     }
 
-    /// The output of the heads' results.
+    /// Returns the output of the heads' results.
     fn join(&self, heads: &Tensor, is_batched: bool) -> Result<Tensor> {
         let (batch, queries) = (heads.shape()[0], heads.shape()[2]);
         let joined = heads.permute(&[2, 0, 1, 3])?.reshape(&[queries, batch, self.features])?;

@@ -34,7 +34,7 @@ pub struct TransformerLayerOptions {
 }
 
 impl Default for TransformerLayerOptions {
-    /// PyTorch's options, without dropout.
+    /// Returns PyTorch's options, without dropout.
     fn default() -> Self {
         Self {
             dim_feedforward: 2048,

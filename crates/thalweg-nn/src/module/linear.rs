@@ -50,7 +50,7 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// [`Forward::forward`] plus an addend of the result's shape.
+    /// Returns [`Forward::forward`] plus an addend of the result's shape.
     ///
     /// # Errors
     /// Those of [`functional::linear_add`].
@@ -60,7 +60,7 @@ impl Linear {
         functional::linear_add(input, &self.weight, self.bias.as_ref(), addend)
     }
 
-    /// [`Forward::forward`] of what a layer norm gives for the input: see [`functional::norm_linear`].
+    /// Returns [`Forward::forward`] of what a layer norm gives for the input: see [`functional::norm_linear`].
     ///
     /// # Errors
     /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
@@ -257,7 +257,7 @@ pub struct Flatten {
 }
 
 impl Default for Flatten {
-    /// All but the first dimension.
+    /// Returns the options that flatten all but the first dimension.
     fn default() -> Self {
         Self { start_dim: 1, end_dim: -1 }
     }

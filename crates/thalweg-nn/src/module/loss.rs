@@ -28,7 +28,7 @@ macro_rules! losses {
         }
 
         impl Default for $name {
-            /// PyTorch's options.
+            /// Returns PyTorch's options.
             fn default() -> Self {
                 Self { $($field: $default,)* reduction: Reduction::Mean }
             }
@@ -162,7 +162,7 @@ macro_rules! weighted_losses {
         }
 
         impl Default for $name {
-            /// PyTorch's options.
+            /// Returns PyTorch's options.
             fn default() -> Self {
                 Self { $($field: $default,)* reduction: Reduction::Mean }
             }
@@ -304,7 +304,7 @@ pub struct GaussianNLLLoss {
 }
 
 impl Default for GaussianNLLLoss {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self { full: false, eps: 1e-6, reduction: Reduction::Mean }
     }
@@ -345,7 +345,7 @@ pub struct MultiLabelSoftMarginLoss {
 }
 
 impl Default for MultiLabelSoftMarginLoss {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self { weight: None, reduction: Reduction::Mean }
     }

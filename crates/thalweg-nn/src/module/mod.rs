@@ -315,21 +315,21 @@ pub fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnM
     });
 }
 
-/// A parameter with uniform values in ±bound.
+/// Returns a parameter with uniform values in ±bound.
 #[track_caller]
 fn uniform(shape: &[usize], bound: f64, generator: &mut Generator, device: &Device) -> Result<Tensor> {
     let _entered = enter(Location::caller());
     Tensor::uniform(shape, -bound as f32, bound as f32, generator, device)?.requires_grad_()
 }
 
-/// A parameter of f32 with one value everywhere.
+/// Returns a parameter of f32 with one value everywhere.
 #[track_caller]
 fn constant(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
     let _entered = enter(Location::caller());
     Tensor::full(shape, value, DType::F32, device)?.requires_grad_()
 }
 
-/// A weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
+/// Returns a weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
 #[track_caller]
 fn weight_and_bias(
     shape: &[usize],

@@ -10,7 +10,7 @@ use thalweg_tensor::{Tensor, no_grad};
 use super::{Forward, Module, constant};
 use crate::functional::{self, call, operator};
 
-/// A buffer of f32 with one value everywhere.
+/// Returns a buffer of f32 with one value everywhere.
 fn buffer(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
     Tensor::full(shape, value, DType::F32, device)
 }
@@ -29,7 +29,7 @@ pub struct BatchNormOptions {
 }
 
 impl Default for BatchNormOptions {
-    /// PyTorch's of batch normalization.
+    /// Returns PyTorch's options of batch normalization.
     fn default() -> Self {
         Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
     }
@@ -78,7 +78,7 @@ impl Statistics {
         })
     }
 
-    /// The arguments of the operators, input and flags aside.
+    /// Returns the arguments of the operators, input and flags aside.
     fn tensors(&self) -> [Option<&Tensor>; 4] {
         [&self.weight, &self.bias, &self.running_mean, &self.running_var].map(Option::as_ref)
     }

@@ -52,7 +52,7 @@ impl PackedSequence {
     }
 }
 
-/// Where the elements of packed sequences are in the padded batch.
+/// The place where the elements of packed sequences are in the padded batch.
 struct Places {
     batch_sizes: Vec<usize>,
     /// Sequences from the longest to the shortest.

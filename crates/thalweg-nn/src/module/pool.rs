@@ -171,7 +171,7 @@ impl<const AXES: usize> Forward for LPPool<AXES> {
     }
 }
 
-/// How many windows a [`FractionalMaxPool`] has along each axis.
+/// The number of windows that a [`FractionalMaxPool`] has along each axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FractionalSize<const AXES: usize> {
     /// So many.
@@ -266,7 +266,7 @@ pub struct AdaptiveMaxPool<const AXES: usize> {
     pub output_size: [Option<usize>; AXES],
 }
 
-/// The numbers of windows over an input.
+/// Returns the numbers of windows over an input.
 fn windows<const AXES: usize>(input: &Tensor, output_size: [Option<usize>; AXES]) -> Result<[usize; AXES]> {
     let Some(outer) = input.rank().checked_sub(AXES) else {
         return Err(Error::invalid(format!("the input has {} dimensions, fewer than {AXES}", input.rank())));

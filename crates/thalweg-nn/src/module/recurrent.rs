@@ -95,7 +95,7 @@ pub struct RecurrentOptions {
 }
 
 impl Default for RecurrentOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         let (num_layers, proj_size) = (1, 0);
         Self { num_layers, bias: true, batch_first: false, dropout: None, bidirectional: false, proj_size }
@@ -142,7 +142,7 @@ impl Weights {
         })
     }
 
-    /// The states after a step, from the input's part of the gates.
+    /// Returns the states after a step, from the input's part of the gates.
     fn step<K: RecurrentStep>(&self, kind: &K, of_input: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
         let of_hidden = functional::linear(&states[0], &self.weight_hh, self.bias_hh.as_ref())?;
         let mut states = kind.step(of_input, &of_hidden, states)?;
@@ -300,7 +300,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         })
     }
 
-    /// The states before the first step, of a batch.
+    /// Returns the states before the first step, of a batch.
     fn states(
         &self,
         sequence: &Tensor,
@@ -338,7 +338,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok(states)
     }
 
-    /// All layers over a sequence (length, batch, features), or over a packed one with the sizes of its batches.
+    /// Runs all layers over a sequence (length, batch, features), or over a packed one with the sizes of its batches.
     fn run(
         &self,
         mut sequence: Tensor,
@@ -367,7 +367,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok((sequence, last))
     }
 
-    /// One layer in one direction over a sequence.
+    /// Runs one layer in one direction over a sequence.
     fn run_layer(
         &self,
         weights: &Weights,
@@ -390,7 +390,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok((Tensor::stack(&results, 0)?, states))
     }
 
-    /// One layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, one begins with the
+    /// Runs one layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, one begins with the
     /// first states where it ends.
     fn run_packed(
         &self,
@@ -433,7 +433,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok((Tensor::cat(&results, 0)?, whole.collect::<Result<_>>()?))
     }
 
-    /// The name of a tensor of a layer.
+    /// Returns the name of a tensor of a layer.
     fn name(&self, name: &str, index: usize) -> String {
         let (layer, direction) = (index / self.directions(), index % self.directions());
         format!("{name}_l{layer}{}", if direction == 1 { "_reverse" } else { "" })

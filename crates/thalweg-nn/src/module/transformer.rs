@@ -13,12 +13,12 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
 use thalweg_tensor::random::Generator;
 
-/// An error of the module that was entered last.
+/// Returns an error of the module that was entered last.
 fn invalid(text: String) -> Error {
     Error::invalid(text).at(outermost(Location::caller()))
 }
 
-/// So many times as many features.
+/// Returns so many times as many features.
 fn times(features: usize, count: usize) -> Result<usize> {
     features.checked_mul(count).ok_or_else(|| invalid(format!("{features} features are too many")))
 }
@@ -40,7 +40,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// A layer over `features` features, of which each of `heads` heads gets an equal part.
+    /// Creates a layer over `features` features, of which each of `heads` heads gets an equal part.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -58,14 +58,14 @@ impl SelfAttention {
         Ok(Self { projection, output, heads, is_causal })
     }
 
-    /// [`Forward::forward`] plus an addend of the input's shape.
+    /// Returns [`Forward::forward`] plus an addend of the input's shape.
     #[track_caller]
     pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         self.output.forward_add(&self.heads_result(input)?, addend)
     }
 
-    /// The heads' results side by side, before the output layer.
+    /// Returns the heads' results side by side, before the output layer.
     #[track_caller]
     fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -105,7 +105,7 @@ pub struct TransformerBlock {
 }
 
 impl TransformerBlock {
-    /// A causal layer over `features` features, four times as many inside of its second half.
+    /// Creates a causal layer over `features` features, four times as many inside of its second half.
     #[track_caller]
     pub fn new(features: usize, heads: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -158,7 +158,7 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// A transformer with random parameters.
+    /// Creates a transformer with random parameters.
     #[track_caller]
     pub fn new(options: TransformerOptions, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -174,7 +174,7 @@ impl Transformer {
         })
     }
 
-    /// The cross entropy of the scores against the tokens that follow, (batch, tokens) like the input.
+    /// Returns the cross entropy of the scores against the tokens that follow, (batch, tokens) like the input.
     #[track_caller]
     pub fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());

@@ -10,7 +10,7 @@ use thalweg_tensor::dispatch::Argument;
 use super::{Forward, Module};
 use crate::functional::{call, operator};
 
-/// How the elements of a larger or smaller image are found.
+/// The way in which the elements of a larger or smaller image are found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UpsampleMode {
     /// The nearest element in front (`nearest`).

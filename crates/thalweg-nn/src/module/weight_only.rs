@@ -45,7 +45,7 @@ impl WeightOnlyLinear {
     /// between the least and the greatest of its group (4 bits). The bias is shared.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one whose output features are no multiple
+    /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one whose output features are not a multiple
     /// of 8, or whose input features are none of the group.
     #[track_caller]
     pub fn of(layer: &Linear, format: IntegerFormat) -> Result<Self> {

@@ -31,7 +31,7 @@ pub struct AdafactorOptions {
 }
 
 impl Default for AdafactorOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
             learning_rate: 1e-2,
@@ -194,7 +194,7 @@ impl Adafactor {
     }
 }
 
-/// The distance from 1 to the next greater number (`torch.finfo(dtype).eps`).
+/// Returns the distance from 1 to the next greater number (`torch.finfo(dtype).eps`).
 fn precision(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,

@@ -14,7 +14,7 @@ use thalweg_tensor::no_grad;
 /// the norm that they had: one element, f32, or f64 where a gradient is f64. `norm_type` is 2 in most uses, and infinity for the
 /// greatest magnitude.
 ///
-/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is no number makes all gradients none. Asynchronous.
+/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is not a number makes all gradients none. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or a number is not above 0.

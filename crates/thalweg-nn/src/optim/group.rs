@@ -148,7 +148,7 @@ impl Group {
         kernels.entry(dtypes).or_insert_with(make).clone()
     }
 
-    /// The arguments of a kernel beside the lists, behind the shared inputs.
+    /// Returns the arguments of a kernel beside the lists, behind the shared inputs.
     fn scalars(&self) -> SmallVec<[u64; 8]> {
         self.values.numbers.iter().map(|number| number.to_bits()).collect()
     }

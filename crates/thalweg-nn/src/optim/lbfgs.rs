@@ -31,7 +31,7 @@ pub struct LbfgsOptions {
 }
 
 impl Default for LbfgsOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
             learning_rate: 1.0,
@@ -232,7 +232,7 @@ impl Lbfgs {
         })
     }
 
-    /// The direction at a gradient, by what is remembered, to which the last step is added.
+    /// Returns the direction at a gradient, by what is remembered, to which the last step is added.
     fn next_direction(&mut self, gradient: &Tensor) -> Result<Tensor> {
         let Some(memory) = &mut self.memory else {
             let direction = gradient.neg()?;
@@ -270,7 +270,7 @@ impl Lbfgs {
         number(&enable_grad(closure)?)
     }
 
-    /// The gradients one behind the other; zeros where there is none.
+    /// Returns the gradients one behind the other; zeros where there is none.
     fn gradient(&self) -> Result<Tensor> {
         let parts = self.parameters.iter().map(|parameter| match parameter.grad() {
             Some(gradient) => gradient.detach().reshape(&[parameter.elements()])?.to_dtype(parameter.dtype()),
@@ -290,12 +290,12 @@ impl Lbfgs {
     }
 }
 
-/// A tensor's number on the host.
+/// Returns a tensor's number on the host.
 fn number(tensor: &Tensor) -> Result<f64> {
     tensor.detach().to_dtype(thalweg_ir::DType::F64)?.item()
 }
 
-/// The greatest absolute value of a vector; 0 of none.
+/// Returns the greatest absolute value of a vector; 0 of none.
 fn largest(vector: &Tensor) -> Result<f64> {
     if vector.elements() == 0 {
         return Ok(0.0);

@@ -21,7 +21,7 @@ pub(super) struct Point {
     pub(super) slope: f64,
 }
 
-/// The least point between bounds of the cubic through two points with their slopes; the middle where there is none.
+/// Returns the least point between bounds of the cubic through two points with their slopes; the middle where there is none.
 fn cubic_least(one: &Point, other: &Point, bounds: Option<(f64, f64)>) -> f64 {
     let (left, right) = if one.length <= other.length { (one, other) } else { (other, one) };
     let (low, high) = bounds.unwrap_or((left.length, right.length));

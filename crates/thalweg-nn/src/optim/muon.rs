@@ -11,7 +11,7 @@ use super::stepped::Stepped;
 use super::{OptimizerState, ParameterState};
 use crate::functional::{call, operator};
 
-/// How [`Muon`] makes the learning rate fit the shape of a matrix (`adjust_lr_fn`).
+/// The way in which [`Muon`] makes the learning rate fit the shape of a matrix (`adjust_lr_fn`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AdjustLr {
     /// Times the root of rows over columns, where that is above 1 (`"original"`).
@@ -43,7 +43,7 @@ pub struct MuonOptions {
 }
 
 impl Default for MuonOptions {
-    /// PyTorch's options.
+    /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
             learning_rate: 1e-3,
@@ -155,7 +155,7 @@ impl Muon {
         })
     }
 
-    /// The orthogonal matrix that is near to one, in bf16: an odd polynomial, iterated, brings its singular values near to 1.
+    /// Returns the orthogonal matrix that is near to one, in bf16: an odd polynomial, iterated, brings its singular values near to 1.
     fn orthogonal(&self, matrix: &Tensor) -> Result<Tensor> {
         let [a, b, c] = self.options.ns_coefficients;
         let is_tall = matrix.shape()[0] > matrix.shape()[1];

@@ -33,7 +33,7 @@ pub struct ParamGroup<O> {
 }
 
 impl<O: OptimizerOptions> ParamGroup<O> {
-    /// A group over parameters that were checked.
+    /// Creates a group over parameters that were checked.
     fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
         Ok(Self { options, group: Group::new(O::RULE, options.values(), parameters)? })
     }
@@ -234,7 +234,7 @@ pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Te
     for parameter in parameters {
         let is_number = parameter.dtype().is_floating_point() && !parameter.dtype().is_float8();
         if !is_number || !parameter.is_contiguous() {
-            return fail(format!("{parameter:?} is no contiguous floating-point parameter"));
+            return fail(format!("{parameter:?} is not a contiguous floating-point parameter"));
         }
         if parameter.device().is_meta() {
             return fail(format!(
@@ -250,7 +250,7 @@ pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Te
         }
         if !parameter.is_leaf() {
             return fail(format!(
-                "{parameter:?} is no leaf: it was computed by an operator, so no gradient is kept for it; optimize what it was \
+                "{parameter:?} is not a leaf: it was computed by an operator, so no gradient is kept for it; optimize what it was \
                  computed from, or detach it"
             ));
         }

@@ -36,7 +36,7 @@ impl Default for GradientScalerOptions {
     }
 }
 
-/// Scales gradients, by a scale that finds itself. In each step: [`scale`](Self::scale) the loss, run backward,
+/// A scaler of gradients, by a scale that finds itself. In each step: [`scale`](Self::scale) the loss, run backward,
 /// [`step`](Self::step) each optimizer, [`update`](Self::update).
 #[derive(Debug)]
 pub struct GradientScaler {
@@ -51,7 +51,7 @@ pub struct GradientScaler {
 }
 
 impl GradientScaler {
-    /// A scaler for gradients on a device.
+    /// Creates a scaler for gradients on a device.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the scale could not stay finite and positive with these numbers.
@@ -85,12 +85,12 @@ impl GradientScaler {
         })
     }
 
-    /// The scale, and whether a gradient of this step is not finite: one element of f32 each, on the device.
+    /// Returns the scale, and whether a gradient of this step is not finite: one element of f32 each, on the device.
     pub fn state(&self) -> &GradientScale {
         &self.state
     }
 
-    /// The steps in a row with finite gradients: one element of f32, on the device.
+    /// Returns the steps in a row with finite gradients: one element of f32, on the device.
     pub fn growth_steps(&self) -> &Tensor {
         &self.growth_steps
     }
@@ -125,7 +125,7 @@ impl GradientScaler {
         }
     }
 
-    /// The loss, scaled: run backward from this.
+    /// Returns the loss, scaled: run backward from this.
     #[track_caller]
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         at_line(Location::caller(), || {
@@ -200,7 +200,7 @@ impl GradientScaler {
                 return Ok(None);
             };
             let greatest = gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false)?;
-            // Infinity minus itself is no number, and neither is NaN's.
+            // Infinity minus itself is not a number, and neither is NaN's.
             let rest = greatest.sub(&greatest)?;
             let found = rest.ne(&rest)?.to_dtype(DType::F32)?;
             if let Some(factor) = factor {
@@ -222,7 +222,7 @@ impl GradientScaler {
                 let steps = self.growth_steps.add_scalar(1.0)?;
                 let grows = steps.ge(&self.growth_interval)?;
                 let larger = scale.mul_scalar(self.options.growth_factor)?;
-                // Beyond the largest number there is nothing to grow to: infinity minus itself is no number.
+                // Beyond the largest number there is nothing to grow to: infinity minus itself is not a number.
                 let rest = larger.sub(&larger)?;
                 let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
                 let smaller = scale.mul_scalar(self.options.backoff_factor)?;

@@ -105,7 +105,7 @@ impl Schedule for CosineAnnealingWarmRestarts {
     }
 }
 
-/// How far a [`CyclicLr`] goes up in later cycles.
+/// The height to which a [`CyclicLr`] goes up in later cycles.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CyclicMode {
     /// As far as in the first.
@@ -169,7 +169,7 @@ impl Schedule for ChainedLr {
     }
 }
 
-/// From one factor to another along a line, for a warm-up.
+/// A schedule from one factor to another along a line, for a warm-up.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinearLr {
     /// The factor of epoch 0; PyTorch's default is 1/3.
@@ -334,7 +334,7 @@ impl Schedule for SequentialLr {
     }
 }
 
-/// Sets the learning rates of an optimizer by a [`Schedule`], epoch by epoch.
+/// A scheduler that sets the learning rates of an optimizer by a [`Schedule`], epoch by epoch.
 #[derive(Clone, Debug)]
 pub struct LrScheduler<S> {
     schedule: S,
@@ -450,7 +450,7 @@ impl Default for PlateauOptions {
     }
 }
 
-/// Lowers the learning rates once a metric has stopped to get better (`ReduceLROnPlateau`).
+/// A scheduler that lowers the learning rates once a metric has stopped to get better (`ReduceLROnPlateau`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReduceLrOnPlateau {
     options: PlateauOptions,

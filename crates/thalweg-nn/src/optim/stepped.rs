@@ -58,7 +58,7 @@ impl Stepped {
         })
     }
 
-    /// The states, with options by PyTorch's names.
+    /// Returns the states, with options by PyTorch's names.
     pub(super) fn state_dict(&self, options: &[(&str, f64)]) -> OptimizerState {
         let options = options.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
         let group = GroupState { options, params: (0..self.parameters.len()).collect() };

@@ -38,7 +38,7 @@ impl From<OptimizerState> for Object {
 }
 
 impl Object {
-    /// Returns the state of an optimizer, if this is the dictionary of one. States that are no tensors, and options that are no numbers,
+    /// Returns the state of an optimizer, if this is the dictionary of one. States that are not tensors, and options that are not numbers,
     /// are left out.
     pub fn optimizer_state(&self) -> Option<OptimizerState> {
         let (Self::Dict(states), Self::List(groups)) = (self.get("state")?, self.get("param_groups")?) else {

@@ -104,7 +104,7 @@ impl Machine<'_> {
         Ok(self.take(N)?.try_into().expect("so many were taken"))
     }
 
-    /// A length of so many bytes.
+    /// Returns a length of so many bytes.
     fn length(&mut self, bytes: usize) -> Result<usize> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.take(bytes)?);
@@ -117,7 +117,7 @@ impl Machine<'_> {
         String::from_utf8(text).map_err(|_| self.error("a string is not UTF-8"))
     }
 
-    /// The rest of a line.
+    /// Returns the rest of a line.
     fn line(&mut self) -> Result<String> {
         let rest = &self.bytes[self.next..];
         let count =
@@ -255,7 +255,7 @@ impl Machine<'_> {
         Ok(None)
     }
 
-    /// A number of so many bytes in two's complement.
+    /// Returns a number of so many bytes in two's complement.
     fn long(&mut self, count: usize) -> Result<i64> {
         if count > 8 {
             return Err(self.error("an integer has more than 64 bits"));
@@ -325,7 +325,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A name, if it is one that only rebuilds tensors and dictionaries.
+    /// Pushes a name, if it is one that only rebuilds tensors and dictionaries.
     fn global(&mut self, module: &str, name: &str) -> Result<()> {
         let name = format!("{module} {name}");
         let is_storage =

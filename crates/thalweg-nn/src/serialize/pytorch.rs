@@ -155,7 +155,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// A tensor of a storage, from its place, offset, extents and strides.
+    /// Returns a tensor of a storage, from its place, offset, extents and strides.
     fn tensor(&mut self, values: &Values, parts: [ValueIndex; 4], dtype: Option<&String>) -> Result<Tensor> {
         let [storage, offset, size, stride] = parts;
         let broken = || Error::invalid("a tensor is not described as PyTorch does");
@@ -201,7 +201,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// The id of a storage: ('storage', class, key, location, elements).
+/// Returns the id of a storage: ('storage', class, key, location, elements).
 fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
     let Node::Persistent(id) = values.at(place) else { return None };
     let Node::Tuple(parts) = values.at(*id) else { return None };
@@ -292,7 +292,7 @@ fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tens
     Ok(())
 }
 
-/// Whether two tensors are the same elements of one storage, in one layout.
+/// Returns whether two tensors are the same elements of one storage, in one layout.
 fn is_same_memory(a: &Tensor, b: &Tensor) -> bool {
     a.shares_storage_with(b) && a.dtype() == b.dtype() && a.layout() == b.layout()
 }

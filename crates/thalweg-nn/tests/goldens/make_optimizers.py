@@ -78,7 +78,7 @@ def case(optimizer, options, dtype, fused, rate_of_tensor=False):
     for i, p in enumerate(parameters):
         print("param", i, ":", *digits(p))
         for key, value in made.state[p].items():
-            # What follows from the number of steps is no state of ours.
+            # What follows from the number of steps is not a state of ours.
             if optimizer == "ASGD" and key in ("eta", "mu"): continue
             if value is None: continue
             value = torch.as_tensor(value)

@@ -272,7 +272,7 @@ fn schedule(name: &str, options: &HashMap<String, f64>) -> Box<dyn Schedule> {
         ])),
         "LambdaLR" => Box::new(LambdaLr(|epoch| 1.0 / (1.0 + epoch as f64))),
         "SequentialLR" => Box::new(sequence()),
-        name => panic!("{name} is no schedule here"),
+        name => panic!("{name} is not a schedule here"),
     }
 }
 

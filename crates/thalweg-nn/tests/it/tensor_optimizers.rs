@@ -98,7 +98,7 @@ fn adafactor_options(given: &HashMap<String, f64>) -> AdafactorOptions {
             "d" => options.d = value,
             "weight_decay" => options.weight_decay = value,
             "maximize" => options.maximize = value != 0.0,
-            name => panic!("{name} is no option"),
+            name => panic!("{name} is not an option"),
         }
     }
     options
@@ -115,7 +115,7 @@ fn lbfgs_options(given: &HashMap<String, f64>) -> LbfgsOptions {
             "tolerance_change" => options.tolerance_change = value,
             "history_size" => options.history_size = value as usize,
             "strong_wolfe" => options.strong_wolfe = value != 0.0,
-            name => panic!("{name} is no option"),
+            name => panic!("{name} is not an option"),
         }
     }
     options

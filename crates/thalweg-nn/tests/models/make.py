@@ -573,7 +573,7 @@ def once(model, batch, dtype, autocast=False):
 
 
 def results(model, batches):
-    """What a file has of a model, but for its training."""
+    """Returns what a file has of a model, but for its training."""
     after, output, loss, gradients = once(model, batches[0], torch.float64)
     golden = {
         # Plain dictionaries, and no storage that is larger than its tensor.

@@ -64,7 +64,7 @@ macro_rules! parts_table {
             /// The Gaussian error linear unit: x · Φ(x).
             gelu(x) Floating {
                 body: 0.5 * x * (1.0 + (x * std::f64::consts::FRAC_1_SQRT_2).erf()),
-                // The tanh form is no oracle for the exact one: Φ by its series, Φ(x) = ½ + φ(x) · Σ x^(2n+1) / (2n+1)!!.
+                // The tanh form is not an oracle for the exact one: Φ by its series, Φ(x) = ½ + φ(x) · Σ x^(2n+1) / (2n+1)!!.
                 reference: {
                     let (mut term, mut sum) = (x, x);
                     for n in 1..60 {

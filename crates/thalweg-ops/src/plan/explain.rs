@@ -25,7 +25,7 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
     let threads = class.threads_of_a_row();
     if class.turned > 0 {
         return format!(
-            "tiles of {vector} elements a thread, since inputs {} are walked along dimension {} and outputs along the last",
+            "tiles of {vector} elements per thread, since inputs {} are walked along dimension {} and outputs along the last",
             bits(class.turned_inputs),
             class.turned - 1
         );
@@ -101,7 +101,7 @@ fn not_vectors(class: &Class, geometry: &Geometry) -> String {
         }
         Some(operand) if !class.contiguous => format!("operand {operand} has gaps in the last dimension"),
         _ => {
-            "extents, strides or addresses are no multiples of more, or the body asks where it is".to_owned()
+            "extents, strides or addresses are not multiples of more, or the body asks where it is".to_owned()
         }
     }
 }

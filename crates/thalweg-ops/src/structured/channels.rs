@@ -114,7 +114,7 @@ pub static CHANNEL_NORM_SUMS: LoopOp = affine(
     },
 );
 
-/// The sums of two lists, each times a weight if there is a third input, in the dtype that the call asks for.
+/// Returns the sums of two lists, each times a weight if there is a third input, in the dtype that the call asks for.
 const fn fold(name: &'static str, input_count: usize) -> LoopOp {
     LoopOp {
         rule: DTypeRule::FloatingPointAs,

@@ -158,7 +158,7 @@ pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
     },
 );
 
-/// Rows over the root of their mean square, times a weight if there is a second input; with 1 / √(mean square + ε) of each.
+/// Returns rows over the root of their mean square, times a weight if there is a second input; with 1 / √(mean square + ε) of each.
 const fn root_mean_square(name: &'static str, input_count: usize) -> LoopOp {
     affine(
         name,
@@ -184,7 +184,7 @@ pub static RMS_NORM: LoopOp = root_mean_square("rms_norm_rows", 1);
 /// [`RMS_NORM`] times a weight.
 pub static RMS_NORM_AFFINE: LoopOp = root_mean_square("rms_norm_affine", 2);
 
-/// The gradient of RMS normalization in its input, from input, inverse root and the result's gradient, and a weight if there is a
+/// Returns the gradient of RMS normalization in its input, from input, inverse root and the result's gradient, and a weight if there is a
 /// fourth input.
 const fn root_mean_square_gradient(name: &'static str, input_count: usize) -> LoopOp {
     affine(

@@ -16,7 +16,7 @@ pub const ADAPTIVE_NUMBERS: usize = 6;
 /// An extent or another number per axis.
 type PerAxis<'b> = [Value<'b>; 3];
 
-/// Where windows lie.
+/// The place where windows lie.
 #[allow(clippy::large_enum_variant)] // it lives while a body is written
 enum Geometry<'b> {
     Strided {

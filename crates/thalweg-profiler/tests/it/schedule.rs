@@ -75,7 +75,7 @@ fn a_loop_hands_over_one_trace_for_each_cycle() {
 
     let (bytes, steps) = traces(&world, Profile::new(&world.driver));
     assert_eq!(bytes, [(1..=8).map(|step| 64 * step).collect::<Vec<_>>()]);
-    assert!(steps[0].is_empty(), "without a schedule, steps are no regions: {steps:?}");
+    assert!(steps[0].is_empty(), "without a schedule, steps are not regions: {steps:?}");
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn calls_of_operators_have_their_time_on_the_host() {
         world.launch(0, "add", 64);
     })
     .unwrap();
-    // These names are no other test's: operators of all threads are in each trace.
+    // No other test has these names: operators of all threads are in each trace.
     let thread = trace.calls[0].thread;
     let own: Vec<_> = trace.operators.iter().filter(|call| call.thread == thread).collect();
     let [linear, mm] = own[..] else { panic!("{own:?}") };

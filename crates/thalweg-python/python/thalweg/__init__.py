@@ -28,7 +28,7 @@ from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .serialization import load, save
 
-# Names that builtins have too are no part of `*`.
+# Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
 

@@ -25,7 +25,7 @@ def _stream_of(is_on_gpu, stream):
             raise BufferError(f"stream={stream}: the elements lie in the host's memory, which has no streams; pass None")
         return None
     if stream == 0 or (stream is not None and stream < -1):
-        raise ValueError(f"stream={stream} is no stream: 0 is ambiguous, say 1 for the legacy default stream, 2 for the thread's own")
+        raise ValueError(f"stream={stream} is not a stream: 0 is ambiguous, say 1 for the legacy default stream, 2 for the thread's own")
     return None if stream == -1 else 1 if stream is None else stream
 
 
@@ -76,9 +76,9 @@ def to_dlpack(tensor):
 
 
 def _cuda_array_interface(self):
-    """What other libraries need to use a GPU's tensor where it lies, version 3; `stream` is the one whose work they have to wait for."""
+    """The description by which other libraries use a GPU's tensor where it lies, version 3; `stream` is the one whose work they have to wait for."""
     if not self.is_cuda:
-        raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__: its memory is no GPU's")
+        raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__: its memory is not a GPU's")
     return _interface(self, _inner._stream_number(self.device))
 
 

@@ -146,11 +146,11 @@ class _Unpickler(pickle.Unpickler):
 def load(file, device, allowed):
     """Reads an object from a binary file, with its tensors on one device. `allowed` are names of classes, or None for any."""
     if not zipfile.is_zipfile(file):
-        raise RuntimeError("load() reads files of PyTorch 1.6 and later with objects in them: this one is no zip archive; save it anew")
+        raise RuntimeError("load() reads files of PyTorch 1.6 and later with objects in them: this one is not a zip archive; save it anew")
     with zipfile.ZipFile(file) as archive:
         folder = next((name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")), None)
         if folder is None:
-            raise RuntimeError("load(): the archive has no data.pkl: it is no file of torch.save")
+            raise RuntimeError("load(): the archive has no data.pkl: it is not a file of torch.save")
         if f"{folder}/byteorder" in archive.namelist() and archive.read(f"{folder}/byteorder") != b"little":
             raise RuntimeError("load(): the file has numbers in big-endian order; save it on a little-endian machine")
         return _Unpickler(archive, folder, device, allowed).load()

@@ -1,4 +1,4 @@
-"""What `Tensor` has beyond the operator table, in Python: conversions by the names of dtypes, NumPy, copies and pickles."""
+"""Methods of `Tensor` beyond the operator table, in Python: conversions by the names of dtypes, NumPy, copies and pickles."""
 
 import builtins
 

@@ -83,7 +83,7 @@ class _Cudnn(_Settings):
 
     @property
     def benchmark_limit(self):
-        """How many algorithms are tried at most; 0 for all."""
+        """The number of algorithms that are tried at most; 0 for all."""
         return _inner._benchmark_limit()
 
     @benchmark_limit.setter

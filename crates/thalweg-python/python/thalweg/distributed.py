@@ -13,7 +13,7 @@ _backend = None
 
 
 class ReduceOp:
-    """What a reduction computes. Over one rank each is the tensor itself."""
+    """The functions that reductions compute. Over one rank each is the tensor itself."""
 
     SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = "sum", "avg", "product", "min", "max", "band", "bor", "bxor"
 

@@ -17,7 +17,7 @@ from . import _core
 
 
 class ProfilerActivity(enum.Enum):
-    """What PyTorch can be asked to record; here commands and calls are always recorded together."""
+    """The kinds of events that PyTorch can be asked to record; here commands and calls are always recorded together."""
 
     CPU = 0
     XPU = 1
@@ -25,7 +25,7 @@ class ProfilerActivity(enum.Enum):
 
 
 class ProfilerAction(enum.Enum):
-    """What is done with a step."""
+    """The ways in which a step is treated."""
 
     NONE = 0
     WARMUP = 1

@@ -19,7 +19,7 @@ use crate::device::from_allocation;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
-/// How a region is captured.
+/// The options with which a region is captured.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureOptions {
     /// The pool that the region allocates from. Where there is none, one of its own: a new one, or memory that is left of

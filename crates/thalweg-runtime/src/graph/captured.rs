@@ -120,7 +120,7 @@ impl CapturedGraph {
         Ok(Graph { exec, content: self.content.clone(), updates: UpdateCounts::default() })
     }
 
-    /// Returns the nodes and edges as they were captured, with who submitted them. The driver is asked when this is called
+    /// Returns the nodes and edges as they were captured, with the operators that submitted them. The driver is asked when this is called
     /// first.
     ///
     /// # Errors

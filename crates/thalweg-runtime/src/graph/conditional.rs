@@ -20,7 +20,7 @@ use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePo
 use super::steps::Command;
 use crate::{Device, Error, Result, Stream};
 
-/// Where a conditional node finds the value that decides: memory that is read when the graph runs.
+/// The place where a conditional node finds the value that decides: memory that is read when the graph runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Condition {
     pointer: DevicePointer,

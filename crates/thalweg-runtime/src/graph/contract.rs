@@ -50,7 +50,7 @@ pub struct Input {
     pub kind: InputKind,
 }
 
-/// Whose memory an input is.
+/// The owner of the memory of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
     /// A buffer of the caching allocator. The graph cannot be replayed when it is dropped.
@@ -128,7 +128,7 @@ impl Contract {
     /// Checks whether the graph may be launched.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do; or if the graph has
+    /// [`Error::is_invalid_argument`] if an input has died: which ones, what uses them, and what to do; or if the graph has
     /// [commands without declared ranges](Self::has_undeclared_commands).
     #[inline]
     pub fn check(&self) -> Result<()> {

@@ -1,11 +1,11 @@
-//! Which memory the commands of a capture touch: its own, and everybody else's.
+//! Which memory the commands of a capture touch: its own, and all other.
 //!
 //! Commands name addresses. Those inside a block that the capture itself allocated are the graph's own affair; all others are
 //! an [`Input`] of the graph, one for each block that is another owner's, with what is done to it. The block is looked for
 //! when it is first touched, among all that are live then, and a [`LivenessWatch`] is set by its death from that moment on: memory
 //! that is given back before the capture ends is as dead as memory that is given back later.
 //!
-//! Who holds which block is asked once a capture, and again only for an address that is not in the answer. So a command
+//! The holders of blocks are looked up once per capture, and again only for an address that is not in the answer. So a command
 //! costs two look-ups in ordered maps for each range that it touches, however large the graph is.
 //!
 //! The allocator may have put the graph's own memory together anew while it was captured, so that some of it has two addresses
@@ -22,7 +22,7 @@ use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, LivenessWatch, PoolId};
 use super::contract::{Contract, Input, InputKind, Output};
 use super::ranges::Ranges;
 
-/// Which memory the commands of a capture touch. See the [module's essay](self).
+/// The memory that the commands of a capture touch. See the [module's essay](self).
 pub(super) struct Footprint {
     allocator: Arc<DeviceAllocator>,
     pool: PoolId,
@@ -38,7 +38,7 @@ pub(super) struct Footprint {
     inputs: Vec<Input>,
     /// Where each input ends, and its place in the list, by address.
     places: BTreeMap<u64, (u64, usize)>,
-    /// Who held which block when it was last asked.
+    /// The holders of blocks when they were last looked up.
     live: Option<Vec<LiveBlock>>,
     watch: Arc<LivenessWatch>,
 }
@@ -114,7 +114,7 @@ impl Footprint {
         }
     }
 
-    /// Returns an address is touched that no input is known for.
+    /// Adds the input that an address belongs to of which none is known yet, and returns its place.
     fn add_input(&mut self, access: &Access, label: Label) -> usize {
         let (start, end) = (access.start, access.start.saturating_add(access.bytes));
         let (address, size_bytes, until, kind) = match self.holder(start) {
@@ -153,7 +153,7 @@ impl Footprint {
         block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.watch)
     }
 
-    /// Returns the capture is over.
+    /// Ends the capture, and returns what it touched.
     pub(super) fn finish(self) -> Traces {
         let Self { allocator, pool, own, left, allocated_bytes, inputs, watch, .. } = self;
         let (mut occupied, mut written) = (self.occupied, self.written);

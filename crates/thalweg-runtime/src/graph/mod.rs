@@ -35,7 +35,7 @@
 //! This module, `captured` and `update` are the three states of one thing, and know each other and `capture`, which makes the first.
 //!
 //! # Note: dropping a graph while a replay is under way
-//! Nothing waits. The driver runs the launch to its end; the pool's segments are no one's but the pool's until they go
+//! Nothing waits. The driver runs the launch to its end; nothing but the pool has its segments until they go
 //! back to the driver, and that is behind all replays: a graph that goes tells the pool their streams. Its pinned memory has
 //! the same streams recorded as uses then, so that its cache waits for them.
 //!

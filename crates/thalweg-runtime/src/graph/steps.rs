@@ -20,7 +20,7 @@ pub(crate) enum Command<'a> {
     Launch(&'a Launch<'a>),
     /// Anything else.
     Other {
-        /// Who asked for it.
+        /// The operator and the line of source that asked for it.
         label: Label,
         /// Every byte of device memory that it may touch.
         accesses: &'a [Access],
@@ -105,7 +105,7 @@ pub(super) struct Steps {
     steps: Vec<CapturedCommand>,
     places: FxHashMap<GraphNodeHandle, u32>,
     is_partial: bool,
-    /// Nodes that are no steps, and of which it is known what they touch.
+    /// Nodes that are not steps, and of which it is known what they touch.
     declared: FxHashSet<GraphNodeHandle>,
     has_undeclared: bool,
 }

@@ -1,6 +1,6 @@
 //! Another capture for the same executable: told to it where it can be, instantiated again where it cannot.
 //!
-//! To instantiate a graph costs a GPU several microseconds a node. Where the shape of the graph is the same, an executable can
+//! To instantiate a graph takes several microseconds per node on a GPU. Where the shape of the graph is the same, an executable can
 //! be told what is different, for less: all of it at once, or single kernels. Which is possible and which is cheapest is
 //! decided here, in this order:
 //!
@@ -44,7 +44,7 @@ pub enum Update {
     Instantiated(Option<UpdateReason>),
 }
 
-/// How often an update came to what.
+/// The numbers of updates by their outcomes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct UpdateCounts {
     /// [`Update::Unchanged`].

@@ -22,7 +22,7 @@ pub struct Buffer {
     pub(super) memory: Memory,
 }
 
-/// Whose the memory of a buffer is.
+/// The owner of the memory of a buffer.
 pub(super) enum Memory {
     /// The buffer's own block.
     Owned(Block),

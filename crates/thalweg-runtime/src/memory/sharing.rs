@@ -119,11 +119,11 @@ impl Device {
     /// buffer there must still live. A GPU does not open plain memory of the process itself, and the simulator opens no
     /// memory of others.
     ///
-    /// The bytes may come from anywhere: what is no handle, or stands for memory that is gone or elsewhere, is an error, and so
+    /// The bytes may come from anywhere: what is not a handle, or stands for memory that is gone or elsewhere, is an error, and so
     /// is a size that does not fit.
     ///
     /// # Errors
-    /// If the bytes are no handle, or the buffer is not within what they stand for; or the driver's, or the operating system's
+    /// If the bytes are not a handle, or the buffer is not within what they stand for; or the driver's, or the operating system's
     /// where this process may not have the other's file descriptors. Then nothing is open that was not before.
     pub fn open_shared(&self, handle: &SharedHandle) -> Result<SharedBuffer> {
         let SharedHandle { bytes, offset_bytes, size_bytes } = handle;

@@ -221,7 +221,7 @@ fn managed_segments_are_memory_and_go_back() {
     let managed = ManagedMemory::new(&device);
     let stream = device.default_stream().handle();
     let free_bytes = driver.memory_info(0).expect("figures").free_bytes;
-    // A capture of another stream forbids allocation to everybody, and is left in peace.
+    // A capture of another stream forbids allocation to every thread, and is left in peace.
     let capturing = driver.stream_create(0, 0).expect("a stream");
     driver.stream_begin_capture(capturing, CaptureMode::Global).expect("a capture");
     let address = managed.allocate(4 << 20, StreamId::from_raw(stream.raw())).expect("managed memory");

@@ -87,7 +87,7 @@ fn is_same(one: Site, two: Site) -> bool {
     one == two || one.operator == two.operator && is_unknown
 }
 
-/// Returns what kind of standstill it is: who waits where is another matter under every schedule.
+/// Returns what kind of standstill it is: which thread waits where differs between schedules.
 fn first_word(text: &str) -> Option<&str> {
     text.split(':').next()
 }

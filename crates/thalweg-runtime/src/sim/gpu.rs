@@ -68,7 +68,7 @@ impl Gpu {
         }
     }
 
-    /// Starts a host thread that the schedule knows: one host thread runs at a time, and who goes on is decided at each call
+    /// Starts a host thread that the schedule knows: one host thread runs at a time, and which one goes on is decided at each call
     /// of the driver. Its current device is the first. What this thread has seen complete, the new one knows.
     ///
     /// What such threads tell each other, the sanitizer learns from [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
@@ -109,7 +109,7 @@ impl<T> Thread<T> {
     /// Waits until it is done, and gives what it returned. What it has seen complete, the caller knows from now on.
     ///
     /// # Errors
-    /// A deadlock, with who waits for what.
+    /// A deadlock, with what each thread waits for.
     ///
     /// # Panics
     /// If the thread did, with its message.

@@ -12,7 +12,7 @@ use thalweg_sim::SimDriver;
 use super::Gpu;
 
 impl Gpu {
-    /// Returns a channel between host threads: who receives knows what the sender knew when it sent.
+    /// Returns a channel between host threads: the thread that receives knows what the sender knew when it sent.
     pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
         let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
         let channel = Arc::new(Channel {
@@ -23,7 +23,7 @@ impl Gpu {
         (Sender(Arc::clone(&channel)), Receiver(channel))
     }
 
-    /// Returns a mutex for host threads: who locks it knows what each one knew that has unlocked it. A clone is the same
+    /// Returns a mutex for host threads: the thread that locks it knows what each thread knew that has unlocked it. A clone is the same
     /// mutex.
     pub fn mutex<T>(&self, value: T) -> Mutex<T> {
         Mutex {
@@ -33,7 +33,7 @@ impl Gpu {
         }
     }
 
-    /// Returns a flag that a host thread or a host function sets: who sees it set knows what that one knew, or came after. A
+    /// Returns a flag that a host thread or a host function sets: the thread that sees it set knows what the setter knew, or came after. A
     /// clone is the same flag.
     pub fn flag(&self) -> Flag {
         Flag {
@@ -105,7 +105,7 @@ impl<T: Send + 'static> Receiver<T> {
     /// Returns the next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
     ///
     /// # Errors
-    /// A deadlock, with who waits for what.
+    /// A deadlock, with what each thread waits for.
     pub fn receive(&self) -> crate::Result<Option<T>> {
         let channel = Arc::clone(&self.0);
         let is_decided = move || {
@@ -133,7 +133,7 @@ impl<T> Drop for Receiver<T> {
 /// A mutex that the sanitizer hears of. See [`Gpu::mutex`].
 #[derive(Debug)]
 pub struct Mutex<T> {
-    /// The value, and what those knew who have unlocked it.
+    /// The value, and what the threads knew that have unlocked it.
     inner: Arc<std::sync::Mutex<(T, Option<HostClock>)>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
@@ -164,9 +164,9 @@ impl<T: Send + 'static> Mutex<T> {
     /// Locks it; *blocks* while another has it, and other threads and commands get ahead meanwhile.
     ///
     /// # Errors
-    /// A deadlock, with who waits for what.
+    /// A deadlock, with what each thread waits for.
     pub fn lock(&self) -> crate::Result<MutexGuard<'_, T>> {
-        // Who locks it again and again to see whether something has come true lets others get ahead.
+        // A thread that locks it again and again to see whether something has come true lets others get ahead.
         self.machine.pass()?;
         loop {
             let inner = Arc::clone(&self.inner);
@@ -203,7 +203,7 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
-        // Who had it before is known to this one already.
+        // What earlier holders knew, this thread knows already.
         self.value.1 = Some(self.sanitizer.host_release());
     }
 }

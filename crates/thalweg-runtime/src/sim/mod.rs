@@ -104,7 +104,7 @@ pub struct Summary {
     /// How many commands ran.
     pub commands: u64,
     /// How often memory was given back without the record of another stream's use, by programs that an injected fault had made
-    /// return early: no failure, since the error is. Who goes on with the memory's stream after such an error should record.
+    /// return early: no failure, since the error is. A program that goes on with the memory's stream after such an error should record.
     pub unrecorded_after_fault: u64,
     /// How many races there may be that nothing decides ([`Check::deny_possible_races`]), each counted once.
     pub possible_races: u64,
@@ -155,7 +155,7 @@ impl Check {
     }
 
     /// Lets things fail as well: in half of the seeds nothing, in the others up to four [faults](thalweg_sim::Fault).
-    /// A program under faults returns its errors; an error is no failure where a fault was injected, but a panic is.
+    /// A program under faults returns its errors; an error is not a failure where a fault was injected, but a panic is.
     pub fn with_faults(self) -> Self {
         Self { faults: true, ..self }
     }

@@ -8,7 +8,7 @@ use thalweg_sim::{Deviation, Fault, Schedule, Trace};
 /// Over how many decisions the changes of priority are spread.
 const EXPECTED_STEPS: u64 = 200;
 
-/// How the choices of a run are made.
+/// The way in which the choices of a run are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Style {
     Eager,

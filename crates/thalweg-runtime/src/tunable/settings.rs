@@ -50,7 +50,7 @@ impl Variables {
     }
 }
 
-/// How far a candidate's result may be from that of the default: by `atol` plus `rtol` times as much as it is.
+/// The distance that a candidate's result may be from that of the default: by `atol` plus `rtol` times as much as it is.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Tolerances {
     pub(super) atol: f64,

@@ -129,7 +129,7 @@ impl Shape {
     }
 }
 
-/// How a product is computed.
+/// The way in which a product is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Solution {
     /// As without tuning.

@@ -259,7 +259,7 @@ impl<'s> Trial<'s> {
     }
 }
 
-/// Returns whether numbers are as near to others as the tolerances say. What is no number there is none here.
+/// Returns whether numbers are as near to others as the tolerances say. What is not a number there is none here.
 pub(super) fn all_close(found: &[f64], expected: &[f64], tolerances: Tolerances) -> bool {
     let Tolerances { atol, rtol } = tolerances;
     found.iter().zip(expected).all(|(found, expected)| {

@@ -107,7 +107,7 @@ impl World {
     ) -> Result<T> {
         let events: Vec<Event> = (0..EVENTS).map(|_| Event::new()).collect();
         events[0].record(&self.streams[STREAMS - 1]).unwrap();
-        // The pools of earlier captures, so that the driver has memory for who asks it.
+        // The pools of earlier captures, so that the driver has memory for code that asks it.
         self.device.empty_cache().unwrap();
         let run = Run {
             world: self,
@@ -274,7 +274,7 @@ fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
     }
 }
 
-/// Returns the runtime refuses some calls itself, so that the capture goes on: the code that the driver would have answered.
+/// Returns the code that the driver would have answered to a call that the runtime refused itself, so that the capture went on.
 fn refused_before_the_driver(error: &Error) -> Option<Code> {
     let text = error.to_string();
     assert!(error.is_capture(), "the capture failed for a reason of its own: {text}");

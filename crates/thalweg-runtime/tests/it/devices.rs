@@ -12,10 +12,10 @@ fn names_that_are_none_say_what_to_write() {
     for (name, words) in [
         ("gpu", "unknown kind 'gpu'"),
         ("", "unknown kind ''"),
-        ("sim:", "'' is no device number"),
-        ("sim:one", "'one' is no device number"),
-        ("sim:-1", "'-1' is no device number"),
-        ("sim:0:0", "'0:0' is no device number"),
+        ("sim:", "'' is not a device number"),
+        ("sim:one", "'one' is not a device number"),
+        ("sim:-1", "'-1' is not a device number"),
+        ("sim:0:0", "'0:0' is not a device number"),
     ] {
         let error = Device::from_name(name).unwrap_err();
         assert!(error.is_invalid_argument(), "{error}");

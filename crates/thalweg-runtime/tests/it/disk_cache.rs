@@ -109,7 +109,7 @@ fn a_damaged_entry_is_not_there_and_is_built_again() {
     assert_eq!(read(&folder, &KEY), Some(image));
 }
 
-/// Returns an image whose every byte says who wrote it, in a length of its own.
+/// Returns an image whose every byte says which thread wrote it, in a length of its own.
 fn image_of(writer: u8) -> Vec<u8> {
     vec![writer; 5000 + 100 * usize::from(writer)]
 }

@@ -38,7 +38,7 @@ fn a_fault_comes_later_names_its_suspects_and_stays() {
         text.starts_with("work submitted earlier failed: `sum at ") && text.contains("ILLEGAL_ADDRESS"),
         "{text}"
     );
-    assert!(!error.to_string().contains("write"), "what was complete before is no suspect: {error}");
+    assert!(!error.to_string().contains("write"), "what was complete before is not a suspect: {error}");
 
     // Everything on the device fails from now on, with the same suspects.
     expect_suspects(

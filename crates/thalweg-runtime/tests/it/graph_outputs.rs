@@ -79,7 +79,7 @@ fn write_twice(device: &Device, waits: bool) -> Result<()> {
 }
 
 #[test]
-fn a_lender_waits_for_the_uses_of_what_was_returned() {
+fn a_replay_waits_for_the_uses_of_what_was_returned() {
     Check::new().seeds(0..20).run(|gpu| write_twice(gpu.device(), true));
     let failure = Check::new().seeds(0..20).find(|gpu| write_twice(gpu.device(), false)).unwrap_err();
     assert_eq!(kind(&failure), Some(FindingKind::ReuseBeforeLastUse), "{failure}");
@@ -94,7 +94,7 @@ fn what_is_still_held_moves_out_of_the_way() {
         let input = Buffer::new(&stream, BYTES)?;
         let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
         let (graph, mut first) = copying(device, &pool, &input)?;
-        let (held, handle) = first.make_graph_output(&pool, Label::here("lend"))?;
+        let (held, handle) = first.make_graph_output(&pool, Label::here("output"))?;
         fill(&stream, &input, 1)?;
         graph.replay()?;
         let address = first.pointer();
@@ -102,7 +102,7 @@ fn what_is_still_held_moves_out_of_the_way() {
         handle.move_out(&stream)?;
         assert!(first.pointer() != address && !handle.is_of(&first) && !handle.is_dropped());
         fill(&stream, &input, 2)?;
-        let (second, other) = pool.output_buffer(address, BYTES, &stream, Label::here("lend"));
+        let (second, other) = pool.output_buffer(address, BYTES, &stream, Label::here("output"));
         graph.replay()?;
         assert_eq!((read(&stream, &first)?, read(&stream, &second)?), (1, 2));
         // Whatever goes first, the output stays until it is dropped.

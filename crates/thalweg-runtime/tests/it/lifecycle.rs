@@ -52,7 +52,7 @@ fn a_capture_leaves_the_current_stream_alone_and_may_go_on_over_functions() {
     assert_eq!(device.current_stream(), stream);
     assert!(capture.stream().is_capturing().unwrap() && !stream.is_capturing().unwrap());
     launch_sum(capture.stream(), &[data.pointer()], data.pointer(), 1).unwrap();
-    // What goes elsewhere is no part of it.
+    // What goes elsewhere is not part of it.
     launch_sum(&stream, &[data.pointer()], data.pointer(), 1).unwrap();
     let graph = capture.end().unwrap().instantiate().unwrap();
     assert_eq!(read(&stream, &data), [2.0]);

@@ -181,7 +181,7 @@ fn handles_of_what_is_no_memory_are_errors() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
     let own = std::process::id();
-    // A file that is no memory, no file at all, no such process, a fabric that is none.
+    // A file that is not memory, no file at all, no such process, a fabric that is none.
     refused(&device, &pages(own, 2 * MIB, vec![PageHandle::Descriptor(number)]));
     refused(&device, &pages(own, 2 * MIB, vec![PageHandle::Descriptor(i32::MAX)]));
     refused(&device, &pages(i32::MAX as u32, 2 * MIB, vec![PageHandle::Descriptor(number)]));

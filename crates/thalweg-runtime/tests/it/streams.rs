@@ -8,7 +8,7 @@ use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim,
 #[test]
 fn the_pool_has_32_streams_a_priority_and_hands_them_out_in_turn() {
     let device = device();
-    // On a GPU other tests have taken some already: where the turn stands is no matter.
+    // On a GPU other tests have taken some already: where the turn stands does not matter.
     let streams: Vec<_> = (0..2 * STREAMS_PER_PRIORITY).map(|_| Stream::new(&device).unwrap()).collect();
     for (index, stream) in streams.iter().enumerate().skip(STREAMS_PER_PRIORITY) {
         assert_eq!(*stream, streams[index - STREAMS_PER_PRIORITY]);

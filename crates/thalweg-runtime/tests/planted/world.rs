@@ -32,7 +32,7 @@ impl Mark {
     }
 }
 
-/// Who touched some memory, as far as it matters.
+/// The streams that touched some memory, as far as it matters.
 #[derive(Default)]
 pub struct Touched {
     writer: Option<Mark>,
@@ -70,7 +70,7 @@ enum Keeps {
     Waits,
 }
 
-/// A buffer, what is in it and who touched it.
+/// A buffer, what is in it and what touched it.
 pub struct Held {
     buffer: Buffer,
     home: Stream,
@@ -152,7 +152,7 @@ impl Drop for Held {
     }
 }
 
-/// Pinned memory, what is in it and who touched it.
+/// Pinned memory, what is in it and what touched it.
 struct Pinned {
     buffer: PinnedBuffer,
     value: u32,

@@ -176,7 +176,7 @@ fn what_is_never_known_may_be_a_race() {
     });
 }
 
-/// An access of a random program: who, which rows, how, and what came before.
+/// An access of a random program: by what, which rows, how, and what came before.
 struct Done {
     stream: usize,
     rows: Vec<u64>,

@@ -21,7 +21,7 @@ fn run(cases: &[Case]) {
 }
 
 /// A block that A makes and B uses, with the synchronisations that are asked for.
-fn lend(w: &World, usage_waits: bool, creation_waits: bool, record: bool) {
+fn use_elsewhere(w: &World, usage_waits: bool, creation_waits: bool, record: bool) {
     let block = w.take(w.a);
     w.work(w.a, "fill", &[Access::write(block, BYTES)]);
     if usage_waits {
@@ -38,12 +38,12 @@ fn lend(w: &World, usage_waits: bool, creation_waits: bool, record: bool) {
 }
 
 const THE_TRUTH_TABLE_OF_MISSING_RECORDS: &[Case] = &[
-    ("no sync", &[Race, MissingRecord], |w| lend(w, false, false, false)),
-    ("usage waits for creation", &[MissingRecord], |w| lend(w, true, false, false)),
-    ("creation waits for usage", &[Race], |w| lend(w, false, true, false)),
-    ("both wait", &[], |w| lend(w, true, true, false)),
-    ("record_stream alone", &[Race], |w| lend(w, false, false, true)),
-    ("usage waits, and record_stream", &[], |w| lend(w, true, false, true)),
+    ("no sync", &[Race, MissingRecord], |w| use_elsewhere(w, false, false, false)),
+    ("usage waits for creation", &[MissingRecord], |w| use_elsewhere(w, true, false, false)),
+    ("creation waits for usage", &[Race], |w| use_elsewhere(w, false, true, false)),
+    ("both wait", &[], |w| use_elsewhere(w, true, true, false)),
+    ("record_stream alone", &[Race], |w| use_elsewhere(w, false, false, true)),
+    ("usage waits, and record_stream", &[], |w| use_elsewhere(w, true, false, true)),
     ("device sync before and after", &[], |w| {
         let block = w.take(w.a);
         w.work(w.a, "fill", &[Access::write(block, BYTES)]);

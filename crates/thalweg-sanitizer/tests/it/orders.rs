@@ -306,7 +306,7 @@ const RACY_AND_SYNCHRONISED_PAIRS: &[Case] = &[
         w.driver.copy_to_host(w.c, &mut [0; 8], w.y, Label::here("download")).unwrap();
         w.write(w.b, w.x);
     }),
-    ("a copy from the host is no wait", &[Race], |w| {
+    ("a copy from the host is not a wait", &[Race], |w| {
         w.driver.copy_from_host(w.a, w.x, &[0; 8], Label::here("upload")).unwrap();
         w.read(w.b, w.x);
     }),

@@ -434,7 +434,10 @@ impl MachineState {
             .iter()
             .map(|&handle| {
                 graph.index(handle).ok_or_else(|| {
-                    Refusal::new(Code::InvalidValue, format!("{handle:?} is no node of this capture's graph"))
+                    Refusal::new(
+                        Code::InvalidValue,
+                        format!("{handle:?} is not a node of this capture's graph"),
+                    )
                 })
             })
             .collect::<CallResult<SmallVec<[u32; 4]>>>()?;

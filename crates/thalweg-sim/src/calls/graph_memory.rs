@@ -2,7 +2,7 @@
 //!
 //! On a capturing stream an allocation is a node and so is a free. The address is known at once and is the same in every
 //! launch. Here the memory behind it is taken when it is captured and belongs to the graph and its executables until the
-//! last of them is gone and its launches are over: the nodes say who comes after whom, and move no bytes. (A GPU gives
+//! last of them is gone and its launches are over: the nodes say which comes after which, and move no bytes. (A GPU gives
 //! graphs memory from a pool of its own, and shares it between graphs that do not run at once.)
 //!
 //! Invariant: an address of a graph is an allocation of a pool for as long as the graph is listed here.
@@ -78,7 +78,7 @@ impl MachineState {
         }
     }
 
-    /// Returns an executable of the graph begins to hold its memory: the name of that memory, if there is any.
+    /// Notes that an executable of the graph begins to hold its memory, and returns the name of that memory, if there is any.
     pub(crate) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
         self.graph_memory.get_mut(&graph)?.holders += 1;
         Some(graph)

@@ -83,7 +83,7 @@ impl MachineState {
             found.kind == GraphNodeKind::Kernel && matches!(task.work, Work::Kernel { .. })
         };
         let Some(old) = found.task.as_ref().filter(is_launch) else {
-            return Err(refuse(&format!("{node:?} is no kernel: it is a node of kind {:?}", found.kind)));
+            return Err(refuse(&format!("{node:?} is not a kernel: it is a node of kind {:?}", found.kind)));
         };
         let task = self.kernel_task(old.device, launch)?;
         let target = self.executables.get_mut(executable).expect("found above");

@@ -121,7 +121,7 @@ impl MachineState {
             }
             _ => Err(Refusal::new(
                 Code::InvalidHandle,
-                format!("{cuda_stream:#x} is no cuda_stream stream of simulated device {device}"),
+                format!("{cuda_stream:#x} is not a cuda_stream stream of simulated device {device}"),
             )),
         }
     }

@@ -13,7 +13,7 @@ use crate::memory::{HostAddress, Piece, Toucher};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
-/// Ends the process if a panic leaves a call whose caller's memory is in use by a command.
+/// A guard that ends the process if a panic leaves a call whose caller's memory is in use by a command.
 pub(crate) struct NoUnwinding;
 
 impl Drop for NoUnwinding {

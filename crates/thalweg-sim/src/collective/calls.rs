@@ -38,7 +38,7 @@ impl MachineState {
     pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> CallResult<CommunicatorInfo> {
         let (communicator, rank) = self.communicator(handle)?;
         let ranks = &self.executor.gate.communicators[&communicator].ranks;
-        let device = ranks[rank as usize].device.expect("who has a handle has joined");
+        let device = ranks[rank as usize].device.expect("a rank with a handle has joined");
         Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device })
     }
 

@@ -37,7 +37,7 @@ pub(super) struct Links {
     struck: u64,
 }
 
-/// Why a meeting of which all parts have arrived does not run.
+/// The reason why a meeting of which all parts have arrived does not run.
 pub(super) enum Hold {
     /// The link between these ranks stalls.
     Stalled([u32; 2]),

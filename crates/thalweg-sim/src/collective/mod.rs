@@ -2,14 +2,17 @@
 //!
 //! A rank's part is a command of its stream. It *arrives* when its stream reaches it, and then it is neither complete nor
 //! ready: it holds its stream up. When all parts of a *meeting* have arrived, one command runs in the place of the first, over
-//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a GPU's may be: who relies
+//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a GPU's may be: a program that relies
 //! on a broadcast's root, or on a sender, that does not wait finds out here.
 //!
 //! To the executor a part is [gated](Work::Gated), and [`Collectives`] are its [`Gate`].
 //!
 //! # How it is built
-//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds who waits for whom; `links` may take
+//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds which rank waits for which; `links` may take
 //! their time, or stall; `calls` are the driver's calls, with `splits` and `registered`, the memory that is registered with a rank.
+//!
+//! With [`state`](crate::state), `splits` and `registered` this module is a circle: the state has the collectives, and those two are
+//! methods of the state. `links` and `waits` are spokes: they add methods to [`Collectives`] and [`Meeting`], which stand here.
 //!
 //! # What goes wrong
 //! - Parts that meet differ: found when the second of them arrives.
@@ -89,7 +92,7 @@ struct Rank {
     is_aborted: bool,
 }
 
-/// Which parts meet.
+/// The key by which parts meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     /// The collective of this number, of every rank.
@@ -252,7 +255,7 @@ impl Collectives {
         self.communicators_made
     }
 
-    /// Parts are about to be queued; the number of the submission.
+    /// Begins to queue parts, and returns the number of the submission.
     pub(crate) fn begin(&mut self) -> u64 {
         self.submissions += 1;
         self.submissions
@@ -263,7 +266,7 @@ impl Collectives {
         self.communicators_made > 0
     }
 
-    /// Returns whether a task is no part, or the rank of it is still there.
+    /// Returns whether a task is not part of a collective, or the rank of it is still there.
     pub(crate) fn is_usable(&self, task: &Task) -> bool {
         let Some(part) = gated_part(task) else { return true };
         let found = self.communicators.get(&part.communicator);
@@ -278,7 +281,7 @@ impl Collectives {
         let part = part_of(&first.task);
         for other in 0..meeting.seats.len() {
             let rank = &communicator.ranks[meeting.rank(other) as usize];
-            let who = meeting.rank(other);
+            let peer = meeting.rank(other);
             let loss = rank.device.and_then(|device| Some((device, lost[device as usize].as_ref()?)));
             let why = match (loss, &meeting.seats[other]) {
                 _ if rank.is_aborted => match self.stall(meeting) {
@@ -292,7 +295,7 @@ impl Collectives {
                 _ => continue,
             };
             let detail =
-                format!("rank {} waits in {} for rank {who}, {why}", meeting.rank(seat), first.task.label);
+                format!("rank {} waits in {} for rank {peer}, {why}", meeting.rank(seat), first.task.label);
             return Some(Refusal::new(Code::LaunchTimeout, detail));
         }
         let (other, second) = meeting.arrived().find(|(_, other)| !part.agrees(part_of(&other.task)))?;
@@ -347,7 +350,7 @@ impl Collectives {
         let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
         meeting.is_running = true;
         let tasks = || meeting.seats.iter().flatten().map(|seated| &seated.task);
-        let first = tasks().next().expect("everybody has arrived");
+        let first = tasks().next().expect("all ranks have arrived");
         let part = part_of(first);
         let devices = tasks().map(|task| task.device).collect();
         let task = Task {
@@ -413,7 +416,7 @@ impl Gate for Collectives {
             let is_lost = |seated: &Seated| lost[seated.task.device as usize].clone();
             let losses = meeting.arrived().map(|(_, seated)| is_lost(seated));
             if let Some(loss) = losses.reduce(|one, other| one.and(other)).flatten() {
-                // No thread waits who could: those who come later will be told.
+                // No thread waits that could: ranks that come later learn of it then.
                 let failure = Failure { devices: Devices::new(), ..self.fail(id, loss) };
                 return Some(Verdict::Fails(failure));
             }

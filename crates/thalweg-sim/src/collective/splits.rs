@@ -23,7 +23,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Returns who has named a part that does not go with this one of `rank`, and which.
+    /// Returns the rank that has named a part that does not go with this one of `rank`, and which.
     fn contradiction(&self, rank: u32, part: &[u32]) -> Option<(u32, &[u32])> {
         let differs = |(other, said): &(&u32, &Vec<u32>)| {
             (part.contains(other) || said.contains(&rank)) && said[..] != *part

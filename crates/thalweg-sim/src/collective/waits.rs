@@ -1,4 +1,4 @@
-//! Who waits for whom, and circles of parts that wait for each other.
+//! Ranks that wait for each other, and circles of parts that wait for each other.
 
 use std::fmt::Write as _;
 
@@ -174,7 +174,7 @@ fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
     found
 }
 
-/// Waiters of which each waits for the next, and the last for the first; with the seat that each waits for.
+/// Finds waiters of which each waits for the next, and the last for the first; with the seat that each waits for.
 fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
     let mut is_known = vec![false; waits.len()];
     for start in 0..waits.len() {

@@ -124,7 +124,7 @@ impl MachineState {
         let refuse = |detail: &str| Err(Refusal::new(Code::InvalidValue, detail));
         match body.body_of {
             None => {
-                return refuse("the graph is no body of a conditional node: only those are captured into");
+                return refuse("the graph is not a body of a conditional node: only those are captured into");
             }
             Some(of) if of.device != device => {
                 let detail =

@@ -1,4 +1,4 @@
-//! Work on threads that are no host threads of the program.
+//! Work on threads that are not host threads of the program.
 //!
 //! CUDA runs host functions on a thread of its own. Here each gets one as well, since a function may wait for a lock that its
 //! submitter holds: it is *apart*. Nothing else changes: the machine waits until the function is over or asleep before it

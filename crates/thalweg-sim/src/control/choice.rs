@@ -142,7 +142,7 @@ impl MachineState {
         self.executor.begin(index);
     }
 
-    /// Tells everybody who waits that nothing will come.
+    /// Tells every thread that waits that nothing will come.
     pub(crate) fn declare_stuck(&mut self, what: &str) {
         let text = self.describe_hosts(what);
         let control = self.control();
@@ -155,7 +155,7 @@ impl MachineState {
         control.set_stuck(text);
     }
 
-    /// Says what everybody is doing, behind a sentence that says what is the matter.
+    /// Says what every thread is doing, behind a sentence that says what is the matter.
     pub(crate) fn describe_hosts(&mut self, what: &str) -> String {
         let collectives = self.executor.describe_gate();
         let control = self.control.as_ref().expect("the machine is controlled");

@@ -87,7 +87,7 @@ const LIVELOCK_POLLS: u32 = 1000;
 /// How many of these polls a trace notes. There are as many as the time allows, which is not the program's doing.
 const NOTED_POLLS: u32 = 100;
 
-/// How a schedule sees a call.
+/// The way in which a schedule sees a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallKind {
     /// It queues work or an order, and sees nothing of what commands do.
@@ -118,7 +118,7 @@ pub(super) enum Wait {
     Condition(String, Condition),
 }
 
-/// Whether something of the program has come true.
+/// A question whether something of the program has come true.
 pub(super) type Condition = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// The observers of a run in which no thread makes progress any more.
@@ -127,12 +127,12 @@ pub(super) type OnStuck = Box<dyn FnOnce(&str) + Send>;
 /// The observers of the moment from which the program may have seen something of what the schedule decides.
 pub(super) type OnObservation = Box<dyn FnOnce() + Send>;
 
-/// Who has the turn and who is in the run.
+/// The thread that has the turn, and the threads that are in the run.
 pub(super) struct Control {
     schedule: Box<dyn Schedule>,
     pub(super) trace: Trace,
     pub(super) hosts: Vec<Host>,
-    /// The work on threads that are no host threads.
+    /// The work on threads that are not host threads.
     pub(super) apart: Vec<Apart>,
     pub(super) turn: Option<u32>,
     /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
@@ -423,8 +423,8 @@ impl Control {
         Wait::Turn { is_quiet: step == CallKind::Submit }
     }
 
-    /// Returns a host thread has looked at something, and found it not ready, or as it was. Whether it has done so often
-    /// enough.
+    /// Notes that a host thread has looked at something, and whether it was ready. Returns whether it has found it not ready, or
+    /// as it was, often enough.
     pub(super) fn looked(&mut self, host: u32, object: u64, is_ready: bool) -> bool {
         let progress = self.progress;
         let looks = &mut self.host(host).looks;

@@ -20,7 +20,7 @@ pub(crate) enum Alive {
     Gone,
 }
 
-/// How many threads of the program wait for the machine's lock to begin a call.
+/// The number of threads of the program that wait for the machine's lock to begin a call.
 #[derive(Default)]
 pub(crate) struct Entering(AtomicU32);
 

@@ -30,7 +30,7 @@ impl<T> SimThread<T> {
     /// Waits for the thread's end and gives what it returned. If it panicked, so does this call, with the same payload.
     ///
     /// # Errors
-    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with who waits for what; [`Code::Deinitialized`] where the
+    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with what each thread waits for; [`Code::Deinitialized`] where the
     /// run ended before the thread did.
     pub fn join(self) -> Result<T> {
         const CALL: &str = "SimThread::join";

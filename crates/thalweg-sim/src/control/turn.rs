@@ -1,4 +1,4 @@
-//! The turn: who goes next, one step after another.
+//! The turn: which thread goes next, one step after another.
 //!
 //! What a turn is, and what holds, is in [`control`](crate::control).
 

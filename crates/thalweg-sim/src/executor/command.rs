@@ -37,7 +37,7 @@ pub(crate) enum Body {
     Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 
-/// Where a command comes from.
+/// The place where a command comes from.
 #[derive(Clone, Copy)]
 pub(crate) struct Origin {
     /// Its priority.

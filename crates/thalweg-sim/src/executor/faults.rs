@@ -11,7 +11,7 @@
 //! | [`Fault::LinkStalls`] | a collective never ends | the program waits for it, until it aborts the communicator |
 //! | [`Fault::CommandFails`] | a command fails when it begins | the device is lost: every later use answers the same code, memory can still be given back, other devices go on but those that wait for it in a collective |
 //!
-//! An event that completes arbitrarily late is no fault: it is an order of commands, and orders are the affair of the
+//! An event that completes arbitrarily late is not a fault: it is an order of commands, and orders are the affair of the
 //! schedule.
 //!
 //! Requests, calls and commands are counted from 0, over the whole machine, from the moment of
@@ -60,7 +60,7 @@ pub enum Fault {
     },
 }
 
-/// Where a fault can strike.
+/// The place where a fault can strike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Point {
     DeviceMemory,

@@ -98,7 +98,7 @@ pub(super) struct Job {
     pub(super) snapshot: Option<Snapshot>,
 }
 
-/// How a command begins.
+/// The way in which a command begins.
 pub(super) enum Start {
     /// It runs, with its bytes held.
     Run(Resolved),

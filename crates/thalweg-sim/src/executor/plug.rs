@@ -43,7 +43,7 @@ pub(crate) enum Next<'a> {
     Fail(Refusal),
 }
 
-/// Where gated commands wait for each other.
+/// The place where gated commands wait for each other.
 pub(crate) trait Gate {
     /// Takes in a gated command that is queued, and returns what else it comes after.
     fn enlist(&mut self, command: CommandId, task: &Arc<Task>) -> Frontier;
@@ -89,7 +89,7 @@ pub(crate) struct Failure {
     pub(crate) released: SmallVec<[u32; 8]>,
 }
 
-/// How commands hang together.
+/// The dependences between commands.
 pub(crate) struct Web<'a> {
     /// The commands that wait for the command in a slot.
     pub(crate) successors: &'a dyn Fn(u32) -> &'a [u32],

@@ -18,7 +18,7 @@ use super::snapshot::Snapshot;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
 use crate::refusal::Refusal;
 
-/// Work with the bytes that it touches and the one who asked for it.
+/// Work with the bytes that it touches and the operator that asked for it.
 pub(crate) struct Task {
     pub(crate) device: u32,
     pub(crate) label: Label,
@@ -68,7 +68,7 @@ pub(crate) trait JointWork: Send + Sync {
     unsafe fn run(&self, accesses: &[Access], resolved: &Resolved);
 }
 
-/// Host memory that a blocked caller lends.
+/// Host memory of a caller that is blocked until the command is done.
 pub(crate) struct HostTarget(HostAddress);
 
 impl HostTarget {

@@ -31,14 +31,14 @@ pub(crate) struct Backing {
     files: Vec<File>,
 }
 
-// SAFETY: the reservation is plain memory that is owned by this value and not tied to a thread. Who may touch which bytes
+// SAFETY: the reservation is plain memory that is owned by this value and not tied to a thread. Which code may touch which bytes
 // of it, and when, is decided by the executor's range lock; the value itself hands out raw pointers only.
 unsafe impl Send for Backing {}
 // SAFETY: as for `Send`; the methods that take `&self` only compute addresses or make system calls that are thread-safe.
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// Files of `device_bytes` each, and a reservation for them.
+    /// Creates files of `device_bytes` each, and a reservation for them.
     pub(crate) fn new(devices: u32, device_bytes: u64) -> io::Result<Self> {
         assert_eq!(device_bytes % PAGE_BYTES, 0, "whole pages");
         let files = (0..devices).map(|_| anonymous_file(device_bytes)).collect::<io::Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Simulated memory: what is allocated, what is mapped where, and who may touch it.
+//! Simulated memory: what is allocated, what is mapped where, and which devices may touch it.
 //!
 //! Three kinds of numbers meet here:
 //!
@@ -105,12 +105,12 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-/// Who may touch a span.
+/// The devices that may touch a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpanAccess {
-    /// Everybody.
+    /// Every device.
     Pinned,
-    /// Everybody.
+    /// Every device.
     Managed,
     /// The owner, and devices that have enabled access to it.
     Plain,
@@ -155,14 +155,14 @@ pub(super) struct Segment {
     windowed: bool,
 }
 
-/// Who touches memory: kernels are bound by peer access, copies are not. Mapped memory has to be opened for both.
+/// The kind of work that touches memory: kernels are bound by peer access, copies are not. Mapped memory has to be opened for both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Toucher {
     Kernel,
     Copy,
 }
 
-/// Where the declared accesses of a command are: host addresses to use, physical addresses to compare.
+/// The place where the declared accesses of a command are: host addresses to use, physical addresses to compare.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Resolved {
     /// One for each access.
@@ -223,7 +223,10 @@ impl Memory {
 
     pub(super) fn enable_peer(&mut self, device: u32, peer: u32) -> CallResult<()> {
         if device == peer {
-            return Err(Refusal::new(Code::InvalidDevice, format!("device {device} is no peer of itself")));
+            return Err(Refusal::new(
+                Code::InvalidDevice,
+                format!("device {device} is not a peer of itself"),
+            ));
         }
         let peers = &mut self.devices[device as usize].peers;
         if *peers & bit(peer) != 0 {

@@ -100,7 +100,7 @@ impl Memory {
     /// Returns a token that this machine made.
     fn own_token(&self, bytes: &[u8]) -> CallResult<Token> {
         let token = Token::from_bytes(bytes)
-            .ok_or_else(|| Refusal::new(Code::InvalidValue, "this is no handle of simulated memory"))?;
+            .ok_or_else(|| Refusal::new(Code::InvalidValue, "this is not a handle of simulated memory"))?;
         if token == self.token(token.subject, token.allocation) {
             return Ok(token);
         }
@@ -148,7 +148,7 @@ impl Memory {
             ShareableHandle::FileDescriptor(descriptor) => {
                 let file = descriptor.as_fd().try_clone_to_owned().map(File::from);
                 file.and_then(|file| file.read_exact_at(&mut content, 0)).map_err(|error| {
-                    let detail = format!("the descriptor is no exported memory: {error}");
+                    let detail = format!("the descriptor is not exported memory: {error}");
                     Refusal::new(Code::InvalidValue, detail)
                 })?;
                 self.own_token(&content)?

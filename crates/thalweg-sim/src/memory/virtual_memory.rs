@@ -243,7 +243,7 @@ impl Memory {
 }
 
 fn no_physical(handle: u64) -> Refusal {
-    Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no physical memory, or was released"))
+    Refusal::new(Code::InvalidHandle, format!("{handle:#x} is not physical memory, or was released"))
 }
 
 fn granular(what: &str, value: u64) -> CallResult<()> {
@@ -252,6 +252,6 @@ fn granular(what: &str, value: u64) -> CallResult<()> {
     }
     Err(Refusal::new(
         Code::InvalidValue,
-        format!("{what} = {value:#x} is no multiple of the granularity, {GRANULARITY_BYTES} bytes"),
+        format!("{what} = {value:#x} is not a multiple of the granularity, {GRANULARITY_BYTES} bytes"),
     ))
 }

@@ -85,7 +85,7 @@ pub(crate) enum Record {
     Captured { capture: u64, nodes: SmallVec<[u32; 2]> },
 }
 
-/// When a place in the order was reached, in nanoseconds since the machine started.
+/// The time when a place in the order was reached, in nanoseconds since the machine started.
 #[derive(Debug, Default)]
 pub(crate) struct Stamp(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! Who goes next: the schedules of a controlled machine.
+//! Decisions which command or thread goes next: the schedules of a controlled machine.
 //!
 //! A machine of [`SimDriver::controlled`](super::SimDriver::controlled) leaves everything open that CUDA leaves open, and
 //! asks a [`Schedule`] each time. One run is one sequence of choices; the same choices give the same run. The choice with
@@ -32,7 +32,7 @@ pub use trace::{Deviation, StepName, Trace};
 
 use super::memory::Piece;
 
-/// Decides what happens next. One value serves one run.
+/// A schedule, which decides what happens next. One value serves one run.
 ///
 /// It is asked in the machine's critical section: it must not call the driver.
 pub trait Schedule: Send {
@@ -127,7 +127,7 @@ impl Footprint {
     }
 }
 
-/// Whose step it is.
+/// The command or thread whose step it is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Actor {
     /// A host thread, numbered in the order in which they were started; the one that made the driver is 0.

@@ -27,7 +27,7 @@ impl SplitMix {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below the limit, which is not 0. (The bias for limits that are no power of two is below 2^-32.)
+    /// Returns a number below the limit, which is not 0. (The bias for limits that are not a power of two is below 2^-32.)
     pub const fn below(&mut self, limit: usize) -> usize {
         ((self.next() as u128 * limit as u128) >> 64) as usize
     }

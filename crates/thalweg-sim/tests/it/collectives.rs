@@ -1,4 +1,4 @@
-//! Collectives of the simulator: their values, who meets whom, and what is reported where none can.
+//! Collectives of the simulator: their values, which ranks meet, and what is reported where none can.
 
 use std::sync::{Arc, Mutex};
 
@@ -264,7 +264,7 @@ fn parts_that_differ_are_named() {
             let other = world.part(1, right.0, right.1, right.2);
             world.driver.collectives_async(&[one]).unwrap();
             world.driver.collectives_async(&[other]).unwrap();
-            // Those who have not come are lost as well: they could only wait.
+            // The ranks that have not come are lost as well: they could only wait.
             let text = loss(&world, Code::LaunchFailed);
             assert!(text.contains("calls of a collective differ"), "{text}");
             assert!(text.contains(&format!("rank 0 calls {} (", at(&one))), "{text}");
@@ -596,7 +596,7 @@ fn ranks_that_split_differently_are_named() {
     let world = fast();
     let split = |rank: usize, part: &[u32]| world.driver.communicator_split(world.communicator[rank], part);
     let first = split(0, &[0, 1]).unwrap().expect("a rank of the part");
-    // What a rank has said binds those that it named, and who names one that has said otherwise.
+    // What a rank has said binds those that it named, and the ranks that name one that has said otherwise.
     for (rank, part) in [(1, &[1][..]), (1, &[]), (1, &[1, 0]), (2, &[2, 0])] {
         let error = split(rank, part).unwrap_err();
         assert_eq!(error.code(), Code::InvalidValue);

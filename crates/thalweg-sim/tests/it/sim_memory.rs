@@ -1,4 +1,4 @@
-//! Simulated memory: what there is, where it is mapped, and who may touch it.
+//! Simulated memory: what there is, where it is mapped, and which devices may touch it.
 
 use thalweg_driver::{
     Access, Code, Copy, DevicePointer, Driver, Endpoint, Fill, FillPattern, HostFlags, Label, MemoryAccess,

@@ -273,7 +273,7 @@ impl<R: Read> Machine<'_, R> {
 
     fn text(&mut self, length_bytes: usize) -> ReadResult<()> {
         let length = self.length(length_bytes)?;
-        // Python lets single surrogates through, which are no valid UTF-8: they are shown as replaced.
+        // Python lets single surrogates through, which are not valid UTF-8: they are shown as replaced.
         let text = String::from_utf8_lossy(self.source.take(length)?);
         let value = self.builder.text(&text);
         drop(text);

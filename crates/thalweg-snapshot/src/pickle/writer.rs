@@ -9,7 +9,7 @@ use super::opcode;
 use crate::dump::{self, Dump};
 use crate::{Frame, Frames};
 
-/// Writes values one after another.
+/// A writer of values one after another.
 pub(crate) struct PickleWriter<'a> {
     out: Vec<u8>,
     memoised: u32,

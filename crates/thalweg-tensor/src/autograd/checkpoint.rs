@@ -227,7 +227,7 @@ impl Frame {
         Ok(tensor)
     }
 
-    /// Runs the function again, and returns the tensors that it saved for those who may ask.
+    /// Runs the function again, and returns the tensors that it saved for the nodes that may ask.
     fn run_again(&self) -> Result<Vec<Option<Recomputed>>> {
         let _current = self.stream.as_ref().map(Stream::make_current);
         let inputs = (self.inputs.iter())

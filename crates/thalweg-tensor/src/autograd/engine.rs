@@ -337,7 +337,7 @@ impl Pass {
     }
 }
 
-/// Where a walk has left work that the caller's stream does not know of.
+/// The place where a walk has left work that the caller's stream does not know of.
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,

@@ -194,7 +194,7 @@ impl GradientCall<'_> {
         &self.node.device
     }
 
-    /// Returns who called, from where.
+    /// Returns the operator that was called, and the line that called it.
     pub fn label(&self) -> Label {
         self.node.label
     }
@@ -208,7 +208,7 @@ impl GradientCall<'_> {
         Ok(gradients)
     }
 
-    /// Returns the gradients of all tensors of the call, each computed if it is wanted; `None` is no gradient.
+    /// Returns the gradients of all tensors of the call, each computed if it is wanted; `None` where there is no gradient.
     pub fn each(&self, mut gradient: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Gradients> {
         (0..self.tensor_count()).map(|at| if self.wants(at) { gradient(at) } else { Ok(None) }).collect()
     }

@@ -63,7 +63,7 @@ impl BackwardWeights {
 }
 
 /// Computes the gradient of `input` alone, from a gradient of `output` (1 where none is given and the output has one element), and returns
-/// it with the rest of the backward pass: so that who waits for the gradient of the input need not wait for those of the
+/// it with the rest of the backward pass: so that work behind the gradient of the input need not wait for those of the
 /// weights (`stage_backward_input` of PyTorch's pipelining). `None` if the output does not depend on the input. No leaf's
 /// [`Tensor::grad`] changes before the rest has run.
 ///

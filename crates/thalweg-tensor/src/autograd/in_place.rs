@@ -31,7 +31,7 @@ pub(crate) enum Write {
         dimension: usize,
         /// The indices, of one dimension.
         index: Saved,
-        /// Who wrote.
+        /// The operator that wrote.
         label: Label,
     },
 }

@@ -12,10 +12,10 @@ use super::{Edge, GradientEdge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
 use crate::tensor::Tensor;
 
-/// Whose memory a view sees, for writes in place.
+/// The owner of the memory that a view sees, for writes in place.
 #[derive(Clone)]
 pub(crate) enum ViewOf {
-    /// The tensor that owns the history of the whole memory; it is no view itself.
+    /// The tensor that owns the history of the whole memory; it is not a view itself.
     Base(Tensor),
     /// Made while nothing was recorded: a write that must be recorded is refused.
     Unrecorded,
@@ -144,8 +144,8 @@ impl Tensor {
     /// Sets whether it collects a gradient (`requires_grad` of PyTorch).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is to, and is no floating-point tensor, or an inference tensor outside
-    /// inference mode; or if it is not to, and is no leaf: then a
+    /// [`Error::is_invalid_argument`] if it is to, and is not a floating-point tensor, or an inference tensor outside
+    /// inference mode; or if it is not to, and is not a leaf: then a
     /// tensor outside the graph comes from [`Tensor::detach`].
     #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {

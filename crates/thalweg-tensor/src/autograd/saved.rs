@@ -31,7 +31,7 @@ pub struct Saved {
     origin: Origin,
 }
 
-/// How a tensor is kept.
+/// The way in which a tensor is kept.
 #[derive(Clone)]
 enum State {
     /// As it is, with the version that it had.
@@ -48,7 +48,7 @@ struct Packed {
     device: thalweg_runtime::Device,
 }
 
-/// Where the gradient of a saved tensor goes, if that is asked for.
+/// The place where the gradient of a saved tensor goes, if that is asked for.
 enum Origin {
     /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
     Input(Weak<Node>, usize),

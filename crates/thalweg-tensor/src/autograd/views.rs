@@ -1,7 +1,7 @@
 //! The nodes of views: how the gradient of a view becomes that of its base.
 //!
-//! With `operators::view`, `operators::create` and `operators::index` this is one circle: views record these nodes, whose
-//! gradients are written at indices.
+//! With `operators::view`, `create`, `index`, `join` and `complex` this is one circle: views, of complex numbers too, record these nodes, whose
+//! gradients are written at indices, into tensors that are made and copied into.
 
 use std::panic::Location;
 
@@ -17,7 +17,7 @@ use crate::kernels::loops::{LoopArguments, run_into};
 use crate::operators::index::scatter;
 use crate::tensor::Tensor;
 
-/// How the gradient of a view becomes that of its base.
+/// The way in which the gradient of a view becomes that of its base.
 pub(crate) enum ViewBackward {
     /// Dimensions in another order; this order takes it back.
     Permute(Shape),

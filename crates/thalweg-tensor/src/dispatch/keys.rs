@@ -115,7 +115,7 @@ struct Local {
     anomaly: Anomaly,
 }
 
-/// How far backward passes look for the lines that their failures come from.
+/// The distance to which backward passes look for the lines that their failures come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Anomaly {
     /// Not at all.
@@ -141,7 +141,7 @@ thread_local! {
     static LOCAL: Cell<Local> = const { Cell::new(Local::new()) };
 }
 
-/// Puts the thread's keys back as they were. Guards are dropped in the reverse order of their making.
+/// A guard that puts the thread's keys back as they were. Guards are dropped in the reverse order of their making.
 struct Restore {
     former: Local,
     _not_send: PhantomData<*const ()>,
@@ -163,7 +163,7 @@ impl Drop for Restore {
     }
 }
 
-/// Leaves a key out of every call of this thread until it is dropped.
+/// A guard that leaves a key out of every call of this thread until it is dropped.
 #[must_use = "the key is left out only while the guard lives"]
 pub struct ExcludeKeyGuard {
     _restore: Restore,
@@ -176,7 +176,7 @@ impl ExcludeKeyGuard {
     }
 }
 
-/// Adds a key to every call of this thread until it is dropped, unless the thread excludes it.
+/// A guard that adds a key to every call of this thread until it is dropped, unless the thread excludes it.
 #[must_use = "the key is added only while the guard lives"]
 pub struct IncludeKeyGuard {
     _restore: Restore,

@@ -140,7 +140,7 @@ pub fn trace<T>(function: impl FnOnce() -> Result<T>) -> Result<(T, Trace)> {
     Ok((answer?, trace))
 }
 
-/// Puts the outer trace back, after a panic too.
+/// A guard that puts the outer trace back, after a panic too.
 struct Recording {
     outer: Option<Trace>,
 }

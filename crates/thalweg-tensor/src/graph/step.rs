@@ -2,7 +2,7 @@
 
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result};
 
-/// How a step is captured.
+/// The options with which a step is captured.
 #[derive(Clone, Debug)]
 pub struct StepOptions {
     /// The number of eager runs before the capture: they compile the kernels and make the tensors that stay (moments, caches).

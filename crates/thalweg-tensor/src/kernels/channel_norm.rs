@@ -27,7 +27,7 @@ const MANY_ROWS: usize = 1024;
 /// Points of a part, at least.
 const PART: usize = 1024;
 
-/// Planes with fewer points are no rows of their own where statistics are of the batch.
+/// Planes with fewer points are not rows of their own where statistics are of the batch.
 const SMALL_PLANE: usize = 64;
 
 /// The extents of an input, seen as (batch, groups, channels of a group, plane). Statistics of the batch are those of groups of one channel
@@ -167,7 +167,7 @@ impl Parts {
     }
 }
 
-/// A call of the kernels, by whom.
+/// A call of the kernels, with its caller.
 struct Kernels<'a> {
     sizes: &'a Sizes,
     compute: DType,

@@ -21,7 +21,7 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::sdp::SdpBackend;
 use crate::tensor::{Tensor, Tensors};
 
-/// A tensor as the kernels read it, copied first where its strides or its address do not fit.
+/// Returns a tensor as the kernels read it, copied first where its strides or its address do not fit.
 fn readable(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.detach();
     let (shape, strides) = (tensor.shape(), tensor.layout().strides());

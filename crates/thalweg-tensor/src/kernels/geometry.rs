@@ -18,7 +18,7 @@ use crate::tensor::{Tensor, Tensors};
 /// A number per axis; planes of fewer axes have extents of 1 in front.
 pub(crate) type PerAxis = [usize; 3];
 
-/// How windows lie along the axes.
+/// The way in which windows lie along the axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placing {
     /// At a stride, with padding and dilation. An average divides by `divisor`, or where that is 0 by the elements that it has,

@@ -217,7 +217,12 @@ fn stride_of_rows(index: &Tensor) -> Option<u64> {
 pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
     let name = call.str(3);
     let found = Combine::ALL.into_iter().find(|combine| combine.name() == name);
-    found.ok_or_else(|| Error::invalid(format!("{name} is no way to combine elements")))
+    found.ok_or_else(|| {
+        let known = Combine::ALL.map(Combine::name).join(", ");
+        Error::invalid(format!(
+            "thalweg::scatter: reduce=\"{name}\" does not combine elements: use one of {known}"
+        ))
+    })
 }
 
 /// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of

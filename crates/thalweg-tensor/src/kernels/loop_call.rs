@@ -38,7 +38,7 @@ pub(crate) struct LoopCall<'a> {
     pub arguments: LoopArguments,
     /// The device of tensors and results.
     pub device: &'a Device,
-    /// Who called, from where.
+    /// The operator that was called, and the line that called it.
     pub label: Label,
 }
 
@@ -95,7 +95,7 @@ impl LoopCall<'_> {
             .fold(0, |mask, (input, _)| mask | 1 << input)
     }
 
-    /// Whether the gradients of the call read its first tensor.
+    /// Returns whether the gradients of the call read its first tensor.
     pub(crate) fn saves_first_input(&self) -> Result<bool> {
         let wanted = self.wanted();
         let is_differentiable = self.result()?.is_some_and(|(_, dtype)| dtype.is_differentiable());

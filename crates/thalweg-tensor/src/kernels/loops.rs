@@ -49,7 +49,7 @@ pub(crate) struct LoopLaunch<'a> {
     pub placements: SmallVec<[Placement; 8]>,
     /// The bits of the scalars.
     pub scalars: &'a [u64],
-    /// Who asked.
+    /// The operator and the line that asked for it.
     pub label: Label,
 }
 

@@ -152,7 +152,7 @@ pub(super) fn place(sum: &Tensor, index: &Tensor, extent: usize, stride: usize) 
     super::call(built_in!("thalweg::place")?, &arguments, None, Location::caller())
 }
 
-/// Where index tensors point to in a tensor.
+/// The place where index tensors point to in a tensor.
 struct Indexed {
     /// The dimensions of the tensor, the indexed ones first.
     order: Shape,

@@ -53,7 +53,7 @@ pub(crate) fn leaked(text: Cow<'static, str>) -> &'static str {
     }
 }
 
-/// How an operator computes complex numbers.
+/// The way in which an operator computes complex numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Complex {
     /// As its body says: a loop by its formula, an operator that is made of others by those, none of which may lose imaginary parts.
@@ -68,7 +68,7 @@ pub(crate) enum Complex {
     Operator(&'static str),
 }
 
-/// How an operator is computed.
+/// The way in which an operator is computed.
 #[derive(Clone, Copy)]
 pub(crate) enum Body {
     /// By a loop over points, which takes the arguments as they stand. The gradient is derived.

@@ -99,7 +99,7 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
     Ok(result)
 }
 
-/// How far apart the points along a dimension are.
+/// The spacing of the points along a dimension.
 #[derive(Clone)]
 enum Spacing {
     /// By one distance.

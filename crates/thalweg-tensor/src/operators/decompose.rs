@@ -70,12 +70,12 @@ pub(super) fn square(x: &Tensor) -> Result<[usize; 2]> {
     }
 }
 
-/// The transposes.
+/// Returns the transposes.
 pub(super) fn turned(x: &Tensor) -> Result<Tensor> {
     x.transpose(-2, -1)
 }
 
-/// A copy of the elements, row-major, that a kernel may overwrite.
+/// Returns a copy of the elements, row-major, that a kernel may overwrite.
 pub(super) fn room(x: &Tensor, label: Label) -> Result<Tensor> {
     x.detach().copied(label.location)
 }
@@ -245,7 +245,7 @@ pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
 static LU: Formula =
     Formula { inputs: &[], outputs: &[0, 1], backward: |call| call.one(0, || lu_backward(call)) };
 
-/// The gradient of P L U: of its square part by both triangles of a product, of what is beside or below it by a solution.
+/// Returns the gradient of P L U: of its square part by both triangles of a product, of what is beside or below it by a solution.
 fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
     let (factors, pivots, gradient) = (call.result(0)?, call.result(1)?, call.gradient()?);
     let [_, rows, columns] = sizes(&factors)?;
@@ -330,7 +330,7 @@ static QR: Formula = Formula {
     },
 };
 
-/// The gradient of Q R with a square R.
+/// Returns the gradient of Q R with a square R.
 fn qr_backward(q: &Tensor, r: &Tensor, of_q: &Tensor, of_r: &Tensor) -> Result<Tensor> {
     let product = of_r.matmul(&turned(r)?)?.sub(&turned(q)?.matmul(of_q)?)?.triu(0)?;
     let symmetric = product.add(&turned(&product.triu(1)?)?)?;
@@ -356,7 +356,7 @@ fn eigen(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([values, vectors]))
 }
 
-/// The differences b − a of each two numbers of a list, with 1 in the diagonal.
+/// Returns the differences b − a of each two numbers of a list, with 1 in the diagonal.
 pub(super) fn differences(numbers: &Tensor) -> Result<Tensor> {
     let n = numbers.shape()[1];
     let ones = Tensor::ones(&[n], numbers.dtype(), numbers.device())?.diag_embed(0, 0, 1)?;
@@ -422,7 +422,7 @@ static SINGULAR: Formula = Formula {
     },
 };
 
-/// The signs of permutations: 1 where an even number of rows is swapped.
+/// Returns the signs of permutations: 1 where an even number of rows is swapped.
 pub(super) fn signs(pivots: &Tensor) -> Result<Tensor> {
     let count = pivots.shape()[1];
     let places = Tensor::arange(count, 1, 1, DType::I32, pivots.device())?;

@@ -351,7 +351,7 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     result.reshape(&shape)
 }
 
-/// Matrices with one dimension for the batch: of extent 1 where all are the same.
+/// Returns matrices with one dimension for the batch: of extent 1 where all are the same.
 fn batched(matrices: &Tensor, batch: &[usize]) -> Result<Tensor> {
     let [rows, columns] = [2, 1].map(|back| matrices.shape()[matrices.rank() - back]);
     let own = &matrices.shape()[..matrices.rank() - 2];

@@ -235,7 +235,7 @@ fn kl_div(call: &Call<'_>) -> Result<Tensors> {
     of_pair(call, loops, call.int(2), &[])
 }
 
-/// Where the classes of a loss are, and how many.
+/// The place where the classes of a loss are, and how many.
 struct Classes {
     dimension: usize,
     count: usize,

@@ -406,7 +406,7 @@ fn average_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     pool.geometry.average_backward(&gradient, pool.planes, shape, call.label).map(single)
 }
 
-/// Returns a tensor that lends its shape: its elements are never read.
+/// Returns a tensor of which only the shape is used: its elements are never read.
 fn shape_of(call: &GradientCall<'_>, tensor: usize) -> Result<Tensor> {
     Tensor::empty(&[], call.dtype_of(tensor), call.device())?.expand(call.shape(tensor))
 }

@@ -197,7 +197,7 @@ operators! {
         });
 }
 
-/// The first of several results.
+/// Returns the first of several results.
 fn first(results: Tensors) -> Tensors {
     results.into_iter().take(1).collect()
 }
@@ -292,7 +292,7 @@ impl Stack {
         identity(&self.matrices, self.rows())?.unsqueeze(0)?.expand(&[self.count(), self.rows(), self.rows()])
     }
 
-    /// An empty result.
+    /// Returns an empty result.
     pub(super) fn nothing(&self) -> Result<Tensor> {
         Tensor::empty(&[0], self.dtype, self.matrices.device())
     }
@@ -342,7 +342,7 @@ pub(super) fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String
     }
 }
 
-/// Of which matrix of a batch an error speaks.
+/// Returns which matrix of a batch an error speaks of, as text.
 pub(super) fn of_batch(matrix: Option<usize>) -> String {
     matrix.map_or_else(String::new, |matrix| format!("(Batch element {matrix}): "))
 }
@@ -576,7 +576,7 @@ mod of_complex {
         Tensor::cat(&[upper, Tensor::cat(&[im, re], -1)?], -2)
     }
 
-    /// The numbers of real parts above imaginary ones.
+    /// Returns the numbers of real parts above imaginary ones.
     fn joined(stacked: &Tensor) -> Result<Tensor> {
         let rows = stacked.shape()[stacked.rank() - 2] / 2;
         of_parts(&stacked.narrow(-2, 0, rows)?, &stacked.narrow(-2, rows, rows)?)

@@ -235,7 +235,7 @@ fn check_overlap(envelope: &Tensor) -> Result<()> {
         return Ok(());
     }
     let least = envelope.detach().abs()?.amin(&[], false)?.to_dtype(DType::F64)?.item::<f64>()?;
-    // NaN is no weight either.
+    // NaN is not a weight either.
     match least > 1e-11 {
         true => Ok(()),
         false => Err(Error::invalid(format!(

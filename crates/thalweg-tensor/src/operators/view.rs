@@ -558,7 +558,7 @@ fn view_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let address = x.pointer().address();
     if x.elements() > 0 && !address.is_multiple_of(to as u64) && to > from {
         return Err(Error::invalid(format!(
-            "the address {address:#x} is no multiple of the {to} bytes of {}: clone the tensor before it is viewed",
+            "the address {address:#x} is not a multiple of the {to} bytes of {}: clone the tensor before it is viewed",
             named(dtype)
         )));
     }
@@ -676,7 +676,7 @@ pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
         (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
         (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
         (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
-        _ => Err(Error::invalid(format!("{format} is no memory format"))),
+        _ => Err(Error::invalid(format!("{format} is not a memory format"))),
     }
 }
 

@@ -2,7 +2,7 @@
 
     python3 make.py > pytorch.txt
 
-One case a block: a line `case NAME key=number ...`, then a line a tensor, `in|param|grad|out NAME dtype shape : values`, where
+One case per block: a line `case NAME key=number ...`, then a line per tensor, `in|param|grad|out NAME dtype shape : values`, where
 floats are written as the hexadecimal digits of their bits. Inputs are drawn from a fixed seed.
 """
 import struct, sys, torch, torch.nn.functional as F

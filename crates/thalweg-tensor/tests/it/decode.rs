@@ -69,7 +69,7 @@ fn layers_of_few_rows_are_near_those_in_f64() {
                     "{dtype} {rows} x {n} x {k} [{at}]: {found}, {expected}"
                 );
             }
-            // Without a bias and an addend, and from an address that is no multiple of 16 bytes.
+            // Without a bias and an addend, and from an address that is not a multiple of 16 bytes.
             let zero = |shape: &[usize]| Tensor::zeros(shape, dtype, &device()).unwrap();
             let expected = layer([&input, &weight, &zero(&[n]), &zero(&[rows, n])]);
             let shifted = zero(&[n * k + 1]).narrow(0, 1, n * k).unwrap().reshape(&[n, k]).unwrap();

@@ -96,7 +96,7 @@ fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
     let all = [
         Sizes { features: 64, hidden: 256, heads: 2, context: 40, layers: 2 },
         Sizes { features: 256, hidden: 1024, heads: 4, context: 300, layers: 3 },
-        // Rows that blocks do not share evenly, and hidden features that are no multiple of the row's.
+        // Rows that blocks do not share evenly, and hidden features that are not a multiple of the row's.
         Sizes { features: 192, hidden: 416, heads: 3, context: 70, layers: 2 },
         // More layers than a launch has.
         Sizes { features: 32, hidden: 64, heads: 2, context: 9, layers: 34 },

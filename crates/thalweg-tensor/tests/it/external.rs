@@ -49,7 +49,7 @@ fn elements_beyond_the_memory_are_refused() {
     // SAFETY: nothing is read.
     let odd = unsafe { ExternalMemory::new(address, 8, source.clone()) };
     let error = over(&[1], &[1], odd).unwrap_err();
-    assert!(error.to_string().contains("no multiple of the 4 bytes"), "{error}");
+    assert!(error.to_string().contains("not a multiple of the 4 bytes"), "{error}");
 }
 
 #[test]

@@ -185,5 +185,5 @@ fn tensors_like_another_lie_in_its_order_or_in_the_format_that_is_asked_for() {
     };
     assert!(in_format(&last, 0).unwrap().is_contiguous());
     assert_eq!(in_format(&images, 2).unwrap().layout().strides(), expected);
-    assert!(in_format(&images, 3).is_err(), "an image is no volume");
+    assert!(in_format(&images, 3).is_err(), "an image is not a volume");
 }

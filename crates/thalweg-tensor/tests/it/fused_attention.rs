@@ -176,7 +176,7 @@ fn what_lies_in_other_ways_is_read_as_it_is() {
 
 #[test]
 fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
-    // (batch, tokens, …): the parts before the heads, behind them, and in one dimension with them; and two parts of one, which are no whole.
+    // (batch, tokens, …): the parts before the heads, behind them, and in one dimension with them; and two parts of one, which are less than a whole.
     let whole = held(&[2, 5, 96], 1, DType::F16);
     let gradient = held(&[2, 2, 5, 16], 2, DType::F16).to_dtype(DType::F16).unwrap();
     let expected = packed_gradient(&whole, &gradient, Math, |whole| {
@@ -198,7 +198,7 @@ fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
         for parts in in_packs {
             let found = packed_gradient(&whole, &gradient, backend, parts);
             assert_close(&found.0, &expected.0, 0.004);
-            // A GPU does not know who submitted a node.
+            // A GPU does not know which operator submitted a node.
             assert!(
                 !device().is_simulated() || found.1 == 0,
                 "nothing is copied, but {} commands run",

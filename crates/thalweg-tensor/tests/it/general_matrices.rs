@@ -64,7 +64,7 @@ fn eigenvectors_are_stretched_by_eigenvalues() {
         let sum = values_of.sum(&[-1], false).unwrap();
         assert_close(&values(&sum.real().unwrap()), &values(&trace), 1e-12);
     }
-    // A rotation by a right angle, a block of Jordan, elements whose squares are no numbers.
+    // A rotation by a right angle, a block of Jordan, elements whose squares are not numbers.
     let list = [0.0, -1.0, 1.0, 0.0, 2.0, 1.0, 0.0, 2.0, 1e200, 0.0, 1e200, -3e200];
     let found = tensor(&list, &[3, 2, 2], DType::F64).linalg_eigvals().unwrap().to_vec::<c128>().unwrap();
     let mut turn: Vec<f64> = found[..2].iter().map(|value| value.im).collect();

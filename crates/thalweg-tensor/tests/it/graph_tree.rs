@@ -503,7 +503,7 @@ fn pools_are_given_up_when_they_are_too_large() {
     }
     assert!(tree.counters().evictions > 0);
     assert!(functions.iter().all(|&function| tree.eager_reason(function).is_none()));
-    // What is too large for the limit all by itself is no graph.
+    // What is too large for the limit all by itself is not a graph.
     for _ in 0..3 {
         assert_eq!(read(&tree.call(functions[0], vec![x(1 << 23)]).unwrap()[1])[5], 2.0);
     }

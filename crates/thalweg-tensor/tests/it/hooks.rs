@@ -196,7 +196,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     z.backward_options(None, RETAINED).unwrap();
     z.backward().unwrap();
     assert_eq!(values(&y.grad().unwrap()), [8.0, 16.0]);
-    // It is no memory that the leaf's gradient shares.
+    // It is not memory that the leaf's gradient shares.
     no_grad(|| y.grad().unwrap().copy_(&x)).unwrap();
     assert_eq!(values(&x.grad().unwrap()), [16.0, 32.0]);
 

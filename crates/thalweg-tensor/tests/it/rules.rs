@@ -342,7 +342,7 @@ fn optimizers_that_cannot_step() {
     let part = |start, length| base.narrow(0, start, length).unwrap().requires_grad_().unwrap();
     refused(new(vec![part(0, 3), part(2, 2)]), "share memory");
     new(vec![part(0, 2), part(2, 2)]).unwrap();
-    refused(new(vec![x.mul_scalar(2.0).unwrap()]), "no leaf");
+    refused(new(vec![x.mul_scalar(2.0).unwrap()]), "not a leaf");
     new(vec![leaf(&[0]), leaf(&[0])]).unwrap();
 }
 

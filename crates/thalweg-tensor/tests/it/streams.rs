@@ -192,7 +192,7 @@ fn graphed_callables_follow_one_another_across_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// The gradient of a leaf of another stream is read and dropped by the caller of backward, who knows of no other stream.
+/// The gradient of a leaf of another stream is read and dropped by the caller of backward, which knows of no other stream.
 #[test]
 fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     let program = |gpu: &Gpu| -> Result<()> {

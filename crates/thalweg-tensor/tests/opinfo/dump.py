@@ -81,7 +81,7 @@ def pattern(tensor, salt):
 
 
 class Natives:
-    """What native_functions.yaml says."""
+    """Returns what native_functions.yaml says."""
 
     def __init__(self):
         functions = parse_native_yaml(str(PACKAGED / "native_functions.yaml"), str(PACKAGED / "tags.yaml")).native_functions
@@ -129,7 +129,7 @@ class Blob:
 
 
 def identity(tensor):
-    """What two tensors share that are the same elements of one storage."""
+    """Returns what two tensors share that are the same elements of one storage."""
     if tensor.layout != torch.strided:
         return id(tensor)
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()

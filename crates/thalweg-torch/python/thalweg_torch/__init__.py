@@ -105,12 +105,12 @@ def _enable(policy, conf, tier, patch, sanitize):
 
 
 def enabled():
-    """What `enable` returned, or None if it was not called."""
+    """Returns what `enable` returned, or None if it was not called."""
     return _state.enabled
 
 
 def findings():
-    """What the sanitizer has found so far (`enable(sanitize=True)`), as texts."""
+    """Returns what the sanitizer has found so far (`enable(sanitize=True)`), as texts."""
     if _state.sanitizer is None:
         raise RuntimeError("nothing is looked for: call thalweg_torch.enable(sanitize=True), or run with --sanitize")
     _state.sanitizer.report()

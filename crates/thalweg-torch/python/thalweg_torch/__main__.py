@@ -53,7 +53,7 @@ def run_watched(program):
 
 
 def split(arguments):
-    """Our options, and the program with its arguments, which begins with `-m` or with what is no option."""
+    """Our options, and the program with its arguments, which begins with `-m` or with what is not an option."""
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-m":
         has_value_behind = arguments[at] in ("--tier", "--policy", "--conf")

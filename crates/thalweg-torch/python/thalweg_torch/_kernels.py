@@ -31,7 +31,7 @@ class Kernel(typing.NamedTuple):
 
     @property
     def speedup(self):
-        """How many times as fast as PyTorch's it is at least."""
+        """Returns how many times as fast as PyTorch's it is at least."""
         return self.percent_of_copy / self.percent_of_copy_pytorch
 
 

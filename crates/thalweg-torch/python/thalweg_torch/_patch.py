@@ -1,4 +1,4 @@
-"""What is changed in `torch` beside its allocator, and never put back.
+"""Changes in `torch` beside its allocator, which are made once and never put back.
 
 Settings that a program changes through PyTorch are changed in our allocator, too. Everything else answers already in the second
 tier. In the first, PyTorch's functions that would raise are replaced by ours, and what cannot work under hooks is refused before it

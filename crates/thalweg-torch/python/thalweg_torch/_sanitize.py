@@ -257,7 +257,7 @@ def tensors(value):
 
 
 def inputs(schema, arguments, keywords):
-    """What an operator touches of its arguments."""
+    """Returns what an operator touches of its arguments."""
     if schema.name in _CHANGES_THE_FORM or _WANTS_THE_FORM.match(schema.name) or _MAKES_EMPTY.match(schema.name):
         return
     for place, argument in enumerate(schema.arguments):
@@ -274,7 +274,7 @@ def inputs(schema, arguments, keywords):
 
 
 def outputs(schema, result):
-    """What an operator writes of what it makes."""
+    """Returns what an operator writes of what it makes."""
     if _MAKES_EMPTY.match(schema.name):
         return
     results = result if len(schema.returns) > 1 and isinstance(result, (tuple, list)) else (result,)

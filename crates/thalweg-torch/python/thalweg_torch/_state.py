@@ -6,7 +6,7 @@ from ._library import Library
 
 
 class Enabled:
-    """What `enable` did: the tier that is in use and the reason, for people."""
+    """The result of `enable`: the tier that is in use and the reason, for people."""
 
     def __init__(self, library, way, reason):
         self.library, self.way, self.reason = library, way, reason

@@ -49,7 +49,7 @@ def memory_stats(device=None):
 
 
 def memory_stats_as_nested_dict(device=None):
-    """The same as nested dictionaries (`torch.cuda.memory_stats_as_nested_dict`)."""
+    """Returns `memory_stats` as nested dictionaries (`torch.cuda.memory_stats_as_nested_dict`)."""
     nested = {}
     for key, value in memory_stats(device).items():
         *path, last = key.split(".")
@@ -96,7 +96,7 @@ def memory_summary(device=None, abbreviated=False):
 
 
 def get_per_process_memory_fraction(device=None):
-    """How much of a device's memory may be taken from the driver."""
+    """Returns the part of a device's memory that may be taken from the driver."""
     import torch
 
     torch.cuda.init()

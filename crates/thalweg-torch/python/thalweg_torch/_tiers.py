@@ -12,7 +12,7 @@ from . import _library
 
 
 class Refused(RuntimeError):
-    """What was asked for cannot work; the message says why, and what to do."""
+    """An error: what was asked for cannot work; the message says why, and what to do."""
 
 
 def torch_version():
@@ -77,7 +77,7 @@ def pick(wanted):
     if file is None:
         return 1, f"hooks, since this wheel has no native class for PyTorch {major}.{minor}"
     if wanted is None and not is_release(version):
-        return 1, f"hooks, since PyTorch {version} is no release, and the native class is for {major}.{minor} as released"
+        return 1, f"hooks, since PyTorch {version} is not a release, and the native class is for {major}.{minor} as released"
     try:
         load_native((major, minor))
     except Refused as error:

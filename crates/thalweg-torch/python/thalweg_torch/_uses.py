@@ -18,13 +18,13 @@ def record_use(tensor, stream=None):
     import torch
 
     stream = torch.cuda.current_stream(tensor.device) if stream is None else stream
-    _lend_if_external(stream)
+    _mark_transient_if_external(stream)
     _state.library().call(
         "thalweg_record_use", tensor.untyped_storage().data_ptr(), stream.device.index, stream.cuda_stream
     )
 
 
-def _lend_if_external(stream):
+def _mark_transient_if_external(stream):
     # PyTorch knows a stream that it did not make by its handle. Its owner may destroy it at any moment.
     if stream.stream_id == stream.cuda_stream != 0:
         _state.library().call("thalweg_set_stream_transient", stream.device.index, stream.cuda_stream)

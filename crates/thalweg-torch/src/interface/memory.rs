@@ -1,4 +1,4 @@
-//! Memory: asking for it, giving it back, saying who uses it, and how much there may be.
+//! Memory: asking for it, giving it back, saying which stream uses it, and how much there may be.
 
 use std::ffi::{c_char, c_void};
 

@@ -144,7 +144,7 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
 }
 
-/// Returns a capture begins.
+/// Notes that a capture begins.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator, device: i32) -> Status {
     let begin = |_: &Allocator, device: &OpenDevice| {

@@ -339,7 +339,7 @@ pub unsafe extern "C" fn thalweg_observe_rejections(
     unsafe { on("thalweg_observe_rejections", allocator, observe) }
 }
 
-/// Adds one who is asked for memory when it is short.
+/// Adds a function that is asked for memory when it is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     allocator: *const Allocator,
@@ -452,7 +452,7 @@ pub unsafe extern "C" fn thalweg_push_compile_context(name: *const c_char) -> St
     })
 }
 
-/// Returns the thread leaves it.
+/// Leaves the compile context that the calling thread entered last.
 #[unsafe(no_mangle)]
 pub extern "C" fn thalweg_pop_compile_context() -> Status {
     answer("thalweg_pop_compile_context", || {

@@ -27,7 +27,7 @@ const MANY_ROWS: u64 = 1024;
 /// The fewest points of a part.
 const PART: u64 = 1024;
 
-/// Planes with fewer points are no rows of their own.
+/// Planes with fewer points are not rows of their own.
 const SMALL_PLANE: u64 = 64;
 
 /// The kernels that move running statistics, by their dtype.
@@ -82,7 +82,7 @@ impl Extents {
         Parts { rows: [batch, channels, parts], inner: [1, plane / parts] }
     }
 
-    /// Points one by one.
+    /// Returns points one by one.
     fn points(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand<3>> {
         let rows = [self.channels * self.plane, self.plane, 1];
         Some(Operand { dtype, address: tensor.address()?, rows, inner: [0; 2] })
@@ -94,21 +94,21 @@ impl Extents {
 }
 
 impl Parts {
-    /// Points of a tensor, as rows that are parts.
+    /// Returns points of a tensor, as rows that are parts.
     fn points(&self, extents: Extents, points: Operand<3>) -> Operand<3> {
         let instance = extents.channels * extents.plane;
         let rows = [self.inner[0] * instance, extents.plane, self.inner[1]];
         Operand { rows, inner: [instance, 1], ..points }
     }
 
-    /// Results of the parts, one of each.
+    /// Returns results of the parts, one of each.
     fn results(&self, tensor: &Tensor<'_>) -> Option<Operand<3>> {
         let [_, channels, parts] = self.rows;
         let rows = [channels * parts, parts, 1];
         Some(Operand { dtype: DType::F32, address: tensor.address()?, rows, inner: [0; 2] })
     }
 
-    /// Results of the parts, as rows that are channels.
+    /// Returns results of the parts, as rows that are channels.
     fn of_channels(&self, results: Operand<3>) -> Operand<3> {
         let [_, channels, parts] = self.rows;
         Operand { rows: [parts, 0, 0], inner: [channels * parts, 1], ..results }
@@ -123,17 +123,17 @@ impl Parts {
     }
 }
 
-/// A value for each channel, where channels are the second dimension of rows.
+/// Returns a value for each channel, where channels are the second dimension of rows.
 fn of_channels(tensor: &Tensor<'_>, dtype: DType) -> Option<Operand<3>> {
     Some(Operand { dtype, address: tensor.address()?, rows: [0, 1, 0], inner: [0; 2] })
 }
 
-/// A value for each channel, where channels are the first dimension of rows.
+/// Returns a value for each channel, where channels are the first dimension of rows.
 fn as_rows(operand: Operand<3>) -> Operand<3> {
     Operand { rows: [1, 0, 0], ..operand }
 }
 
-/// The kernel that moves running statistics towards those of a batch.
+/// Returns the kernel that moves running statistics towards those of a batch.
 pub(super) fn update(dtype: DType) -> ForeachKernel {
     let b = BodyBuilder::new();
     let [mean, variance] = [0; 2].map(|_| b.input(dtype));

@@ -15,7 +15,7 @@ const CONTIGUOUS: i32 = 0;
 /// A view of more dimensions is PyTorch's.
 const MOST_DIMENSIONS: usize = 6;
 
-/// With fewer points in the dimension that lies close, or in the last one, it is no transpose of tiles.
+/// With fewer points in the dimension that lies close, or in the last one, it is not a transpose of tiles.
 const FEWEST: i64 = 8;
 
 fn attempt<'k>(kernels: &'k Kernels, arguments: &CloneArguments<'_>) -> Taken<'k> {

@@ -34,29 +34,29 @@ impl Extents {
         self.channels * self.plane
     }
 
-    /// The input as rows that are groups.
+    /// Returns the input as rows that are groups.
     fn rows_of(self, whole: Matrix) -> Matrix {
         let each = Channels { groups: self.groups, plane: self.plane };
         whole.of_channels(each, self.batch * self.groups)
     }
 
-    /// The strides of points within rows that are groups.
+    /// Returns the strides of points within rows that are groups.
     fn points(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         let rows = [self.groups * self.group(), self.group()];
         Some(Operand { dtype, address: tensor.address()?, rows, inner: [self.plane, 1] })
     }
 
-    /// A value for each channel, the same for all instances.
+    /// Returns a value for each channel, the same for all instances.
     fn of_channels(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [0, self.channels], inner: [1, 0] })
     }
 
-    /// A value for each group of each instance.
+    /// Returns a value for each group of each instance.
     fn of_groups(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [self.groups, 1], inner: [0, 0] })
     }
 
-    /// A value for each channel of each instance.
+    /// Returns a value for each channel of each instance.
     fn of_instances(self, tensor: &Tensor<'_>) -> Option<Operand> {
         let rows = [self.groups * self.channels, self.channels];
         Some(Operand { dtype: DType::F32, address: tensor.address()?, rows, inner: [1, 0] })
@@ -65,7 +65,7 @@ impl Extents {
 
 /// Operands of rows that are channels, whose points are those of the instances.
 impl Extents {
-    /// Two values for each channel of each instance, and two for each group of each instance.
+    /// Returns two values for each channel of each instance, and two for each group of each instance.
     fn over_instances(self, [products, sums, mean, deviation]: [Operand; 4]) -> [Operand; 4] {
         let all = self.groups * self.channels;
         let of_channels = |operand| Operand { rows: [self.channels, 1], inner: [all, 0], ..operand };
@@ -73,7 +73,7 @@ impl Extents {
         [of_channels(products), of_channels(sums), of_groups(mean), of_groups(deviation)]
     }
 
-    /// A value for each channel.
+    /// Returns a value for each channel.
     fn of_parameter(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [self.channels, 1], inner: [0, 0] })
     }

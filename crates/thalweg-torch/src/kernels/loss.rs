@@ -11,7 +11,7 @@ use super::operators::{Attempt, Matrix, matrix, put};
 use super::rows::Computation;
 use super::{Kernels, Operator};
 
-/// Scores of 16 or 32 bits, a row for each class of `target`.
+/// Returns scores of 16 or 32 bits, a row for each class of `target`.
 fn scores(input: &Tensor<'_>, target: &Tensor<'_>) -> Option<Matrix> {
     let matrix = matrix(input, 1)?;
     let fits = matrix.sizes.len() == 2 && matrix.is_beside(target, DType::I64, &matrix.sizes[..1]);
@@ -25,7 +25,7 @@ fn not_taken<'k>(kernels: &'k Kernels, like: &Tensor<'_>, count: usize) -> Small
     (0..count).map(|_| empty().unwrap_or_else(throw)).collect()
 }
 
-/// `thalweg::cross_entropy_rows(Tensor self, Tensor target, int ignore_index) -> (Tensor losses, Tensor log_sums)`
+/// Computes `thalweg::cross_entropy_rows(Tensor self, Tensor target, int ignore_index) -> (Tensor losses, Tensor log_sums)`
 pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
     let (input, target, ignored) = (stack.tensor(0), stack.tensor(1), stack.word(2));
     let operator = Operator::CrossEntropy;
@@ -39,7 +39,7 @@ pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
     put(stack, taken.unwrap_or_else(|| not_taken(kernels, &input, 2)));
 }
 
-/// `thalweg::cross_entropy_rows_backward(Tensor grad, Tensor self, Tensor target, Tensor log_sums, int ignore_index) -> Tensor`
+/// Computes `thalweg::cross_entropy_rows_backward(Tensor grad, Tensor self, Tensor target, Tensor log_sums, int ignore_index) -> Tensor`
 pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
     let [gradient, input, target, log_sums] = [0, 1, 2, 3].map(|place| stack.tensor(place));
     let ignored = stack.word(4);

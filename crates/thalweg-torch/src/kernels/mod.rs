@@ -456,7 +456,7 @@ pub(crate) fn disable() {
     }
 }
 
-/// Returns the table, a class of calls a line, with what became of the operators' calls.
+/// Returns the table, a class of calls per line, with what became of the operators' calls.
 pub(crate) fn report() -> String {
     match KERNELS.get() {
         Some(kernels) => kernels.report(),

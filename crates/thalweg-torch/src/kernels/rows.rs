@@ -72,7 +72,7 @@ pub(crate) enum Computation {
     LogSumExp,
 }
 
-/// Where an operand lies.
+/// The place where an operand lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lies {
     /// At every point.
@@ -184,7 +184,7 @@ impl RowCall<'_> {
         Placement::Strided { rows: SmallVec::from_slice(rows), inner }
     }
 
-    /// As [`placed`](Self::placed), of rows that are groups of channels: (instances, groups) by (channels, points).
+    /// Does what [`placed`](Self::placed) does for rows that are groups of channels: (instances, groups) by (channels, points).
     fn placed_by_channel(
         &self,
         lies: Lies,

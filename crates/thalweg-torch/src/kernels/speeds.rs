@@ -31,7 +31,7 @@ impl Speed {
     }
 }
 
-/// How rows lie in memory.
+/// The way in which rows lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// A row's points are neighbours.

@@ -609,7 +609,7 @@ fn the_table_has_what_is_ahead_by_five_percent() {
         let [fewest, most] = speed.columns;
         assert!(fewest <= most && fewest % COLUMNS == 0 && most % COLUMNS == 0, "{speed:?}");
         let (rows, dtype) = (speed.elements.div_ceil(fewest), speed.dtypes[0]);
-        // Far more than was measured lies beside each other, and is no multiple of vectors where columns are none.
+        // Far more than was measured lies beside each other, and is not a multiple of vectors where columns are none.
         let of = |dtype, rows, columns| Class {
             form: speed.form,
             contiguous: columns + 1024,
@@ -633,7 +633,7 @@ fn the_table_has_what_is_ahead_by_five_percent() {
     assert!(!speeds::is_ahead("_fused_adamw_", &list(262_144, 256)), "the host takes longer than the GPU");
     let planes = |plane| Class { form: Form::Planes, ..class(DType::Bf16, 128 * 1024, plane) };
     assert!(speeds::is_ahead("native_batch_norm", &planes(28 * 28)), "ResNet-50");
-    assert!(!speeds::is_ahead("native_batch_norm", &planes(14 * 14)), "planes that are no vectors");
+    assert!(!speeds::is_ahead("native_batch_norm", &planes(14 * 14)), "planes that are not vectors");
 }
 
 #[test]

@@ -1,4 +1,6 @@
 //! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once per key.
+//!
+//! With its parent this module is a circle: [`Kernels`] keeps what is made here, and finds the plans and kernels of a launch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +20,7 @@ use crate::status::{Error, Result, Status};
 /// Addresses are taken to be aligned to so many bytes, if they are.
 const ALIGNMENT: u64 = 16;
 
-/// Where kernels run.
+/// The place where kernels run.
 pub(super) enum Place {
     /// On the devices of an allocator, at PyTorch's key CUDA.
     Gpu(&'static Allocator),
@@ -26,7 +28,7 @@ pub(super) enum Place {
     Host(Programs),
 }
 
-/// Makes the number of a body, the body and a plan, for addresses that are aligned to so many bytes.
+/// A function that makes the number of a body, the body and a plan, for addresses that are aligned to so many bytes.
 pub(super) type MakePlan<'a> = &'a dyn Fn(u64) -> Result<(u64, Body, LaunchPlan)>;
 
 /// One launch: addresses are those of inputs and outputs in the order of the body's operands.

@@ -6,7 +6,7 @@ use thalweg::random::default_generator;
 use thalweg::serialize::{self, Object};
 use thalweg::{Device, Error, Result};
 
-/// Where a run of training begins.
+/// The place where a run of training begins.
 #[derive(Default)]
 pub struct Start {
     /// The steps that were done before.
@@ -28,7 +28,8 @@ pub fn resume(path: Option<&String>, model: &impl Module, device: &Device) -> Re
         return Ok(Start::default());
     }
     let file = serialize::load(path, device)?;
-    let lacks = |what: &str| Error::invalid(format!("{path} has no {what}: it is no file of --save FILE.pt"));
+    let lacks =
+        |what: &str| Error::invalid(format!("{path} has no {what}: it is not a file of --save FILE.pt"));
     let number = |name: &str| match file.get(name) {
         Some(Object::Int(number)) => Ok(*number as u64),
         _ => Err(lacks(name)),

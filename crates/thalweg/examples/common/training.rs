@@ -69,7 +69,7 @@ pub fn train<'a, D: Dataset + 'static>(
     Ok(last)
 }
 
-/// The figures behind the bar.
+/// Returns the figures behind the bar.
 pub fn figures(loss: f32, samples: usize, seconds: f64) -> String {
     format!("loss {loss:.4} {:>6.0} samples/s", samples as f64 / seconds.max(1e-9))
 }

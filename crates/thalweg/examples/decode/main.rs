@@ -54,7 +54,7 @@ fn decode(
             options.tokens
         );
     } else {
-        println!("{name:<9} {microseconds:>10.1} us a token   {requests:>6} allocations");
+        println!("{name:<9} {microseconds:>10.1} us per token   {requests:>6} allocations");
     }
     model.sequence(options.tokens + 1)
 }

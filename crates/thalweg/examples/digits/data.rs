@@ -41,7 +41,7 @@ pub struct Digits {
     pub evaluation: Images,
 }
 
-/// Unpacks the file that is part of the program: a line an image, 64 pixels and the digit, separated by commas.
+/// Unpacks the file that is part of the program: a line per image, 64 pixels and the digit, separated by commas.
 pub fn load() -> Digits {
     const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
     let mut text = String::new();

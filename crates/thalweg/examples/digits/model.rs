@@ -27,7 +27,7 @@ impl Network {
 }
 
 impl Forward for Network {
-    /// Images (count, 1, 8, 8) to scores (count, 10).
+    /// Maps images (count, 1, 8, 8) to scores (count, 10).
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
         let halved = |x: &Tensor| max_pool2d(x, [2, 2], PoolOptions::default());
         let x = halved(&self.conv1.forward(images)?.relu()?)?;

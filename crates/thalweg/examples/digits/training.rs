@@ -25,7 +25,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Equal runs have equal fingerprints: FNV-1a over the bits of the losses.
+    /// Returns a fingerprint, which equal runs have in common: FNV-1a over the bits of the losses.
     pub fn fingerprint(&self) -> u64 {
         self.losses.iter().fold(0xcbf2_9ce4_8422_2325, |hash, loss| {
             (hash ^ u64::from(loss.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
@@ -41,14 +41,14 @@ struct Trained {
 }
 
 impl Trained {
-    /// The scores of images, with products in the dtype that was asked for.
+    /// Returns the scores of images, with products in the dtype that was asked for.
     fn scores(&self, images: &Tensor) -> Result<Tensor> {
         let forward = || self.network.forward(images);
         let scores = if self.dtype == DType::F32 { forward() } else { autocast(self.dtype, forward) };
         scores?.to_dtype(DType::F32)
     }
 
-    /// One training step: forward, backward, Adam. Gives the loss, on the device.
+    /// Runs one training step: forward, backward, Adam. Returns the loss, on the device.
     fn step(&self, images: &Tensor, digits: &Tensor) -> Result<Tensor> {
         self.optimizer.zero_grad();
         let loss = functional::cross_entropy(&self.scores(images)?, digits)?;
@@ -57,7 +57,7 @@ impl Trained {
         Ok(loss.detach())
     }
 
-    /// The share of images that the network recognises.
+    /// Returns the share of images that the network recognises.
     fn evaluate(&self, images: Images, device: &Device) -> Result<f64> {
         let count = images.0.len();
         let loading = DataLoaderOptions { batch_size: count, ..DataLoaderOptions::default() };

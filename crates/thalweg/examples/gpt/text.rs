@@ -13,7 +13,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// The sonnets, in pieces of `context` characters.
+    /// Returns the sonnets, in pieces of `context` characters.
     pub fn sonnets(context: usize) -> Self {
         let mut characters: Vec<char> = SONNETS.chars().collect();
         characters.sort_unstable();
@@ -46,7 +46,7 @@ impl Dataset for Text {
         self.tokens.len() - self.context
     }
 
-    /// A piece, and the characters that follow each of its own.
+    /// Returns a piece, and the characters that follow each of its own.
     fn fields(&self) -> Vec<Field> {
         vec![Field { shape: vec![self.context], dtype: DType::I64 }; 2]
     }

@@ -22,7 +22,7 @@ impl Requests {
         }
     }
 
-    /// The requests of a piece of work.
+    /// Counts the requests of a piece of work.
     fn during(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let before = Self::so_far(device);
         work()?;

@@ -40,7 +40,7 @@ fn open(out: &mut String, title: &str, height: f64) {
     );
 }
 
-/// Each group has a scale of its own, which begins at zero.
+/// Writes bars. Each group has a scale of its own, which begins at zero.
 fn bars(out: &mut String, title: &str, groups: &[(String, Vec<Bar>)]) {
     let rows: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
     open(out, title, HEADING * groups.len() as f64 + BAR_STEP * rows as f64 + 8.0);
@@ -146,7 +146,7 @@ fn curves(out: &mut String, title: &str, lines: &[Line], marks: &[f64]) {
     }
 }
 
-/// The least of 1, 2, 5, 10, 20, 50 … that is not less.
+/// Returns the least of 1, 2, 5, 10, 20, 50 … that is not less.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let step = [1.0, 2.0, 5.0].into_iter().map(|step| step * power).find(|&step| step >= least);

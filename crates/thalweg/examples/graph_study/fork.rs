@@ -9,7 +9,7 @@ use super::setting::{Setting, bits, static_input};
 /// How wide the audit's text is.
 const WIDTH: usize = 78;
 
-/// One network on the current stream, the other on `side`, ordered by an event; both results.
+/// Runs one network on the current stream, the other on `side`, ordered by an event; both results.
 fn fork(setting: &Setting, side: &Stream, tokens: &Tensor) -> Result<[Tensor; 2]> {
     let [first, second] = &setting.networks;
     setting.device.current_stream().record_event()?.wait(side)?;
@@ -20,7 +20,7 @@ fn fork(setting: &Setting, side: &Stream, tokens: &Tensor) -> Result<[Tensor; 2]
     Ok([first.forward(tokens)?, aside])
 }
 
-/// The fork, its join by another event, and the sum of both results on the current stream.
+/// Runs the fork, its join by another event, and the sum of both results on the current stream.
 fn fork_and_join(setting: &Setting, side: &Stream, tokens: &Tensor) -> Result<Tensor> {
     let main = setting.device.current_stream();
     let [here, aside] = fork(setting, side, tokens)?;

@@ -24,7 +24,7 @@ const BUILD_UP: usize = 2;
 /// How far padded outputs may lie from eager's: sums over more terms are taken in another order.
 const TOLERANCE: f64 = 1e-4;
 
-/// How calls are served.
+/// The way in which calls are served.
 enum Server<'a> {
     Eager(&'a Network),
     Tree(Box<GraphTreeManager>, FunctionId),

@@ -38,7 +38,7 @@ struct Way {
     updates: Option<UpdateCounts>,
 }
 
-/// Which parameters change from round to round.
+/// The parameters that change from round to round.
 #[derive(Clone, Copy)]
 enum Changes {
     Nothing,
@@ -62,7 +62,7 @@ pub fn study(setting: &Setting) -> Result<Section> {
          the host is free again; end: until the device has done the step.",
     );
     section.table(
-        "Microseconds a step; speedup: of the host's p50, over eager",
+        "Microseconds per step; speedup: of the host's p50, over eager",
         &["way", "host p50", "host p95", "end p50", "end p95", "speedup"],
         rows(&ways),
     );
@@ -138,7 +138,7 @@ impl State {
     }
 }
 
-/// Does a step in one way: leaves its output in the state.
+/// A function that does a step in one way and leaves its output in the state.
 type Do = fn(&mut State, &Step<'_>) -> Result<()>;
 
 fn run(setting: &Setting, name: &'static str, key: &'static str, changes: Changes, step: Do) -> Result<Way> {
@@ -185,7 +185,7 @@ fn captured(state: &mut State, step: &Step<'_>) -> Result<()> {
     }
 }
 
-/// The output goes first, so that its memory is the next one's: the executable is updated only where the parameters differ.
+/// Updates the executable. The output goes first, so that its memory is the next one's: the executable is updated only where the parameters differ.
 fn updated(state: &mut State, step: &Step<'_>) -> Result<()> {
     let options = state.options();
     let State { graph: Some(graph), output, .. } = state else { return anew(state, step) };

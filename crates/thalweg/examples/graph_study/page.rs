@@ -85,7 +85,7 @@ fn write_section(out: &mut String, number: usize, section: &Section, report: &Re
     out.push_str("</ul>\n</section>\n");
 }
 
-/// A table that scrolls by itself where it is too wide, also by the keyboard.
+/// Writes a table that scrolls by itself where it is too wide, also by the keyboard.
 fn write_table(out: &mut String, id: &str, table: &Table, report: &Report) {
     let _ = writeln!(
         out,
@@ -110,7 +110,7 @@ fn write_table(out: &mut String, id: &str, table: &Table, report: &Report) {
     out.push_str("</tbody>\n</table>\n</div>\n");
 }
 
-/// A text as HTML.
+/// Returns a text as HTML.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

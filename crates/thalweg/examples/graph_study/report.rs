@@ -45,7 +45,7 @@ impl Figure {
         Self::new(name, value as f64, Unit::Bytes)
     }
 
-    /// The number as it is shown, and as it stands in the JSON.
+    /// Returns the number as it is shown, and as it stands in the JSON.
     pub fn text(&self) -> String {
         let value = self.value;
         match self.unit {
@@ -57,7 +57,7 @@ impl Figure {
     }
 }
 
-/// Three digits or more that mean something.
+/// Returns three digits or more that mean something.
 pub fn microseconds(value: f64) -> String {
     let decimals = match value {
         value if value < 10.0 => 2,
@@ -90,7 +90,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether it tells times, which the simulated GPU's are not a GPU's.
+    /// Returns whether it tells times, which the simulated GPU's are not a GPU's.
     pub fn is_of_times(&self) -> bool {
         let mut figures = self.rows.iter().flat_map(|row| &row.figures);
         figures.any(|figure| figure.unit == Unit::Microseconds)
@@ -189,7 +189,7 @@ impl Report {
         self.checks().all(|check| check.holds)
     }
 
-    /// How the checks came out, in a line.
+    /// Returns how the checks came out, in a line.
     pub fn verdict(&self) -> String {
         let (all, failed) = (self.checks().count(), self.checks().filter(|check| !check.holds).count());
         match failed {
@@ -198,7 +198,7 @@ impl Report {
         }
     }
 
-    /// The meaning of the times.
+    /// Returns the meaning of the times.
     pub fn times_are(&self) -> &'static str {
         if self.is_simulated {
             "simulated GPU: the host's time only"

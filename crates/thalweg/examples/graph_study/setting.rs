@@ -31,7 +31,7 @@ pub struct Setting {
 pub struct Network(Transformer);
 
 impl Network {
-    /// From tokens (batch, tokens) to scores (tokens, batch, vocabulary).
+    /// Maps tokens (batch, tokens) to scores (tokens, batch, vocabulary).
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         self.0.forward(tokens)
     }
@@ -46,12 +46,12 @@ impl Setting {
         Ok(Self { device, rounds, networks, inputs })
     }
 
-    /// The first network, which most parts work with.
+    /// Returns the first network, which most parts work with.
     pub fn network(&self) -> &Network {
         &self.networks[0]
     }
 
-    /// The bits of what a network gives for each input, eagerly.
+    /// Returns the bits of what a network gives for each input, eagerly.
     pub fn expected(&self, network: &Network) -> Result<Vec<Vec<u32>>> {
         self.inputs.iter().map(|input| bits(&network.forward(input)?)).collect()
     }
@@ -68,7 +68,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Random tokens, (batch, `count`).
+/// Returns random tokens, (batch, `count`).
 pub fn tokens(count: usize, generator: &mut Generator, device: &Device) -> Result<Tensor> {
     let values = (0..BATCH * count)
         .map(|_| generator.below(SIZES.vocabulary as u32).map(i64::from))
@@ -76,12 +76,12 @@ pub fn tokens(count: usize, generator: &mut Generator, device: &Device) -> Resul
     Tensor::from_slice(&values, &[BATCH, count], device)
 }
 
-/// A tensor that a graph reads, to be rewritten in place.
+/// Returns a tensor that a graph reads, to be rewritten in place.
 pub fn static_input(device: &Device) -> Result<Tensor> {
     Tensor::zeros(&[BATCH, TOKENS], DType::I64, device)
 }
 
-/// The bits of a tensor of f32: what equal outputs are held against each other by. *Blocks*.
+/// Returns the bits of a tensor of f32: what equal outputs are held against each other by. *Blocks*.
 pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
     Ok(tensor.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }

@@ -50,7 +50,7 @@ fn write_section(out: &mut String, number: usize, section: &Section, report: &Re
     }
 }
 
-/// Names to the left, figures to the right.
+/// Writes a table: names to the left, figures to the right.
 fn write_table(out: &mut String, table: &Table) {
     let mut lines: Vec<Vec<String>> = vec![table.columns.iter().map(ToString::to_string).collect()];
     for row in &table.rows {
@@ -74,7 +74,7 @@ fn paragraph(out: &mut String, indent: &str, text: &str) {
     }
 }
 
-/// The lines of a text. A word that is longer than a line stays whole.
+/// Returns the lines of a text. A word that is longer than a line stays whole.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -52,7 +52,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// By the nearest rank.
+    /// Returns the percentiles of times, by the nearest rank.
     fn of(times: &[f64]) -> Self {
         assert!(!times.is_empty(), "a way of doing a step was timed at least once");
         let mut sorted = times.to_vec();

@@ -53,7 +53,7 @@ fn run(options: &TrainingOptions) -> Result<()> {
     Ok(())
 }
 
-/// The scores of images (count, 1, 8, 8), which are made four times as large, in the dtype that was asked for.
+/// Returns the scores of images (count, 1, 8, 8), which are made four times as large, in the dtype that was asked for.
 fn scores(model: &ResNet, images: &Tensor, dtype: DType) -> Result<Tensor> {
     let mode = UpsampleMode::Linear { align_corners: false };
     let larger = Upsample { scale_factor: Some(vec![4.0]), mode, ..Upsample::default() }.forward(images)?;
@@ -88,7 +88,7 @@ fn learn(
     Ok(loss)
 }
 
-/// The share of images that the model recognises.
+/// Returns the share of images that the model recognises.
 fn evaluate(model: &ResNet, images: Images, options: &TrainingOptions, device: &Device) -> Result<f64> {
     let count = images.0.len();
     let loading = DataLoaderOptions { batch_size: 100, ..DataLoaderOptions::default() };

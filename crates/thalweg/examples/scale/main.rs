@@ -95,7 +95,7 @@ fn table(title: &str, tokens: f64, rows: &[u32], us: impl Fn(u32) -> f64) {
     }
 }
 
-/// GPT-2 124M, 16 x 1,024 tokens a GPU, captured, on H200s: 35.8 ms on one GPU and 38.2 on two.
+/// Predicts GPT-2 124M, 16 x 1,024 tokens per GPU, captured, on H200s: 35.8 ms on one GPU and 38.2 on two.
 fn data_parallel() {
     let (one, two, optimizer, blocks) = (35_825.0, 38_231.0, 900.0, 85.0e6 * 4.0);
     // The table of tokens is the head as well: its gradient comes last.
@@ -105,7 +105,7 @@ fn data_parallel() {
     let step = Step { forward: base / 3.0, backward: base * 2.0 / 3.0, optimizer, contention: 0.0 };
     let step = with_contention(two, step, |step| step.data_parallel(&buckets, 2));
     let title = format!(
-        "GPT-2 124M, data parallel, 16,384 tokens a GPU; a collective costs the computation {:.0} % of its time",
+        "GPT-2 124M, data parallel, 16,384 tokens per GPU; a collective costs the computation {:.0} % of its time",
         step.contention * 100.0
     );
     table(&title, 16384.0, &[1, 2, 8, 64, 1024], |ranks| match ranks {
@@ -116,7 +116,7 @@ fn data_parallel() {
 
 /// Says what the host takes of a step: the queues of the model are the GPU's, and hold only while the host is ahead of them.
 fn hosts() {
-    println!("\nhost: {LAUNCH} us a launch, {CALL} us a collective, whatever the number of ranks");
+    println!("\nhost: {LAUNCH} us per launch, {CALL} us per collective, whatever the number of ranks");
     // A unit is gathered twice and scattered once.
     for (title, calls, step_us) in [
         ("GPT-2 124M, data parallel, 15 buckets", 15.0, 38_231.0),
@@ -132,7 +132,7 @@ fn hosts() {
     }
 }
 
-/// GPT-2 XL, 48 blocks of 30.7 million weights, 2 x 1,024 tokens a GPU, eager, on H200s: 72.0 ms on two GPUs.
+/// Predicts GPT-2 XL, 48 blocks of 30.7 million weights, 2 x 1,024 tokens per GPU, eager, on H200s: 72.0 ms on two GPUs.
 fn sharded() {
     let (gathered, reduced, optimizer) = (30.7e6 * 2.0, 30.7e6 * 4.0, 11_000.0);
     let step =
@@ -142,10 +142,10 @@ fn sharded() {
     let base = 72_008.0 - (time(60_000.0, 2) - 60_000.0);
     for more in [1.0, 8.0] {
         let tokens = 2048.0 * more;
-        let title = format!("GPT-2 XL, fully sharded over all GPUs, {tokens:.0} tokens a GPU");
+        let title = format!("GPT-2 XL, fully sharded over all GPUs, {tokens:.0} tokens per GPU");
         table(&title, tokens, &[2, 8, 64, 1024], |ranks| time(base * more, ranks));
     }
-    let title = "GPT-2 XL, sharded over the 8 GPUs of a host and replicated beyond, 2048 tokens a GPU";
+    let title = "GPT-2 XL, sharded over the 8 GPUs of a host and replicated beyond, 2048 tokens per GPU";
     table(title, 2048.0, &[8, 64, 1024], |ranks| step(base).sharded(48, [gathered, reduced], 8, ranks / 8));
 }
 

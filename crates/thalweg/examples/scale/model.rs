@@ -34,7 +34,7 @@ pub struct Assumed {
 
 pub const ASSUMED: Assumed = Assumed { per_host: 8.0, link: 45_000.0, hop: 1.5, host_hop: 8.0 };
 
-/// How a collective's messages go around.
+/// The way in which a collective's messages go around.
 #[derive(Clone, Copy)]
 pub enum Collective {
     /// Up a tree of hosts and down again.

@@ -190,7 +190,7 @@ fn bert_compares_sentences_with_the_weights_of_a_file() {
     let options = ["--weights", file, "--vocab", words, "--heads", "3"];
     let read = cosines(&printed(&program, &[&options[..], &["Cats", "cat ##s", "dog", "giraffe"]].concat()));
     assert!(read[2][3] == 1.0 && read[0][2] < 1.0, "unknown words are one token: {read:?}");
-    assert!(read[0][1] < 1.0, "a piece is no word: {read:?}");
+    assert!(read[0][1] < 1.0, "a piece is not a word: {read:?}");
     refuses(&program, &[&options[..5], &["2000000"]].concat(), "not a multiple");
     refuses(&program, &["--weights", file], "go together");
     std::fs::remove_dir_all(&folder).expect("it was there");

@@ -19,7 +19,7 @@ pub(super) const PROGRAMS: &[LitmusProgram] = &[
     },
     LitmusProgram {
         name: "events/a_wait_before_the_record_orders_nothing",
-        about: "A wait for an event without a record is no wait; the later record does not change that.",
+        about: "A wait for an event without a record is not a wait; the later record does not change that.",
         threads: &[&[Wait(B, E), Write(A, X, 1), Record(E, A), Copy(B, Y, X)]],
         observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],

@@ -28,7 +28,7 @@ pub(super) struct Recipe {
     pub(super) lengths: bool,
 }
 
-/// Where the sizes of a shape fit `i64`, which a [`Recipe`] has checked.
+/// Returns a size as the library takes it: the sizes of a shape fit `i64`, which a [`Recipe`] has checked.
 const fn size(value: u64) -> i64 {
     value as i64
 }

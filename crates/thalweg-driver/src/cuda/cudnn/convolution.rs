@@ -66,7 +66,7 @@ pub(in crate::cuda) type Stopwatch<'a> = &'a dyn Fn(&mut dyn FnMut() -> Result<(
 /// How often an engine runs while it is timed, behind one run that loads it.
 const TIMED_RUNS: usize = 4;
 
-/// Where sizes fit `i64`, which [`ConvolutionRecipe::new`] has checked.
+/// Returns sizes as the library takes them: they fit `i64`, which [`ConvolutionRecipe::new`] has checked.
 fn numbers(values: &[u64]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }

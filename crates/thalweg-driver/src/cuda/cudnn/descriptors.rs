@@ -261,7 +261,7 @@ impl Value for Reduction {}
 impl Descriptor {
     pub(super) fn set<T: Value>(&self, attribute: u32, of_type: u32, values: &[T]) -> Result<()> {
         let table = &self.api.table;
-        // SAFETY: every attribute here is an array of 1, 4 or 8 bytes an element, as `T` is for its type, and is copied at once.
+        // SAFETY: every attribute here is an array of 1, 4 or 8 bytes per element, as `T` is for its type, and is copied at once.
         let outcome = unsafe {
             table.descriptor_set(self.raw, attribute, of_type, values.len() as i64, values.as_ptr().cast())
         };
@@ -279,7 +279,7 @@ impl Descriptor {
     }
 }
 
-/// Builds the library's descriptors of a graph. What refers to a descriptor keeps it, so these live until the plan is made.
+/// A builder of the library's descriptors of a graph. What refers to a descriptor keeps it, so these live until the plan is made.
 struct Builder<'a> {
     api: &'a Arc<Api>,
     tensors: Vec<Descriptor>,

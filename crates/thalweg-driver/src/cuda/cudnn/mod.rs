@@ -44,7 +44,7 @@ const OLDEST: usize = 90_600;
 /// Versions whose attention is known to be wrong, by the support surface of cudnn-frontend.
 const BROKEN: [usize; 2] = [91_000, 91_001];
 
-/// The last version whose backward pass reads beyond a sequence whose length is no multiple of [`LENGTH_MULTIPLE`], unless
+/// The last version whose backward pass reads beyond a sequence whose length is not a multiple of [`LENGTH_MULTIPLE`], unless
 /// lengths are told (cudnn-frontend does the same; pytorch/pytorch#169849).
 const NEEDS_LENGTHS: usize = 91_500;
 const LENGTH_MULTIPLE: u64 = 128;
@@ -115,7 +115,7 @@ fn strides(
             return Err(format!("{name} is written, and its elements would lie in one place"));
         }
         *stride = i64::try_from(own).ok().filter(|own| own % 8 == 0).ok_or_else(|| {
-            format!("stride {own} of {name} is no multiple of 8 elements, or more than 2^63 - 1")
+            format!("stride {own} of {name} is not a multiple of 8 elements, or more than 2^63 - 1")
         })?;
     }
     Ok(strides)

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     u32 group = blockIdx.x * each + warp / split;
     pieces weights{x.b, x.b_leading_dimension, columns, terms, group, apart, begin, step, steps, 0, nullptr, slots + thread};
     weights.find_row();
-    // While the kernel in front is at work, weights come into the L2: 128 bytes a lane.
+    // While the kernel in front is at work, weights come into the L2: 128 bytes per lane.
     launch_dependents();
     for (u32 at = (part * 4 + lane % 4) * 64; at < terms; at += split * 256) {
         prefetch(weights.row + at);

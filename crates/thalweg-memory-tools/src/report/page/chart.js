@@ -44,7 +44,7 @@ class Chart {
     this.scratch = document.createElement("canvas");
     /** Device pixels in a column while the hand moves. */
     this.coarseness = 1;
-    this.hovered = NOBODY;
+    this.hovered = NO_OWNER;
     this.listen();
   }
 
@@ -116,7 +116,7 @@ class Chart {
     context.beginPath();
     context.rect(plot.left, 0, plot.width, plot.top + plot.height);
     context.clip();
-    this.drawCard(context);
+    this.drawPanel(context);
     this.lines.forEach(({ curve, values }) => curve.isShown && this.drawLine(context, curve, values));
     this.drawMarks(context);
     const x = this.toX(page.axis.coordinate(page.moment) + (page.axis.isTime ? 0 : 0.5));
@@ -156,7 +156,7 @@ class Chart {
     }
   }
 
-  drawCard(context) {
+  drawPanel(context) {
     const { gpuBytes } = this.page.device;
     if (gpuBytes === null) return;
     const y = this.toY(gpuBytes);
@@ -265,7 +265,7 @@ class Chart {
       this.grip = null;
     });
     box.addEventListener("pointercancel", () => { this.grip = null; });
-    box.addEventListener("pointerleave", () => this.hover(NOBODY));
+    box.addEventListener("pointerleave", () => this.hover(NO_OWNER));
     box.addEventListener("dblclick", () => page.showAll());
   }
 
@@ -281,14 +281,14 @@ class Chart {
     const { owner, x } = this.pick(event);
     this.hover(owner);
     const pixel = plot.left + x * plot.width;
-    const near = owner === NOBODY && this.marks && this.marks.find((mark) => Math.abs(mark.x - pixel) < 5);
-    if (owner !== NOBODY) page.tip.show(event, page.describe(owner - 1));
+    const near = owner === NO_OWNER && this.marks && this.marks.find((mark) => Math.abs(mark.x - pixel) < 5);
+    if (owner !== NO_OWNER) page.tip.show(event, page.describe(owner - 1));
     else if (near) page.tip.show(event, [near.mark.kind === "oom" ? "out of memory" : near.mark.kind, near.mark.text]);
     else page.tip.hide();
   }
 
   hover(owner) {
-    if (owner === NOBODY) this.page.tip.hide();
+    if (owner === NO_OWNER) this.page.tip.hide();
     if (owner === this.hovered) return;
     this.hovered = owner;
     this.page.redraw("colour");

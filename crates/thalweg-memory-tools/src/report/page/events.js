@@ -12,14 +12,14 @@ class Events {
     this.device = device;
     const { blocks, segments, never } = device;
     this.kind = new Uint8Array(never);
-    this.who = new Uint32Array(never);
-    const note = (position, kind, who) => {
+    this.subject = new Uint32Array(never);
+    const note = (position, kind, subject) => {
       if (position > 0 && position < never) {
         this.kind[position - 1] = kind;
-        this.who[position - 1] = who;
+        this.subject[position - 1] = subject;
       }
     };
-    // Of two things that one event did, the later in this list is told.
+    // Of two things that one event did, the page shows the later in this list.
     for (let segment = 0; segment < segments.count; segment += 1) {
       note(segments.end[segment], RETURNED, segment);
       note(segments.start[segment], TAKEN, segment);
@@ -32,24 +32,24 @@ class Events {
     device.marks.forEach((mark, number) => note(mark.position, MARKED, number));
   }
 
-  /** The block of an event, plus one; nobody's if it is of none. */
+  /** The block of an event, plus one; `NO_OWNER` if it is of none. */
   owner(event) {
-    return [ALLOCATED, GIVEN_UP, FREED].includes(this.kind[event]) ? this.who[event] + 1 : NOBODY;
+    return [ALLOCATED, GIVEN_UP, FREED].includes(this.kind[event]) ? this.subject[event] + 1 : NO_OWNER;
   }
 
   /** Kind, bytes, address and the rest, as texts. */
   texts(event, page) {
     const { blocks, segments, marks } = this.device;
-    const [kind, who] = [this.kind[event], this.who[event]];
+    const [kind, subject] = [this.kind[event], this.subject[event]];
     if (kind === 0) return ["…", "", "", ""];
     if (kind === MARKED) {
-      const mark = marks[who];
+      const mark = marks[subject];
       return [mark.kind === "oom" ? "out of memory" : mark.kind, "", "", mark.text];
     }
     const of = kind === TAKEN || kind === RETURNED ? segments : blocks;
-    const address = `0x${of.address[who].toString(16)}`;
-    const place = of === segments ? this.device.pools[segments.pool[who]] : page.placeText(who);
-    return [EVENT_KINDS[kind], bytesText(of.size[who]), address, place];
+    const address = `0x${of.address[subject].toString(16)}`;
+    const place = of === segments ? this.device.pools[segments.pool[subject]] : page.placeText(subject);
+    return [EVENT_KINDS[kind], bytesText(of.size[subject]), address, place];
   }
 }
 
@@ -63,7 +63,7 @@ class EventList {
       clearTimeout(delay);
       delay = setTimeout(() => this.search(target.value), 150);
     });
-    byId("events-card").addEventListener("toggle", () => this.draw());
+    byId("events-panel").addEventListener("toggle", () => this.draw());
     byId("events-more").addEventListener("click", () => {
       this.from = this.next;
       this.draw();
@@ -80,7 +80,7 @@ class EventList {
   isWanted(event, texts, stackMatches) {
     if (this.words.length === 0) return true;
     const owner = this.events.owner(event);
-    const stack = owner === NOBODY ? 0 : this.page.device.blocks.stack[owner - 1];
+    const stack = owner === NO_OWNER ? 0 : this.page.device.blocks.stack[owner - 1];
     if (stack > 0 && stackMatches[stack - 1] === 1) return true;
     const line = texts.join(" ").toLowerCase();
     return this.words.every((word) => line.includes(word));
@@ -88,7 +88,7 @@ class EventList {
 
   draw() {
     const { page } = this;
-    if (!byId("events-card").open || !page.profile) return;
+    if (!byId("events-panel").open || !page.profile) return;
     if (!this.events || this.events.device !== page.device) {
       this.events = new Events(page.device);
       this.from = this.words.length > 0 ? 0 : null;
@@ -123,7 +123,7 @@ class EventList {
 /** The stages that the program marked: the most that each had, and when. */
 function showStages(page) {
   const { stages } = page.device;
-  byId("stages-card").hidden = stages.length === 0;
+  byId("stages-panel").hidden = stages.length === 0;
   byId("stages-rows").replaceChildren(...stages.map((stage) => {
     const cells = [stage.name, countText(stage.times), durationText(stage.duration), bytesText(stage.live),
       bytesText(stage.own), bytesText(stage.reserved)];
@@ -137,7 +137,7 @@ function showStages(page) {
 /** How the allocator was set when this was recorded. */
 function showSettings(page) {
   const { settings } = page.device;
-  byId("settings-card").hidden = settings.length === 0;
+  byId("settings-panel").hidden = settings.length === 0;
   byId("settings-rows").replaceChildren(...settings.map(([name, value]) =>
     element("tr", "", element("td", "", name), element("td", "", value))));
 }

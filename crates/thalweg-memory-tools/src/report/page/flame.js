@@ -1,4 +1,4 @@
-// The flame graph: who has the memory at the moment, from the program's outermost line at the top to the innermost below. A frame is
+// The flame graph: which code has the memory at the moment, from the program's outermost line at the top to the innermost below. A frame is
 // as wide as what lives below it; a click makes it as wide as the picture.
 
 const FLAME_ROW = 19;
@@ -13,7 +13,7 @@ class Flame {
     /** The frames from the outermost to the one that is as wide as the picture. */
     this.path = [];
     this.spots = [];
-    byId("flame-card").addEventListener("toggle", () => this.draw());
+    byId("flame-panel").addEventListener("toggle", () => this.draw());
     this.box.addEventListener("pointermove", (event) => this.point(event));
     this.box.addEventListener("pointerleave", () => page.tip.hide());
     this.box.addEventListener("click", (event) => this.choose(event));
@@ -55,7 +55,7 @@ class Flame {
   }
 
   draw() {
-    if (!byId("flame-card").open || !this.page.profile) return;
+    if (!byId("flame-panel").open || !this.page.profile) return;
     const root = this.tree();
     this.spots = [];
     let top = root;

@@ -99,7 +99,7 @@ class Groups {
     return present.sort((a, b) => b.bytes - a.bytes || a.group - b.group);
   }
 
-  /** Gives the distinct hues to those who have the most at a position. */
+  /** Gives the distinct hues to the groups that have the most at a position. */
   assignHues(position, passes) {
     this.hue.fill(-1);
     this.at(position, passes).slice(0, HUES.length * 3).forEach(({ group }, rank) => {

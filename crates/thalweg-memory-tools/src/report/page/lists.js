@@ -1,4 +1,4 @@
-// What stands beside the pictures as text: figures, findings, who has the memory at the moment, the kept block, the tip.
+// What stands beside the pictures as text: figures, findings, which code has the memory at the moment, the kept block, the tip.
 
 /** The little text at the mouse. */
 class Tip {
@@ -51,7 +51,7 @@ function shortFrame(text) {
   return path.split("/").slice(-2).join("/") + text.slice(path.length);
 }
 
-/** Lists who has the memory at the moment; returns the rows shown. */
+/** Lists which code has the memory at the moment; returns the rows shown. */
 function showGroups(page) {
   const { groups, profile, moment, theme } = page;
   const rows = groups.at(moment, profile.passes);
@@ -86,7 +86,7 @@ function showGroups(page) {
 /** Shows all that is known of the kept block. */
 function showDetail(page) {
   const box = byId("detail");
-  box.hidden = page.kept === NOBODY;
+  box.hidden = page.kept === NO_OWNER;
   if (box.hidden) return;
   const block = page.kept - 1;
   const { device, stacks } = page;
@@ -103,7 +103,7 @@ function showDetail(page) {
   const close = element("button", "close", "×");
   close.type = "button";
   close.setAttribute("aria-label", "let go of the block");
-  close.addEventListener("click", () => page.keep(NOBODY));
+  close.addEventListener("click", () => page.keep(NO_OWNER));
   const frames = blocks.stack[block] === 0 ? [] : stacks.frames[blocks.stack[block] - 1];
   const cause = blocks.stack[block] === 0 ? -1 : stacks.cause(blocks.stack[block] - 1);
   const list = element("ol", "stack", ...Array.from(frames, (frame) => {

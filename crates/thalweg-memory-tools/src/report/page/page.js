@@ -22,7 +22,7 @@ class Page {
     this.tip = new Tip();
     this.filter = { stream: null, pool: null, category: null };
     this.words = [];
-    this.kept = NOBODY;
+    this.kept = NO_OWNER;
     this.litGroup = null;
     this.lit = null;
     this.chosenTheme = null;
@@ -52,7 +52,7 @@ class Page {
     byId("axis").closest("label").hidden = !device.hasTimes;
     byId("scrub").max = String(device.never - 1);
     this.filter = { stream: null, pool: null, category: null };
-    this.kept = NOBODY;
+    this.kept = NO_OWNER;
     this.litGroup = null;
     this.axis = new Axis(device, byId("axis").value);
     showFigures(device);
@@ -377,7 +377,7 @@ class Page {
     const isTyping = event.target.matches("input[type=search], select");
     if (event.key === "Escape") {
       byId("search").value = "";
-      this.keep(NOBODY);
+      this.keep(NO_OWNER);
       this.search("");
       byId("chart").focus();
       return;

@@ -6,7 +6,7 @@
 // one pass, and it answers which block is under the mouse. The cost is the number of blocks in view, plus columns times
 // live blocks, whatever the number of events.
 
-const NOBODY = 0;
+const NO_OWNER = 0;
 
 /** Blocks lower than this many pixels are painted in one with neighbours that live in the same columns. */
 const TINY = 0.4;
@@ -30,9 +30,9 @@ class Painter {
     this.pixels = new Uint32Array(this.image.data.buffer);
   }
 
-  /** Finds who owns which pixel. `view` has x0, x1 in coordinates of the axis and y0, y1 in bytes. */
+  /** Finds which block owns which pixel. `view` has x0, x1 in coordinates of the axis and y0, y1 in bytes. */
   layOut(profile, axis, view) {
-    this.owners.fill(NOBODY);
+    this.owners.fill(NO_OWNER);
     this.chooseSamples(profile.livePyramid, axis, view);
     this.indexColumns();
     const { width, samples } = this;
@@ -134,10 +134,10 @@ class Painter {
       // A row belongs to the block that covers its middle.
       const low = bottom <= 0 ? 0 : Math.ceil(bottom - 0.5);
       const high = top >= rows ? rows : Math.ceil(top - 0.5);
-      const who = column >= pending ? -owner : owner;
+      const drawn = column >= pending ? -owner : owner;
       let at = (rows - 1 - low) * width + column;
       for (let row = low; row < high; row += 1) {
-        owners[at] = who;
+        owners[at] = drawn;
         at -= width;
       }
     }
@@ -147,11 +147,11 @@ class Painter {
   colour(colours, theme, highlighted) {
     const { owners, pixels, width } = this;
     const three = 3 * width;
-    const bright = highlighted === NOBODY ? 0 : packed(theme.highlight);
+    const bright = highlighted === NO_OWNER ? 0 : packed(theme.highlight);
     const ground = packed(theme.ground) & 0xfefefe;
     for (let at = 0; at < owners.length; at += 1) {
       const owner = owners[at];
-      if (owner === NOBODY) {
+      if (owner === NO_OWNER) {
         pixels[at] = 0;
         continue;
       }
@@ -171,7 +171,7 @@ class Painter {
 
   /** The block at a pixel, plus one; 0 if there is none. */
   ownerAt(column, row) {
-    if (column < 0 || row < 0 || column >= this.width || row >= this.height) return NOBODY;
+    if (column < 0 || row < 0 || column >= this.width || row >= this.height) return NO_OWNER;
     return Math.abs(this.owners[row * this.width + column]);
   }
 }

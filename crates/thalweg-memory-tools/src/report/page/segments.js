@@ -134,7 +134,7 @@ class SegmentMap {
       const slack = Math.max(0, bytesPerPixel - blocks.place[block]);
       return address >= blocks.address[block] - slack / 2 && address < blocks.address[block] + blocks.place[block] + slack / 2;
     });
-    return { segment: spot.segment, block: found === undefined ? NOBODY : found + 1 };
+    return { segment: spot.segment, block: found === undefined ? NO_OWNER : found + 1 };
   }
 
   listen() {
@@ -142,13 +142,13 @@ class SegmentMap {
       const { page } = this;
       const found = this.pick(event);
       if (!found) page.tip.hide();
-      else if (found.block !== NOBODY) page.tip.show(event, page.describe(found.block - 1));
+      else if (found.block !== NO_OWNER) page.tip.show(event, page.describe(found.block - 1));
       else page.tip.show(event, this.describe(found.segment));
     });
     this.box.addEventListener("pointerleave", () => this.page.tip.hide());
     this.box.addEventListener("click", (event) => {
       const found = this.pick(event);
-      this.page.keep(found ? found.block : NOBODY);
+      this.page.keep(found ? found.block : NO_OWNER);
     });
   }
 

@@ -3,13 +3,13 @@
 
 /** How many different blocks the picture shows. */
 function paintedBlocks(page) {
-  return new Set(page.chart.painter.owners.map((owner) => Math.abs(owner)).filter((owner) => owner !== NOBODY)).size;
+  return new Set(page.chart.painter.owners.map((owner) => Math.abs(owner)).filter((owner) => owner !== NO_OWNER)).size;
 }
 
 /** The share of the plot's pixels that belong to a block. */
 function paintedShare(page) {
   const { owners } = page.chart.painter;
-  return owners.reduce((sum, owner) => sum + (owner === NOBODY ? 0 : 1), 0) / owners.length;
+  return owners.reduce((sum, owner) => sum + (owner === NO_OWNER ? 0 : 1), 0) / owners.length;
 }
 
 function drawNow(page) {
@@ -59,8 +59,8 @@ function testDevice(page, number) {
 
 /** The flame graph and the lists under the pictures. */
 function testTables(page, found) {
-  byId("flame-card").open = true;
-  byId("events-card").open = true;
+  byId("flame-panel").open = true;
+  byId("events-panel").open = true;
   drawNow(page);
   const [root, ...frames] = page.flame.spots;
   found.flame_bytes = root ? root.node.bytes : 0;
@@ -79,8 +79,8 @@ function testTables(page, found) {
   page.events.search("");
   found.stages = Array.from(byId("stages-rows").rows, (row) => row.cells[0].textContent);
   found.settings = byId("settings-rows").rows.length;
-  byId("flame-card").open = false;
-  byId("events-card").open = false;
+  byId("flame-panel").open = false;
+  byId("events-panel").open = false;
 }
 
 /** The peak of each stream, pool and category alone. */

@@ -34,7 +34,7 @@
 //! [`History::configure`] may be called at any time. Rings learn of it at their next event, by comparing a number that is part
 //! of what they look at anyway, to know whether to record.
 //!
-//! Not here: who owns the rings, and which events there are.
+//! Not here: what owns the rings, and which events there are.
 
 mod ring;
 #[cfg(feature = "backtrace")]
@@ -58,7 +58,7 @@ pub use ring::Ring;
 pub use rust_stacks::RustStacks;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 
-/// How much is recorded: `enabled` of PyTorch's `_record_memory_history`.
+/// The amount that is recorded: `enabled` of PyTorch's `_record_memory_history`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Enabled {
     /// Nothing, and what was recorded is forgotten.
@@ -70,7 +70,7 @@ pub enum Enabled {
     All,
 }
 
-/// When a stack is taken, if there is a source of stacks: `context` of PyTorch's `_record_memory_history`. Each level does what
+/// The occasions on which a stack is taken, if there is a source of stacks: `context` of PyTorch's `_record_memory_history`. Each level does what
 /// those before it do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum ContextLevel {
@@ -143,10 +143,10 @@ impl Default for HistorySettings {
     }
 }
 
-/// Names a stack that a [`StackSource`] took.
+/// The name of a stack that a [`StackSource`] took.
 pub type StackId = NonZeroU32;
 
-/// Where stacks come from: a Rust program's own, or those of an interpreter that calls it.
+/// The place where stacks come from: a Rust program's own, or those of an interpreter that calls it.
 pub trait StackSource: Send + Sync {
     /// Takes the calling thread's stack and names it; `None` if there is none. Equal stacks should get equal names, since a
     /// name is good for as long as anything refers to it ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). It is called
@@ -386,7 +386,7 @@ impl History {
         Mode(self.mode.load(Ordering::Acquire))
     }
 
-    /// Nanoseconds since the history began.
+    /// Returns nanoseconds since the history began.
     fn now_ns(&self) -> u64 {
         // 584 years fit.
         self.start.elapsed().as_nanos() as u64
@@ -407,7 +407,7 @@ impl std::fmt::Debug for History {
     }
 }
 
-/// Which end of a scope.
+/// One of the ends of a scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScopeStage {
     /// It begins.

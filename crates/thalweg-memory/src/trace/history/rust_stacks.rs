@@ -17,7 +17,7 @@ use super::{StackId, StackSource};
 /// Frames beyond these, which are those of `main`, are left out.
 const MOST_FRAMES: usize = 128;
 
-/// Takes stacks of Rust functions, and of those of other languages that have unwind tables.
+/// A source of stacks of Rust functions, and of those of other languages that have unwind tables.
 #[derive(Default)]
 pub struct RustStacks {
     stacks: Mutex<Stacks>,

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 /// How many unused texts are kept.
 const IDLE: usize = 256;
 
-/// Names a text, as long as an event or a thread has it.
+/// The name of a text, as long as an event or a thread has it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TextId(NonZeroU32);
 
@@ -201,7 +201,7 @@ mod tests {
         (1..2000).for_each(|number| drop(of(number)));
         assert_eq!((&*again.text(), of(0) == again), ("a text of many, number 0", true));
         drop(again);
-        assert_eq!(&*id.text(), "a text of many, number 0", "for who is about to use it");
+        assert_eq!(&*id.text(), "a text of many, number 0", "for the code that is about to use it");
         (1..2000).for_each(|number| drop(of(number)));
         assert_eq!((&*id.text(), Held::of_id(id)), ("", None));
         let ours = texts().known.values().filter(|known| known.text.starts_with("a text of many")).count();

@@ -5,10 +5,10 @@
 //! was made to wait for, and an event is behind all that its stream was behind; so what is done when an event has passed,
 //! and what another stream is ordered after, are vectors of points.
 //!
-//! There are two shadows. One is by physical byte: who gets a byte must be ordered after who had it. The other is by address
+//! There are two shadows. One is by physical byte: the use that gets a byte must be ordered after the one that had it. The other is by address
 //! in reserved ranges: when a page is unmapped there, all work that touches it *there* must be done.
 //!
-//! Who holds a pool *relies* on its addresses: what was handed out there stays mapped, and its pages are no other pool's.
+//! Code that holds a pool *relies* on its addresses: what was handed out there stays mapped, and no other pool has its pages.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -144,7 +144,7 @@ impl Checker {
             inner.object(&format!("{address:#x} for {stream:?}"), outcome);
         }
         let mut addresses = std::mem::take(&mut inner.addresses);
-        // That the address was used before is no matter: its bytes are what counts.
+        // That the address was used before does not matter: its bytes are what counts.
         let _ = addresses.claim(address, address + bytes, |_| true);
         inner.addresses = addresses;
     }

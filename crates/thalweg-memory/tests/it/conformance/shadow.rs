@@ -1,4 +1,4 @@
-//! Who may touch which byte, and from when on.
+//! A shadow of memory: which use may touch which byte, and from when on.
 //!
 //! A range is live, or was freed after given points of given streams. Whether a stream is past such a point is for the
 //! caller to say. The ranges are of a space of the caller's: addresses, or bytes of physical pages.

@@ -184,7 +184,7 @@ impl Trial {
         assert!(block.size_bytes() >= bytes && block.stream() == stream(on));
         if !block.is_null() {
             self.checker.handed_out(block.address(), block.size_bytes(), block.stream());
-            // Memory of the other kinds may serve who does not rely on it.
+            // Memory of the other kinds may serve a request that does not rely on it.
             if matches!(self.kind_of_pools, Pools::Usual | Pools::Aliased) {
                 self.checker.relied_on(block.address(), block.size_bytes(), self.pool_for(on));
             }
@@ -212,7 +212,7 @@ impl Trial {
         let emptied = match pool {
             None => self.allocator.empty_cache(),
             Some(pool) => {
-                // Who asks for this does not rely on them; in a capture it is refused.
+                // Code that asks for this does not rely on them; in a capture it is refused.
                 if !self.is_capturing() {
                     self.checker.let_go_of(self.pools[pool]);
                 }

@@ -10,7 +10,7 @@ use super::{Block, Conv1D, GPT2LMHeadModel};
 use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
 use crate::module::{Embedding, Forward, IntegerFormat, LayerNorm, Linear, WeightOnlyLinear};
 
-/// How a [`GPT2Decoder`] decodes.
+/// The options of a [`GPT2Decoder`].
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeOptions {
     /// The dtype of weights, caches and scores.

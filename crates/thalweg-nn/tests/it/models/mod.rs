@@ -117,7 +117,7 @@ impl Golden {
 }
 
 fn float(object: &Object) -> f64 {
-    let Object::Float(number) = object else { panic!("{object:?} is no number") };
+    let Object::Float(number) = object else { panic!("{object:?} is not a number") };
     *number
 }
 

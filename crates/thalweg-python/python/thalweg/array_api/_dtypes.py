@@ -120,7 +120,7 @@ def iinfo(type, /):
 
 
 class _Namespace:
-    """What the namespace says of itself."""
+    """The namespace's description of itself."""
 
     def capabilities(self):
         """Returns what the namespace can."""

@@ -67,7 +67,7 @@ def vecdot(x1, x2, /, *, axis=-1):
     """Returns inner products along a dimension; the first operand is conjugated."""
     x1, x2 = pair(x1, x2)
     if not -min(x1.ndim, x2.ndim) <= axis < 0:
-        raise ValueError(f"vecdot: axis {axis} is no dimension, from the back, of operands of {x1.ndim} and {x2.ndim} dimensions")
+        raise ValueError(f"vecdot: axis {axis} is not a dimension, from the back, of operands of {x1.ndim} and {x2.ndim} dimensions")
     if x1.shape[axis] != x2.shape[axis]:
         raise ValueError(f"vecdot: extents {x1.shape[axis]} and {x2.shape[axis]} along axis {axis} differ")
     first = _core.conj(x1) if x1.dtype in COMPLEX else x1
@@ -86,7 +86,7 @@ def cross(x1, x2, /, *, axis=-1):
     """Returns the cross products of vectors of three elements."""
     x1, x2 = pair(x1, x2)
     if not -min(x1.ndim, x2.ndim) <= axis < 0:
-        raise ValueError(f"cross: axis {axis} is no dimension, from the back, of operands of {x1.ndim} and {x2.ndim} dimensions")
+        raise ValueError(f"cross: axis {axis} is not a dimension, from the back, of operands of {x1.ndim} and {x2.ndim} dimensions")
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
         raise ValueError(f"cross: extents {x1.shape[axis]} and {x2.shape[axis]} along axis {axis}, and 3 is expected")
     return array(_core.linalg_cross(*_core.broadcast_tensors([x1, x2]), dim=axis))

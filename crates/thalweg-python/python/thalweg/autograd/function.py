@@ -7,7 +7,7 @@ from .. import _core
 
 
 class FunctionCtx:
-    """What the forward pass of a function leaves for its backward pass. Attributes of one's own may be set."""
+    """The values that the forward pass of a function leaves for its backward pass. Attributes of one's own may be set."""
 
     needs_input_grad = ()
     _materializes = True

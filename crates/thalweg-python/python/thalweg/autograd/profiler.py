@@ -1,4 +1,4 @@
-"""What `torch.autograd.profiler` has beside the profiler itself."""
+"""The parts of `torch.autograd.profiler` beside the profiler itself."""
 
 from ..profiler import emit_nvtx, record_function
 

@@ -14,7 +14,7 @@ is_current_stream_capturing = _inner.is_current_stream_capturing
 
 
 class Audit:
-    """What `audit` found: whether a region can be captured, and each thing that stands in the way. Notebooks show it as a table."""
+    """The result of `audit`: whether a region can be captured, and each thing that stands in the way. Notebooks show it as a table."""
 
     def __init__(self, found):
         self._text = found.pop("text")

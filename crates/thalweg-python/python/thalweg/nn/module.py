@@ -153,7 +153,7 @@ class Module:
         self._parameters[name] = param
 
     def register_buffer(self, name, tensor, persistent=True):
-        """Adds a tensor that is no parameter and moves with the module."""
+        """Adds a tensor that is not a parameter and moves with the module."""
         if tensor is not None and not isinstance(tensor, _core.Tensor):
             raise TypeError(f"cannot assign '{type(tensor).__name__}' object to buffer '{name}' (torch Tensor or None required)")
         self._forget(name)

@@ -25,7 +25,7 @@ def _clones(module, count):
 
 
 class _Layer(Module):
-    """What both kinds of layers have: attention to oneself and a network of two layers."""
+    """The parts that both kinds of layers have: attention to oneself and a network of two layers."""
 
     def _feed_forward_parts(self, d_model, dim_feedforward, dropout, activation, bias, factory):
         self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **factory)

@@ -1,4 +1,4 @@
-"""What `use_deterministic_algorithms` does beside the operators (`torch.utils.deterministic`)."""
+"""The effects of `use_deterministic_algorithms` beside the operators (`torch.utils.deterministic`)."""
 
 import sys
 import types

@@ -9,7 +9,7 @@
 //! Conditional nodes are made in captures only, and so are refused here as they are in other regions that run eagerly.
 //!
 //! # Invariants
-//! - It changes no answer but one: a stream that would take part in the capture says that it captures. Who asks takes the branch
+//! - It changes no answer but one: a stream that would take part in the capture says that it captures. Code that asks takes the branch
 //!   that it would take in the capture.
 //! - The dry run is not locked while the driver inside works.
 

@@ -13,7 +13,7 @@ pub(super) enum Command {
     Memory,
 }
 
-/// How much of what a region submits.
+/// The amounts of what a region submits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Kernels.

@@ -125,7 +125,7 @@ fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Returns what the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
+/// Writes what the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
 fn write_group(
     f: &mut fmt::Formatter<'_>,
     obstacles: &[Obstacle],

@@ -31,7 +31,7 @@ pub(super) struct StreamIdentity {
     pub(super) is_blocking: bool,
 }
 
-/// Who makes a call.
+/// The thread and operator that make a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) site: Site,
@@ -54,13 +54,13 @@ struct Member {
     is_destroyed: bool,
 }
 
-/// Where an event of the region was recorded last.
+/// The place where an event of the region was recorded last.
 enum Record {
     Captured(SmallVec<[u32; 2]>),
     Outside(Site),
 }
 
-/// A kernel that was loaded and not yet launched: the launch says for whom.
+/// A kernel that was loaded and not yet launched: the launch says for which operator.
 struct Load {
     thread: ThreadId,
     kernel: String,
@@ -253,14 +253,15 @@ impl DryRun {
     fn escaped(&mut self, place: StreamIdentity, by: &Caller) {
         let stream =
             if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
-        let who = if by.thread == self.thread { "the region" } else { "another thread" };
+        let origin = if by.thread == self.thread { "the region" } else { "another thread" };
         let kind = match (by.thread == self.thread, place.is_legacy) {
             (false, _) => ObstacleKind::OtherThread,
             (true, true) => ObstacleKind::LegacyStream,
             (true, false) => ObstacleKind::OutsideStream,
         };
-        let detail =
-            format!("{who} gives work to {stream}: it runs once, during the capture, and the graph lacks it");
+        let detail = format!(
+            "{origin} gives work to {stream}: it runs once, during the capture, and the graph lacks it"
+        );
         self.note(kind, by.site, None, detail);
     }
 
@@ -405,7 +406,7 @@ impl DryRun {
 
     // ---- The end --------------------------------------------------------------------------------------------------
 
-    /// Returns the region is over: its obstacles in the order in which it met them, unjoined forks at the end, and its counts.
+    /// Ends the region, and returns its obstacles in the order in which it met them, unjoined forks at the end, and its counts.
     pub(super) fn finish(mut self) -> (Vec<Obstacle>, Counts) {
         while let Some(load) = self.loads.first() {
             self.settle_loads(load.thread, None);

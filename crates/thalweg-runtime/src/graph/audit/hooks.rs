@@ -1,4 +1,4 @@
-//! The knowledge of the runtime and the operators that no call of the driver shows to an audit: who makes a call that has no
+//! The knowledge of the runtime and the operators that no call of the driver shows to an audit: which code makes a call that has no
 //! label, what a call is for, and what the host decides without any call. While nothing is audited each of these is one load.
 
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ pub fn host_random(label: Label) {
     }
 }
 
-/// This thread runs the region of an audit, until the guard is dropped.
+/// A guard: this thread runs the region of an audit until it is dropped.
 pub(super) struct RegionGuard(());
 
 impl RegionGuard {

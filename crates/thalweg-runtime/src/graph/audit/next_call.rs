@@ -1,4 +1,4 @@
-//! Who makes a thread's next call of the driver, and what it is for, if that is known.
+//! The code that makes a thread's next call of the driver, and what it is for, if that is known.
 
 use std::cell::Cell;
 

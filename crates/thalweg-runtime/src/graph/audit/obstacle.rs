@@ -168,7 +168,7 @@ impl Obstacle {
     }
 }
 
-/// Where a call comes from.
+/// The place where a call comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Site {
     pub(super) operator: &'static str,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How fast a region was submitted.
+/// The time in which a region was submitted.
 pub(super) struct SubmissionTimes {
     /// When the region's thread submitted last, or began.
     pub(super) last: Instant,

@@ -138,7 +138,7 @@ pub fn judge(file: &File) -> Score {
     }
     for error in errors {
         let judged = Judged { file, sample: error };
-        // What cannot even be said here is no input that could be accepted.
+        // What cannot even be said here is not an input that could be accepted.
         let mut message = Some(String::new());
         let refused = guarded(|| on_own_device(|| judged.refuses()).map(|text| message = text));
         if let Some(message) = message {
@@ -352,7 +352,7 @@ impl Judged<'_> {
     /// Returns the elements of an input at PyTorch's places along a dimension.
     fn at_places(&self, input: &Tensor, places: &Row<'_>, dimension: usize) -> Result<Tensor, String> {
         let Some(Numbers::Integers(list)) = Numbers::of_row(self.file, places) else {
-            return Err("places are no integers".to_owned());
+            return Err("places are not integers".to_owned());
         };
         Tensor::from_slice(&list, &places.shape, input.device())
             .and_then(|places| input.gather(dimension as i64, &places))
@@ -512,7 +512,7 @@ impl Judged<'_> {
     ) -> Result<(), String> {
         no_grad(|| operator.call_out(arguments, given)).map_err(|error| error.to_string())?;
         for (index, output) in list(&self.sample["outputs"]).iter().enumerate() {
-            let found = &given[place(output).ok_or("an output that is no result of the call")?];
+            let found = &given[place(output).ok_or("an output that is not a result of the call")?];
             self.output_agrees(machine, index, [found, &given[0]], output)?;
         }
         Ok(())

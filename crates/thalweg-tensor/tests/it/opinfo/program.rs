@@ -35,7 +35,7 @@ impl Stop {
     }
 }
 
-/// The values of a program: inputs, then results; what is no tensor stands in its place.
+/// The values of a program: inputs, then results; what is not a tensor stands in its place.
 pub struct Machine {
     values: Vec<Option<Tensor>>,
     device: Device,
@@ -54,7 +54,7 @@ impl Machine {
 
     /// Returns the tensor of a number.
     pub fn tensor(&self, number: &Json) -> Result<&Tensor, String> {
-        let index = number.as_u64().ok_or_else(|| format!("{number} is no value"))? as usize;
+        let index = number.as_u64().ok_or_else(|| format!("{number} is not a value"))? as usize;
         self.values.get(index).and_then(Option::as_ref).ok_or_else(|| format!("value {index} was never made"))
     }
 
@@ -154,8 +154,8 @@ impl Machine {
             Kind::Scalar => Value::Scalar(scalar(json)?),
             Kind::Int => Value::Int(integer(json)?),
             Kind::Float => Value::Float(scalar(json)?.to_f64()),
-            Kind::Bool => Value::Bool(json.as_bool().ok_or_else(|| format!("{json} is no truth value"))?),
-            Kind::Str => Value::Str(json.as_str().ok_or_else(|| format!("{json} is no string"))?.into()),
+            Kind::Bool => Value::Bool(json.as_bool().ok_or_else(|| format!("{json} is not a truth value"))?),
+            Kind::Str => Value::Str(json.as_str().ok_or_else(|| format!("{json} is not a string"))?.into()),
             Kind::DType => {
                 let name = json["dtype"].as_str().unwrap_or_default();
                 Value::DType(name.parse().map_err(|_| format!("dtype {name} does not exist"))?)
@@ -210,7 +210,10 @@ fn scalar(json: &Json) -> Result<Scalar, String> {
         return Ok(Scalar::I64(integer));
     }
     let special = json.get("f").and_then(Json::as_str).and_then(|name| name.parse().ok());
-    special.or(json.as_f64()).map(Scalar::F64).ok_or_else(|| format!("{json} is no number that exists here"))
+    special
+        .or(json.as_f64())
+        .map(Scalar::F64)
+        .ok_or_else(|| format!("{json} is not a number that exists here"))
 }
 
 /// Returns a complex number of two parts.
@@ -221,7 +224,7 @@ fn complex(json: &Json) -> Result<c128, String> {
 
 fn integer(json: &Json) -> Result<i64, String> {
     match scalar(json)? {
-        Scalar::F64(_) => Err(format!("{json} is no integer")),
+        Scalar::F64(_) => Err(format!("{json} is not an integer")),
         integer => Ok(integer.to_i64()),
     }
 }
@@ -231,7 +234,7 @@ fn memory_format(json: &Json) -> Result<i64, String> {
     let name = json["memory_format"].as_str().unwrap_or_default();
     let names = ["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"];
     let number = names.iter().position(|known| *known == name);
-    number.map(|number| number as i64).ok_or_else(|| format!("{json} is no memory format"))
+    number.map(|number| number as i64).ok_or_else(|| format!("{json} is not a memory format"))
 }
 
 /// Returns the default of a parameter.
@@ -247,7 +250,7 @@ fn default_of(parameter: &Parameter) -> Option<Value> {
     })
 }
 
-/// Compares a result that is no tensor.
+/// Compares a result that is not a tensor.
 fn is_value(expected: &Json, found: &Value) -> Result<(), String> {
     if let Value::Complex(found) = found {
         return match complex(expected) {

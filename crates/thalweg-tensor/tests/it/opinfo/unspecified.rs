@@ -93,7 +93,7 @@ pub fn has_eigenvalues(sample: &Json) -> bool {
 
 /// Returns the places along the last dimension of found eigenvalues, each of which is next to the expected one.
 pub fn order_of_eigenvalues(found: &Tensor, expected: &Numbers) -> Result<Tensor, String> {
-    let Numbers::Floats(expected) = expected else { return Err("eigenvalues are no floats".to_owned()) };
+    let Numbers::Floats(expected) = expected else { return Err("eigenvalues are not floats".to_owned()) };
     let numbers = floats(Numbers::of_tensor(found)?);
     let n = found.shape().last().copied().unwrap_or(0).max(1);
     if numbers.len() != expected.len() {
