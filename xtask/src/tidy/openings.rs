@@ -35,8 +35,7 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
         let opening = comment.split_whitespace().next().unwrap_or_default();
         if let Some(what) = item.refuses(opening) {
             let what = format!("begins with `{opening}`: {what}");
-            let level = if item == Item::Type { Level::Error } else { Level::Error };
-            findings.push(Finding { level, file: file.to_owned(), line: begin + 1, what });
+            findings.push(Finding { level: Level::Error, file: file.to_owned(), line: begin + 1, what });
         }
     }
 }

@@ -73,7 +73,7 @@ fn lines<'e>(factor: Factor<'e>, first: usize, end: usize, terms: usize) -> [&'e
     std::array::from_fn(|at| &factor.elements[(first + at).min(end - 1) * factor.step..][..terms])
 }
 
-/// How a sum gets into the result.
+/// The factors with which a sum is written into the result.
 #[derive(Clone, Copy)]
 struct Write {
     alpha: f32,
