@@ -492,7 +492,7 @@ mod tests {
             (b"\x80\x04N\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "offset 3: the file ends"),
             (b"h\x05.", "nothing was remembered as 5"),
             (b"Nr\xff\xff\xff\xff.", "offset 1: remembers as 4294967295, after 6 bytes"),
-            (b"N(e.", "no list"),
+            (b"N(e.", "not a list"),
             (b"}(Nu.", "key without a value"),
             (b"e.", "there is none"),
             (b"NN(\x87.", "more values than there are"),
