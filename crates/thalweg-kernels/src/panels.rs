@@ -54,7 +54,8 @@ pub(crate) fn product(left: &[[f32; ROWS]], right: &[[f32; COLUMNS]]) -> Sums {
     sums
 }
 
-/// sums = left · right, of rows that are read where they lie.
+/// sums = left · right, of rows that are read where they lie. A loop of its own: through an iterator that both share, steps of an LSTM take 2.7
+/// times as long.
 struct ProductOfRows<'p, const FUSED: bool> {
     left: [&'p [f32]; ROWS],
     right: &'p [[f32; COLUMNS]],

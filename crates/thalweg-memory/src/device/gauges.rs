@@ -140,12 +140,11 @@ impl Gauges {
     /// Brings the rows of what is active up to now. The peak is exact if this was called at every rise while anything was
     /// pending: at other times what is active is what is allocated, and it is never less.
     fn derive(&mut self) {
-        for (pending, (active, allocated)) in DERIVED.into_iter().enumerate() {
+        (0..2).for_each(|class| self.derive_current(class));
+        for (active, allocated) in DERIVED {
             for class in 0..2 {
-                let current = self.current[class][allocated] + self.pending[class][pending];
-                self.current[class][active] = current;
                 self.allocated[class][active] = self.allocated[class][allocated];
-                let peak = &mut self.peak[class];
+                let (current, peak) = (self.current[class][active], &mut self.peak[class]);
                 peak[active] = peak[active].max(peak[allocated]).max(current);
             }
             let current = self.current[0][active] + self.current[1][active];

@@ -62,12 +62,9 @@ impl ArenaState {
             Action::FreeCompleted => self.log.allocations.remove(&block),
             _ => self.log.allocations.get(&block).copied(),
         };
-        let event = Event {
-            stack: stack.or(allocated_at),
-            pool_id: arena.key.pool_id(),
-            ..Event::new(action, address, bytes, arena.key.stream)
-        };
-        arena.common.watch.tell_each(&mut self.log.ring, &event, actions);
+        let event =
+            Event { stack: stack.or(allocated_at), ..Event::new(action, address, bytes, arena.key.stream) };
+        self.tell_each(arena, event, actions);
     }
 
     /// Records that memory was taken from the upstream, or moved here.
@@ -104,8 +101,12 @@ impl ArenaState {
     }
 
     fn tell_event(&mut self, arena: &Arena, event: Event) {
+        self.tell_each(arena, event, &[event.action]);
+    }
+
+    fn tell_each(&mut self, arena: &Arena, event: Event, actions: &[Action]) {
         let event = Event { pool_id: arena.key.pool_id(), ..event };
-        arena.common.watch.tell(&mut self.log.ring, &event);
+        arena.common.watch.tell_each(&mut self.log.ring, &event, actions);
     }
 
     /// Puts words to a block that is taken.

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::{Factor, step};
 use crate::matmul::Matmul;
-use crate::panels::{COLUMNS, ROWS, pack_column, pack_term, product_of_rows};
+use crate::panels::{COLUMNS, ROWS, product_of_rows};
 use crate::threads::{ranges, share};
 
 /// The fewest rows. With up to four, which a decoder has, a row has the same bits alone and beside others, so all of them are products of one kind.
@@ -40,7 +40,12 @@ pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [
             rest = later;
         }
     }
-    let of_left = if right.transposed { panels_of_rows(left, m, k) } else { Vec::new() };
+    let mut of_left = Vec::new();
+    if right.transposed {
+        // The left factor's rows are the columns of the transposed product.
+        of_left.resize(m.div_ceil(COLUMNS) * k, [0.0; COLUMNS]);
+        Factor { transposed: true, ..left }.pack_right(&mut of_left, 0..m, &(0..k));
+    }
     let write = Write {
         alpha: matmul.alpha.get() as f32,
         beta: matmul.accumulates().then_some(matmul.beta.get() as f32),
@@ -56,16 +61,6 @@ pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [
         }
     });
     share(jobs.collect());
-}
-
-/// Returns the left factor's rows as the columns of panels.
-fn panels_of_rows(left: Factor<'_>, rows: usize, terms: usize) -> Vec<[f32; COLUMNS]> {
-    let mut panels = vec![[0.0; COLUMNS]; rows.div_ceil(COLUMNS) * terms];
-    for row in 0..rows {
-        let panel = &mut panels[row / COLUMNS * terms..][..terms];
-        pack_column(panel, row, &left.elements[row * left.step..][..terms]);
-    }
-    panels
 }
 
 /// Returns so many rows of a factor from one on, as often the last as there are none left.
@@ -128,9 +123,7 @@ fn by_columns(
     let mut panel = vec![[0.0; COLUMNS]; terms];
     for first in part.clone().step_by(COLUMNS) {
         let columns = first..(first + COLUMNS).min(part.end);
-        for term in 0..terms {
-            pack_term(&mut panel, terms, term, &right.elements[term * right.step..][columns.clone()]);
-        }
+        right.pack_right(&mut panel, columns.clone(), &(0..terms));
         let places = first - part.start..columns.end - part.start;
         for (group, rows) in d.chunks_mut(ROWS).enumerate() {
             let sums = product_of_rows(lines(left, group * ROWS, count, terms), &panel);

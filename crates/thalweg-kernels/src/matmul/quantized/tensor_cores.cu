@@ -103,8 +103,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
         f32 sums[2][4] = {};
 #if !IS_INT8
         const ELEMENT* const of_line = x.scales + (group * 8 + line < columns ? group * 8 + line : columns - 1) * 2;
-#endif
-#if !IS_INT8
         for (u32 start = 0; start < full; start += TOGETHER) {
 FULL_STEPS
         }
