@@ -64,21 +64,30 @@ pub enum Space {
     Coordinates,
 }
 
-/// The meaning of the sizes of a call.
+/// The list of integers that a call passes beside tensors and numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sizes {
-    /// There are none.
+    /// None.
     None,
-    /// The shape of the result.
+    /// The shape of the result, of any rank.
     Shape,
-    /// One: how many elements the result has.
-    Count,
+    /// The shape of the result, of this rank.
+    Extents(usize),
     /// Dimensions of the first input, each at most once: those that are reduced.
     Dimensions,
     /// One dimension of the first input: the one that is reduced.
     Dimension,
-    /// So many numbers, which the operator checks itself.
-    Numbers(usize),
+}
+
+impl Sizes {
+    /// Returns the name of the parameter, PyTorch's.
+    fn parameter(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Shape | Self::Extents(_) => Some("size"),
+            Self::Dimensions | Self::Dimension => Some("dim"),
+        }
+    }
 }
 
 /// The dtype that the tensors of an operator are cast to in a region of autocast.
@@ -142,7 +151,7 @@ pub struct LoopOp {
     pub input_count: usize,
     /// The names of the numbers it takes.
     pub scalars: &'static [&'static str],
-    /// The sizes it takes.
+    /// The integers it takes.
     pub sizes: Sizes,
     /// Dtypes.
     pub rule: DTypeRule,
@@ -214,8 +223,8 @@ impl LoopOp {
         hash
     }
 
-    /// Returns the signature of the operator. A part of other operators is called as `thalweg::name`, with tensors, numbers, sizes
-    /// and a dtype, in this order.
+    /// Returns the signature of the operator. A part of other operators is called as `thalweg::name`, with tensors, numbers,
+    /// integers and a dtype, in this order.
     pub fn schema(&self) -> Cow<'static, str> {
         if let Some(schema) = self.aten {
             return Cow::Borrowed(schema);
@@ -223,9 +232,7 @@ impl LoopOp {
         let mut parameters: Vec<String> =
             (0..self.input_count).map(|input| format!("Tensor input{input}")).collect();
         parameters.extend(self.scalars.iter().map(|name| format!("Scalar {name}")));
-        if self.sizes != Sizes::None {
-            parameters.push("int[] sizes".into());
-        }
+        parameters.extend(self.sizes.parameter().map(|name| format!("int[] {name}")));
         let is_asked = matches!(
             self.rule,
             DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted | DTypeRule::FloatingPointAs

@@ -42,9 +42,9 @@ pub use reductions::{
     ALL, ANY, ARGMIN, COUNT_NONZERO, LOGSUMEXP, NANSUM, NORM_1, NORM_2, NORM_P, PROD, STD, VAR, VAR_MEAN,
 };
 pub use windows::{
-    ADAPTIVE_NUMBERS, AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
-    FOLD_WINDOWS, GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS,
-    GREATEST_OF_WINDOWS_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS,
+    AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD, FOLD_WINDOWS,
+    GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
+    UNFOLD_WINDOWS,
 };
 
 use smallvec::SmallVec;
@@ -196,7 +196,7 @@ pub static ARANGE: LoopOp = LoopOp {
     doc: "start, start + step, start + 2·step, …",
     input_count: 0,
     scalars: &["start", "step"],
-    sizes: Sizes::Count,
+    sizes: Sizes::Extents(1),
     rule: DTypeRule::Counted,
     space: Space::Coordinates,
     build: |b, signature| {
@@ -234,7 +234,7 @@ pub static TRIANGLE: LoopOp = LoopOp {
     name: "triangle",
     doc: "The lower triangle of a matrix, up to a diagonal, as truth values.",
     scalars: &["diagonal"],
-    sizes: Sizes::Numbers(2),
+    sizes: Sizes::Extents(2),
     rule: DTypeRule::Created,
     build: |b, signature| {
         let diagonal = scalar(b, DType::I64);
@@ -251,7 +251,7 @@ pub static ROOTS_OF_UNITY: LoopOp = LoopOp {
     name: "roots_of_unity",
     doc: "Powers of a root of unity, as the matrices with real numbers that multiply by them.",
     scalars: &["period", "sign"],
-    sizes: Sizes::Numbers(4),
+    sizes: Sizes::Extents(4),
     rule: DTypeRule::Created,
     build: |b, signature| {
         let (period, sign) = (scalar(b, DType::I64), scalar(b, DType::F64));

@@ -66,10 +66,6 @@ struct Extra<'a, 'py> {
     generator: Option<&'a Bound<'py, PyGenerator>>,
 }
 
-/// Functions that draw and whose schema of PyTorch with a generator is an overload of its own.
-const DRAWING: [&str; 7] =
-    ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"];
-
 /// Returns the default of a parameter as a value.
 fn default_of(parameter: &Parameter) -> Option<Value> {
     let is_scalar = parameter.ty.kind == Kind::Scalar;
@@ -229,9 +225,7 @@ impl Function {
 
     /// Returns whether it draws random numbers, and takes a generator.
     fn draws(&self) -> bool {
-        DRAWING.contains(&self.name.as_str())
-            || (self.overloads.iter().flat_map(|overload| &overload.schema().parameters))
-                .any(|parameter| parameter.ty.kind == Kind::Generator)
+        self.overloads.iter().any(|overload| overload.operator.takes_generator())
     }
 
     /// Calls an overload.

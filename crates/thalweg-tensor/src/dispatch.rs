@@ -39,7 +39,7 @@ pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
 use crate::kernels::loops::{LoopArguments, Resolved};
-use crate::operators::body::Body;
+use crate::operators::body::{Body, Complex};
 use crate::operators::{OutRule, in_place, out};
 use crate::tensor::{Tensor, Tensors};
 
@@ -47,7 +47,7 @@ pub(crate) use keys::{
     Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
-pub(crate) use registry::{BuiltIn, built_in, internal};
+pub(crate) use registry::{BuiltIn, built_in};
 pub use registry::{define_loop, define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};
 
@@ -85,8 +85,17 @@ pub struct Operator {
     parameters: Vec<(Forms, Option<Value>)>,
     /// How the operator is computed.
     body: Body,
+    /// The name of the form in place, where the entry gives it.
+    in_place: Option<&'static str>,
+    /// The name of the `out=` form, where the entry gives it.
+    out_form: Option<&'static str>,
     /// The conditions on the tensors that the `out=` form writes.
     out: &'static [OutRule],
+    takes_generator: bool,
+    /// The computation of complex numbers.
+    complex: Complex,
+    /// The overload that takes tensors in the place of numbers, once it was asked for.
+    of_tensors: OnceLock<Option<&'static Operator>>,
     slots: [Slot; DispatchKey::ALL.len()],
 }
 
@@ -229,6 +238,21 @@ impl Operator {
         self.out
     }
 
+    /// Returns the name of the form in place, where the entry gives it.
+    pub(crate) fn in_place_name(&self) -> Option<&'static str> {
+        self.in_place
+    }
+
+    /// Returns the name of the `out=` form and of the tensors that it writes, where the entry gives it.
+    pub(crate) fn out_form(&self) -> Option<&'static str> {
+        self.out_form
+    }
+
+    /// Returns whether the operator draws random numbers from a generator that a caller may choose.
+    pub fn takes_generator(&self) -> bool {
+        self.takes_generator
+    }
+
     /// Returns what a call must pass.
     pub fn schema(&self) -> &Schema {
         &self.schema
@@ -252,7 +276,7 @@ impl Operator {
 
     /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
     pub fn in_place_schema(&self) -> Option<Schema> {
-        in_place::schema(&self.schema, &in_place::name(self.name))
+        in_place::schema(self, &in_place::name(self))
     }
 
     /// Calls the operator: an argument per parameter, in the schema's order; those left out at the end take their defaults.
@@ -321,7 +345,7 @@ impl Operator {
         out::call_out(self, arguments, out, Location::caller())
     }
 
-    /// Calls an operator whose parameters are tensors, numbers, sizes and a dtype, in this order: those of the loop operators.
+    /// Calls an operator whose parameters are tensors, numbers, integers and a dtype, in this order: those of the loop operators.
     pub(crate) fn call_loop(
         &'static self,
         tensors: &[&Tensor],
@@ -332,9 +356,9 @@ impl Operator {
         let mut list: SmallVec<[Argument<'_>; 8]> = SmallVec::new();
         tensors.iter().for_each(|&tensor| list.push(Argument::Tensor(tensor)));
         arguments.scalars.iter().for_each(|&number| list.push(Argument::Scalar(number)));
-        let sizes = Argument::Ints(as_ints(&arguments.sizes));
-        if self.parameters.iter().any(|(forms, _)| forms.include(&sizes)) {
-            list.push(sizes);
+        let integers = Argument::Ints(as_ints(arguments.points.integers()));
+        if self.parameters.iter().any(|(forms, _)| forms.include(&integers)) {
+            list.push(integers);
         }
         if let Some(dtype) = arguments.dtype {
             list.push(Argument::DType(dtype));

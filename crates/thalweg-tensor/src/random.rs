@@ -21,9 +21,9 @@ pub use device::DeviceGenerator;
 pub(crate) use device::GeneratorState;
 
 use crate::caller::{at_line, creating, label_at, outermost};
-use crate::dispatch::internal;
+use crate::dispatch::{Operator, built_in};
 use crate::host_room::host_room;
-use crate::kernels::loops::LoopArguments;
+use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed.
@@ -155,7 +155,15 @@ impl Tensor {
         let label = label_at("normal", Location::caller());
         creating("normal", (shape, DType::F32, device), label.location, || {
             check_normal(f64::from(mean), f64::from(deviation))?;
-            Self::drawn("sequence_normal", 2, [mean, deviation], shape, generator, device, label)
+            Self::drawn(
+                built_in!("thalweg::sequence_normal")?,
+                2,
+                [mean, deviation],
+                shape,
+                generator,
+                device,
+                label,
+            )
         })
     }
 
@@ -172,14 +180,22 @@ impl Tensor {
         let label = label_at("uniform", Location::caller());
         creating("uniform", (shape, DType::F32, device), label.location, || {
             check_uniform(f64::from(low), f64::from(high), f64::from(f32::MAX))?;
-            Self::drawn("sequence_uniform", 1, [low, high], shape, generator, device, label)
+            Self::drawn(
+                built_in!("thalweg::sequence_uniform")?,
+                1,
+                [low, high],
+                shape,
+                generator,
+                device,
+                label,
+            )
         })
     }
 
     /// Returns a tensor of numbers that the device draws from the sequence of a host generator, each from so many words, which the
     /// generator leaves behind.
     fn drawn(
-        name: &str,
+        operator: &'static Operator,
         words: u64,
         numbers: [f32; 2],
         shape: &[usize],
@@ -196,10 +212,11 @@ impl Tensor {
         let placed = [seed, position].map(|number| Scalar::I64(number as i64));
         let arguments = LoopArguments {
             scalars: placed.into_iter().chain(numbers.map(|number| Scalar::F64(number.into()))).collect(),
-            sizes: SmallVec::from_slice(&[count]),
+            points: Points::Result(SmallVec::from_slice(&[count])),
             dtype: Some(DType::F32),
+            ..LoopArguments::default()
         };
-        let mut drawn = internal(name)?.call_loop(&[], &arguments, Some(device), label)?;
+        let mut drawn = operator.call_loop(&[], &arguments, Some(device), label)?;
         generator.go_to(position.wrapping_add(words.wrapping_mul(count as u64)));
         drawn.swap_remove(0).reshape(shape)
     }

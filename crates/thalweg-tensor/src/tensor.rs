@@ -77,9 +77,20 @@ impl Tensor {
 
     /// Allocates a tensor in memory that belongs to a stream, for the operator of a label, without writing its elements.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
-        let bytes = byte_count(shape, dtype)?;
-        let buffer = Buffer::labelled(stream, bytes as u64, label)?;
-        Ok(Self::over(Arc::new(Storage::new(buffer)), Layout::contiguous(shape), dtype))
+        let bytes = byte_count(shape, dtype)? as u64;
+        Self::empty_in(Layout::contiguous(shape), bytes, dtype, stream, label)
+    }
+
+    /// Allocates a tensor of a layout that takes so many bytes, as [`empty_on`](Self::empty_on) does.
+    pub(crate) fn empty_in(
+        layout: Layout,
+        bytes: u64,
+        dtype: DType,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<Self> {
+        let buffer = Buffer::labelled(stream, bytes, label)?;
+        Ok(Self::over(Arc::new(Storage::new(buffer)), layout, dtype))
     }
 
     /// Returns a tensor over a storage, outside the autograd graph.

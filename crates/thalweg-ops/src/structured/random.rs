@@ -15,7 +15,7 @@ const fn drawn(
         doc,
         input_count: 2,
         scalars,
-        sizes: Sizes::Count,
+        sizes: Sizes::Extents(1),
         rule: DTypeRule::Created,
         space: Space::Coordinates,
         build,

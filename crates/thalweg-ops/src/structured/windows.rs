@@ -5,13 +5,7 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
-
-/// The numbers of strided windows, three of each kind in this order, and behind them two of averages.
-pub const STRIDED_NUMBERS: usize = 20;
-
-/// The numbers of adaptive windows: three extents, and three numbers of windows.
-pub const ADAPTIVE_NUMBERS: usize = 6;
+use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 
 /// An extent or another number per axis.
 type PerAxis<'b> = [Value<'b>; 3];
@@ -172,21 +166,10 @@ const fn windows(
     doc: &'static str,
     input_count: usize,
     rule: DTypeRule,
-    numbers: usize,
     outputs: &'static [OutputPlace],
     build: fn(&BodyBuilder, &Signature),
 ) -> LoopOp {
-    LoopOp {
-        name,
-        doc,
-        input_count,
-        sizes: Sizes::Numbers(numbers),
-        rule,
-        space: Space::Coordinates,
-        outputs,
-        build,
-        ..LoopOp::BASE
-    }
+    LoopOp { name, doc, input_count, rule, space: Space::Coordinates, outputs, build, ..LoopOp::BASE }
 }
 
 /// The windows of planes as columns. Rows: plane, place in the window (three), window (three).
@@ -195,7 +178,6 @@ pub static UNFOLD_WINDOWS: LoopOp = windows(
     "The windows of planes as columns.",
     1,
     DTypeRule::Moved,
-    STRIDED_NUMBERS,
     &[OutputPlace::Row],
     |b, signature| {
         let planes = b.gathered_input(signature.inputs[0]);
@@ -214,7 +196,6 @@ pub static FOLD_WINDOWS: LoopOp = windows(
     "The sum of all window entries at each point of a plane.",
     1,
     DTypeRule::Numeric,
-    STRIDED_NUMBERS,
     &[OutputPlace::Row],
     |b, signature| {
         let columns = b.gathered_input(signature.inputs[0]);
@@ -320,7 +301,7 @@ fn greatest_backward<'b>(
 
 /// The four bodies of a pool, for one geometry.
 macro_rules! pools {
-    ($geometry:ident, $numbers:ident: $average:ident $average_name:literal, $average_backward:ident $average_backward_name:literal,
+    ($geometry:ident: $average:ident $average_name:literal, $average_backward:ident $average_backward_name:literal,
      $greatest:ident $greatest_name:literal, $greatest_backward:ident $greatest_backward_name:literal) => {
         /// The mean over each window. Rows: plane, window; inner: places in a window.
         pub static $average: LoopOp = windows(
@@ -328,7 +309,6 @@ macro_rules! pools {
             "The mean over each window of planes.",
             1,
             DTypeRule::Numeric,
-            $numbers,
             &[OutputPlace::Row],
             |b, signature| average(b, signature, Geometry::$geometry),
         );
@@ -339,7 +319,6 @@ macro_rules! pools {
             "The gradient of the mean over each window of planes.",
             1,
             DTypeRule::FloatingPoint,
-            $numbers,
             &[OutputPlace::Row],
             |b, signature| average_backward(b, signature, Geometry::$geometry),
         );
@@ -350,7 +329,6 @@ macro_rules! pools {
             "The greatest element of each window of planes, and its place.",
             1,
             DTypeRule::Numeric,
-            $numbers,
             &[OutputPlace::Row, OutputPlace::Row],
             |b, signature| greatest(b, signature, Geometry::$geometry),
         );
@@ -361,20 +339,19 @@ macro_rules! pools {
             "The gradient of the greatest element of each window of planes.",
             2,
             DTypeRule::FloatingPoint,
-            $numbers,
             &[OutputPlace::Row],
             |b, signature| greatest_backward(b, signature, Geometry::$geometry),
         );
     };
 }
 
-pools!(strided, STRIDED_NUMBERS:
+pools!(strided:
     AVERAGE_WINDOWS "average_windows",
     AVERAGE_WINDOWS_BACKWARD "average_windows_backward",
     GREATEST_OF_WINDOWS "greatest_of_windows",
     GREATEST_OF_WINDOWS_BACKWARD "greatest_of_windows_backward");
 
-pools!(adaptive, ADAPTIVE_NUMBERS:
+pools!(adaptive:
     AVERAGE_ADAPTIVE "average_adaptive",
     AVERAGE_ADAPTIVE_BACKWARD "average_adaptive_backward",
     GREATEST_ADAPTIVE "greatest_adaptive",

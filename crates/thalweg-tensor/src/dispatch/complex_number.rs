@@ -3,43 +3,15 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, c128};
-use thalweg_ops::schema::Kind;
+use thalweg_ops::schema::{Kind, Parameter};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::Operator;
-use super::registry::{built_in, find_operator};
+use super::registry::{built_in, find_operator, operators};
 use crate::argument::{Argument, Value};
+use crate::operators::body::{Body, Complex};
+use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
-
-/// The overloads that take a tensor in the place of a number.
-const OF_TENSORS: &[(&str, &str)] = &[
-    ("add.Scalar", "add.Tensor"),
-    ("add_.Scalar", "add_.Tensor"),
-    ("div.Scalar", "div.Tensor"),
-    ("div_.Scalar", "div_.Tensor"),
-    ("eq.Scalar", "eq.Tensor"),
-    ("fill.Scalar", "fill.Tensor"),
-    ("fill_.Scalar", "fill_.Tensor"),
-    ("masked_fill.Scalar", "masked_fill.Tensor"),
-    ("masked_fill_.Scalar", "masked_fill_.Tensor"),
-    ("mul.Scalar", "mul.Tensor"),
-    ("mul_.Scalar", "mul_.Tensor"),
-    ("ne.Scalar", "ne.Tensor"),
-    ("pow.Scalar", "pow.Tensor_Tensor"),
-    ("pow.Tensor_Scalar", "pow.Tensor_Tensor"),
-    ("rsub.Scalar", "rsub.Tensor"),
-    ("sub.Scalar", "sub.Tensor"),
-    ("sub_.Scalar", "sub_.Tensor"),
-    ("where.Scalar", "where.self"),
-    ("where.ScalarOther", "where.self"),
-    ("where.ScalarSelf", "where.self"),
-];
-
-/// The operators that make tensors of a number, with the place of their dtype.
-const MAKING: &[(&str, usize)] = &[("full", 2), ("full_like", 2), ("new_full", 3), ("scalar_tensor", 1)];
-
-/// The operators that add a product of their second and third tensor to the first, with that of the product.
-const ADDING: &[(&str, &str)] = &[("addmm", "mm"), ("addmv", "mv"), ("baddbmm", "bmm"), ("addr", "outer")];
 
 /// Calls an operator with a complex number among its arguments.
 pub(super) fn with_complex_number(
@@ -58,21 +30,18 @@ pub(super) fn with_complex_number(
         .find_map(|argument| if let Argument::Device(device) = argument { Some(*device) } else { None })
         .or(device)
         .ok_or_else(|| Error::invalid("a call without tensors must name a device"))?;
-    if let Some(&(_, place)) = MAKING.iter().find(|(name, _)| *name == operator.name()) {
-        return made(operator, arguments, place, device, label);
+    if matches!(operator.complex, Complex::EachPart) {
+        return made(operator, arguments, device, label);
     }
     let refused = || {
         Error::invalid(format!("the operator takes `{}`: no number of it can be complex", operator.schema()))
     };
-    let target = match OF_TENSORS.iter().find(|(name, _)| *name == operator.name()) {
-        Some(&(_, target)) => find_operator(target)?,
-        None => operator,
-    };
+    let target = of_tensors(operator).unwrap_or(operator);
     let is_wide = arguments.iter().any(|argument| {
         matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
     });
     let dtype = if is_wide { DType::C128 } else { DType::C64 };
-    if let Some(&(_, product)) = ADDING.iter().find(|(name, _)| *name == operator.name()) {
+    if let Complex::Sum(product) = operator.complex {
         return added(arguments, find_operator(product)?, dtype, label);
     }
     let parameters = operator.schema().parameters.iter().zip(&target.schema().parameters);
@@ -95,6 +64,30 @@ pub(super) fn with_complex_number(
     }
     let list: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
     target.call(&list, Some(device), label)
+}
+
+/// Returns the overload of an operator that takes tensors in the place of numbers, of as many as there is one for.
+fn of_tensors(operator: &'static Operator) -> Option<&'static Operator> {
+    if let Body::InPlace(functional) = operator.body {
+        return find_operator(&in_place::name(of_tensors(functional)?)).ok();
+    }
+    let replaced = |other: &Operator| {
+        let (numbers, tensors) = (&operator.schema.parameters, &other.schema.parameters);
+        let is_replaced = |(number, tensor): (&Parameter, &Parameter)| {
+            number.ty.kind == Kind::Scalar && tensor.ty.kind == Kind::Tensor
+        };
+        let fits = numbers.iter().zip(tensors).all(|(number, tensor)| {
+            number.name == tensor.name && (number.ty.kind == tensor.ty.kind || is_replaced((number, tensor)))
+        });
+        let has_all = numbers.len() >= tensors.len() && fits;
+        has_all.then(|| numbers.iter().zip(tensors).filter(|&pair| is_replaced(pair)).count())
+    };
+    let find = || {
+        let overloads = operators().into_iter().filter(|other| other.base_name == operator.base_name);
+        let counted = overloads.filter_map(|other| Some((replaced(other)?, other)));
+        counted.filter(|&(count, _)| count > 0).max_by_key(|&(count, _)| count).map(|(_, other)| other)
+    };
+    *operator.of_tensors.get_or_init(find)
 }
 
 /// Returns a tensor without dimensions.
@@ -138,11 +131,10 @@ fn scale(values: &mut [Value], alpha: c128, dtype: DType, device: &Device) -> Re
     Ok(())
 }
 
-/// Makes a tensor of a number, whose dtype stands at a place of the arguments.
+/// Makes a tensor of a number, of the dtype that is asked for.
 fn made(
     operator: &'static Operator,
     arguments: &[Argument<'_>],
-    place: usize,
     device: &Device,
     label: Label,
 ) -> Result<Tensors> {
@@ -150,6 +142,8 @@ fn made(
         Argument::Tensor(tensor) => Some(tensor.dtype()),
         _ => None,
     });
+    let mut parameters = operator.schema.parameters.iter();
+    let place = parameters.position(|parameter| parameter.name == "dtype").expect("it makes a tensor");
     let dtype = match arguments.get(place) {
         Some(Argument::DType(dtype)) => *dtype,
         _ => like.unwrap_or(DType::C64),

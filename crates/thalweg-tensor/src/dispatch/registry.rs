@@ -8,7 +8,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use thalweg_ops::LoopOp;
-use thalweg_ops::schema::{Parameter, Schema, base_name};
+use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
 use thalweg_runtime::{Error, Result};
 
 use super::Operator;
@@ -17,7 +17,14 @@ use crate::operators::body::leaked;
 use crate::operators::{Body, OpDef, define_all, in_place, kernels, out};
 
 /// The operators by name. Built-in ones are defined on first use.
-struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
+#[derive(Default)]
+struct Names {
+    operators: FxHashMap<&'static str, &'static Operator>,
+    /// The operators by the names that their entries give to their forms in place and with `out=`.
+    forms: FxHashMap<&'static str, &'static Operator>,
+}
+
+struct Registry(RwLock<Names>);
 
 fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
@@ -34,8 +41,8 @@ fn registry() -> &'static Registry {
 impl Registry {
     fn define(&self, definition: &OpDef) -> Result<&'static Operator> {
         let schema = Schema::parse(definition.schema).map_err(|error| Error::invalid(error.to_string()))?;
-        let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if operators.contains_key(schema.name.as_str()) {
+        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if names.operators.contains_key(schema.name.as_str()) {
             return Err(Error::invalid(format!(
                 "operator {} is defined already; register kernels on it instead",
                 schema.name
@@ -48,14 +55,34 @@ impl Registry {
             .collect();
         let base_name = base_name(name);
         let slots = Default::default();
-        let &OpDef { doc, body, out, .. } = definition;
-        let operator = Operator { name, base_name, schema, doc, parameters, body, out, slots };
+        let &OpDef { doc, body, in_place, out_form, out, generator, complex, .. } = definition;
+        let has_generator = || schema.parameters.iter().any(|parameter| parameter.ty.kind == Kind::Generator);
+        let takes_generator = generator || has_generator();
+        let operator = Operator {
+            name,
+            base_name,
+            schema,
+            doc,
+            parameters,
+            body,
+            in_place,
+            out_form,
+            out,
+            takes_generator,
+            complex,
+            of_tensors: OnceLock::new(),
+            slots,
+        };
         for (key, kernel) in kernels(definition) {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
         }
         let operator: &'static Operator = Box::leak(Box::new(operator));
-        operators.insert(name, operator);
+        names.operators.insert(name, operator);
+        let forms = in_place.into_iter().chain(out_form.map(|form| out::named_form(form).0));
+        forms.for_each(|form| {
+            names.forms.insert(form, operator);
+        });
         Ok(operator)
     }
 }
@@ -92,11 +119,6 @@ macro_rules! built_in {
 }
 pub(crate) use built_in;
 
-/// Returns the operator that a loop operator's entry, or another part of this crate, has for itself: `thalweg::name`.
-pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
-    find_operator(&format!("thalweg::{name}"))
-}
-
 /// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
 /// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`:
 /// `add.Tensor_out`.
@@ -104,23 +126,26 @@ pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is none.
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
-    let find = |name: &str| {
-        let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
-        operators.get(name).copied()
-    };
+    let read = || registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let find = |name: &str| read().operators.get(name).copied();
     if let Some(operator) = find(name) {
         return Ok(operator);
     }
     let missing =
         || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
-    let derived = |name: Option<String>| name.and_then(|name| find(&name));
-    let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
-        let is_view = in_place::is_view(functional.name);
+    let named = read().forms.get(name).copied();
+    let functional = match named {
+        Some(named) => Some(named).filter(|operator| operator.in_place == Some(name)),
+        None => in_place::functional_name(name).and_then(|name| find(&name)),
+    };
+    let (schema, body) = if let Some(functional) = functional {
+        let is_view = in_place::is_view(functional);
         let body = if is_view { Body::InPlaceView(functional) } else { Body::InPlace(functional) };
-        (in_place::schema(functional.schema(), name), body)
+        (in_place::schema(functional, name), body)
     } else {
-        let returning = derived(out::returning_name(name)).ok_or_else(missing)?;
-        (out::schema(returning.schema(), name), Body::Out(returning))
+        let by_rule = || out::returning_names(name).iter().find_map(|name| find(name));
+        let returning = named.or_else(by_rule).ok_or_else(missing)?;
+        (out::schema(returning, name), Body::Out(returning))
     };
     let schema = leaked(schema.ok_or_else(missing)?.to_string().into());
     match registry().define(&OpDef::part(schema, body)) {
@@ -132,8 +157,8 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
 
 /// Returns every operator, by name.
 pub fn operators() -> Vec<&'static Operator> {
-    let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
-    let mut list: Vec<_> = operators.values().copied().collect();
+    let names = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let mut list: Vec<_> = names.operators.values().copied().collect();
     list.sort_unstable_by_key(|operator| operator.name);
     list
 }

@@ -9,21 +9,32 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{CAUSAL_SOFTMAX, SCALED_SOFTMAX};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{self, LoopArguments, LoopBackward, LoopCall};
+use super::loops::{self, LoopArguments, LoopBackward, LoopCall, Points};
 use super::matmul::multiply_into;
 use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
-use crate::dispatch::{Arguments, Call, internal};
+use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the softmax of a call, whose arguments say whether a query sees only the keys up to its own place.
-fn softmax_of(call: &Call<'_>) -> (&'static LoopOp, LoopArguments) {
-    let operator = if call.bool(2) { &CAUSAL_SOFTMAX } else { &SCALED_SOFTMAX };
-    let arguments = LoopArguments {
-        scalars: SmallVec::from_slice(&[call.scalar(1)]),
-        sizes: SmallVec::from_slice(&[2]),
-        dtype: None,
-    };
-    (operator, arguments)
+/// The softmax of a call: over all keys, or over those up to a query's own place.
+struct Softmax {
+    operator: &'static Operator,
+    entry: &'static LoopOp,
+    arguments: LoopArguments,
+}
+
+impl Softmax {
+    fn of(call: &Call<'_>) -> Result<Self> {
+        let (operator, entry) = match call.bool(2) {
+            true => (built_in!("thalweg::causal_softmax")?, &CAUSAL_SOFTMAX),
+            false => (built_in!("thalweg::scaled_softmax")?, &SCALED_SOFTMAX),
+        };
+        let arguments = LoopArguments {
+            scalars: SmallVec::from_slice(&[call.scalar(1)]),
+            points: Points::Reduced(SmallVec::from_slice(&[2])),
+            ..LoopArguments::default()
+        };
+        Ok(Self { operator, entry, arguments })
+    }
 }
 
 /// Queries, keys and values of a packed tensor (tokens, heads, 3, features): (heads, tokens, features) each.
@@ -47,8 +58,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::empty_on(&[tokens, heads, features], packed.dtype(), &stream, call.label)?;
     let scores = Tensor::empty_on(&[heads, tokens, tokens], packed.dtype(), &stream, call.label)?;
     multiply_into(&query, &key.transpose(1, 2)?, &scores, call.label)?;
-    let (softmax, arguments) = softmax_of(call);
-    let weights = internal(softmax.name)?.call_loop(&[&scores], &arguments, None, call.label)?.swap_remove(0);
+    let Softmax { operator, arguments, .. } = Softmax::of(call)?;
+    let weights = operator.call_loop(&[&scores], &arguments, None, call.label)?.swap_remove(0);
     multiply_into(&weights, &value, &result.transpose(0, 1)?, call.label)?;
     Ok([result, scores, weights].into_iter().collect())
 }
@@ -56,10 +67,10 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
 /// Runs it, and records a node that keeps the packed tensor, scores and weights.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = no_grad(|| call.redispatch())?;
-    let (softmax, arguments) = softmax_of(call);
+    let Softmax { entry, arguments, .. } = Softmax::of(call)?;
     // The softmax is differentiated as if its scores were a leaf.
     let scores = results[1].detach();
-    let softmax_call = LoopCall::new(softmax, call, &[&scores], arguments);
+    let softmax_call = LoopCall::new(entry, call, &[&scores], arguments);
     let node = PackedAttentionBackward {
         packed: Saved::new(call.tensors[0])?,
         weights: Saved::new(&results[2])?,

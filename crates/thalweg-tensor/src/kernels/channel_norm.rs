@@ -14,7 +14,7 @@ use thalweg_ops::structured::{
 };
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{LoopArguments, run_into};
+use super::loops::{LoopArguments, Points, run_into};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints};
@@ -191,8 +191,9 @@ impl Kernels<'_> {
         let asked = (operator.rule == thalweg_ops::DTypeRule::FloatingPointAs).then_some(dtype);
         let arguments = LoopArguments {
             scalars: numbers.iter().copied().map(Scalar::F64).collect(),
-            sizes: inner.into(),
+            points: Points::Reduced(inner.into()),
             dtype: asked,
+            ..LoopArguments::default()
         };
         let rank = tensors[0].rank();
         let rows: Shape =

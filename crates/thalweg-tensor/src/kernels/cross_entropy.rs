@@ -5,7 +5,7 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::CROSS_ENTROPY_BACKWARD;
 use thalweg_runtime::Result;
 
-use super::loops::{LoopArguments, run_into};
+use super::loops::{LoopArguments, Points, run_into};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::Arguments;
@@ -47,8 +47,8 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     };
     let arguments = LoopArguments {
         scalars: [classes, ignored].map(Scalar::I64).into_iter().collect(),
-        sizes: [dimension].into_iter().collect(),
-        dtype: None,
+        points: Points::Reduced([dimension].into_iter().collect()),
+        ..LoopArguments::default()
     };
     let (log_sum, gradient) = (call.result(1)?, call.gradient()?);
     let tensors = [&x, &target, &log_sum, &gradient];

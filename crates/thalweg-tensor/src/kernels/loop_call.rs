@@ -9,13 +9,45 @@ use super::loops::Resolved;
 use crate::dispatch::{Argument, Call};
 use crate::tensor::Tensor;
 
+/// The points of a loop, where its tensors do not say them alone.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) enum Points {
+    /// Those of its tensors, or of the results that are given.
+    #[default]
+    Tensors,
+    /// Those of its first tensor, of which these dimensions are reduced.
+    Reduced(Shape),
+    /// Those of a result of this shape.
+    Result(Shape),
+}
+
+impl Points {
+    /// Returns the dimensions that are reduced.
+    pub(super) fn reduced(&self) -> &[usize] {
+        if let Self::Reduced(dimensions) = self { dimensions } else { &[] }
+    }
+
+    /// Returns the shape of the result, where no tensor gives it.
+    pub(super) fn extents(&self) -> &[usize] {
+        if let Self::Result(extents) = self { extents } else { &[] }
+    }
+
+    /// Returns the integers that a call passes.
+    pub(crate) fn integers(&self) -> &[usize] {
+        match self {
+            Self::Tensors => &[],
+            Self::Reduced(integers) | Self::Result(integers) => integers,
+        }
+    }
+}
+
 /// The arguments of a loop operator beside its tensors.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct LoopArguments {
     /// Numbers, in the operator's order.
     pub scalars: SmallVec<[Scalar; 4]>,
-    /// The dimensions that are reduced, or the extents of the result: what the entry's [`Sizes`] says.
-    pub sizes: Shape,
+    /// The points that the loop runs over.
+    pub points: Points,
     /// The dtype that the call asks for.
     pub dtype: Option<DType>,
 }
@@ -50,21 +82,17 @@ impl<'a> LoopCall<'a> {
             match *argument {
                 Argument::Scalar(number) => arguments.scalars.push(number),
                 Argument::Ints(list) => {
-                    for &size in list {
-                        let size = usize::try_from(size).map_err(|_| {
-                            Error::invalid(format!(
-                                "the sizes {argument:?} must be at least 0; what is below has more elements than can be \
-                                 addressed"
-                            ))
-                        })?;
-                        arguments.sizes.push(size);
-                    }
+                    let integers = unsigned(list)?;
+                    arguments.points = match operator.sizes {
+                        Sizes::Dimension | Sizes::Dimensions => Points::Reduced(integers),
+                        Sizes::None | Sizes::Shape | Sizes::Extents(_) => Points::Result(integers),
+                    };
                 }
                 Argument::DType(dtype) => arguments.dtype = Some(dtype),
                 _ => {}
             }
         }
-        check_sizes(operator, call.tensors, &arguments.sizes)?;
+        check_sizes(operator, call.tensors, &arguments.points)?;
         Ok(Self::new(operator, call, call.tensors, arguments))
     }
 
@@ -115,22 +143,32 @@ impl LoopCall<'_> {
     }
 }
 
-/// Refuses sizes that are not what the entry takes.
-fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], sizes: &[usize]) -> Result<()> {
-    let counted = |what: &str, count: usize| match sizes.len() == count {
+/// Returns integers as extents or dimensions, which are at least 0.
+fn unsigned(list: &[i64]) -> Result<Shape> {
+    let refused = |_| {
+        Error::invalid(format!(
+            "{list:?} must be at least 0; what is below has more elements than can be addressed"
+        ))
+    };
+    list.iter().map(|&number| usize::try_from(number).map_err(refused)).collect()
+}
+
+/// Refuses integers that are not those that the entry takes.
+fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], points: &Points) -> Result<()> {
+    let integers = points.integers();
+    let counted = |what: &str, count: usize| match integers.len() == count {
         true => Ok(()),
-        false => Err(Error::invalid(format!("the operator takes {count} {what}, not {}", sizes.len()))),
+        false => Err(Error::invalid(format!("the operator takes {count} {what}, not {}", integers.len()))),
     };
     match operator.sizes {
-        Sizes::None => counted("sizes", 0),
+        Sizes::None => counted("extents", 0),
         Sizes::Shape => Ok(()),
-        Sizes::Count => counted("sizes", 1),
-        Sizes::Numbers(count) => counted("sizes", count),
+        Sizes::Extents(count) => counted("extents", count),
         Sizes::Dimension => {
             counted("dimensions", 1)?;
-            check_dimensions(sizes, tensors[0])
+            check_dimensions(integers, tensors[0])
         }
-        Sizes::Dimensions => check_dimensions(sizes, tensors[0]),
+        Sizes::Dimensions => check_dimensions(integers, tensors[0]),
     }
 }
 

@@ -26,7 +26,7 @@ use thalweg_runtime::{
 
 pub(crate) use backward::{LoopBackward, autograd, node};
 
-pub(crate) use super::loop_call::{LoopArguments, LoopCall};
+pub(crate) use super::loop_call::{LoopArguments, LoopCall, Points};
 
 use self::kept::kept_layout;
 use crate::tensor::{Tensor, Tensors};
@@ -233,7 +233,7 @@ enum Extents {
 impl Extents {
     fn new(operator: &LoopOp, tensors: &[&Tensor], arguments: &LoopArguments) -> Result<Self> {
         Ok(match operator.space {
-            Space::Elementwise if tensors.is_empty() => Self::Elementwise(arguments.sizes.clone()),
+            Space::Elementwise if tensors.is_empty() => Self::Elementwise(arguments.points.extents().into()),
             Space::Elementwise => {
                 let mut shape: Shape = tensors[0].shape().into();
                 for tensor in &tensors[1..] {
@@ -243,9 +243,9 @@ impl Extents {
             }
             Space::Rows => {
                 let shape: Shape = tensors[0].shape().into();
-                Self::Rows { split: Split::new(shape.len(), &arguments.sizes), shape }
+                Self::Rows { split: Split::new(shape.len(), arguments.points.reduced()), shape }
             }
-            Space::Coordinates => Self::Coordinates(arguments.sizes.clone()),
+            Space::Coordinates => Self::Coordinates(arguments.points.extents().into()),
         })
     }
 
@@ -307,8 +307,8 @@ pub(crate) struct Resolved {
     placements: SmallVec<[Placement; 8]>,
     /// Whether it runs in stages.
     is_staged: bool,
-    /// The layout of all outputs where it is not row-major.
-    kept: Option<Layout>,
+    /// The layout of each output, and the bytes that it takes.
+    layouts: SmallVec<[(Layout, u64); 2]>,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
@@ -364,11 +364,13 @@ impl Resolved {
     fn write_key(key: &mut Vec<u64>, call: &LoopCall<'_>, alignment_bytes: u64) {
         let arguments = &call.arguments;
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
-        let kinds = dtype << 16 | (arguments.category() as u64) << 8 | arguments.sizes.len() as u64;
+        // An operator has one kind of points.
+        let integers = arguments.points.integers();
+        let kinds = dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
         key.clear();
         let operator = std::ptr::from_ref(call.operator).addr() as u64;
         key.extend_from_slice(&[operator, call.device.number(), alignment_bytes << 32 | kinds]);
-        key.extend_from_slice(cast_slice(&arguments.sizes));
+        key.extend_from_slice(cast_slice(integers));
         for tensor in &call.tensors {
             let layout = tensor.layout();
             key.push((tensor.dtype() as u64) << 8 | layout.rank() as u64);
@@ -390,11 +392,13 @@ impl Resolved {
             .map(|tensor| extents.input(tensor.layout()))
             .collect::<Result<SmallVec<[_; 8]>>>()?;
         let kept = outputs.first().and_then(|(shape, _)| kept_layout(operator, &call.tensors, shape));
+        let mut layouts = SmallVec::new();
         for ((shape, dtype), &place) in outputs.iter().zip(operator.outputs) {
             // A shape whose bytes cannot be counted has no layout.
-            byte_count(shape, *dtype)?;
-            let contiguous = || Layout::contiguous(shape);
-            placements.push(extents.output(&kept.clone().unwrap_or_else(contiguous), place));
+            let bytes = byte_count(shape, *dtype)? as u64;
+            let layout = kept.clone().unwrap_or_else(|| Layout::contiguous(shape));
+            placements.push(extents.output(&layout, place));
+            layouts.push((layout, bytes));
         }
         let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
         let (launch, gradient) = (OnceLock::new(), OnceLock::new());
@@ -406,7 +410,7 @@ impl Resolved {
             outputs,
             placements,
             is_staged: false,
-            kept,
+            layouts,
             launch,
             alignment_bytes,
             gradient,
@@ -512,12 +516,8 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     };
     let stream = call.device.current_stream();
     let mut outputs = Tensors::new();
-    for (shape, dtype) in &resolved.outputs {
-        let output = Tensor::empty_on(shape, *dtype, &stream, call.label)?;
-        outputs.push(match &resolved.kept {
-            Some(layout) => output.with_layout(layout.clone()),
-            None => output,
-        });
+    for ((layout, bytes), (_, dtype)) in resolved.layouts.iter().zip(&resolved.outputs) {
+        outputs.push(Tensor::empty_in(layout.clone(), *bytes, *dtype, &stream, call.label)?);
     }
     if resolved.is_staged {
         let (rows, inner) = resolved.extents.rows_and_inner();

@@ -36,25 +36,25 @@ use loops::{LoopCall, run};
 /// The operators that are parts of others.
 pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
-        "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
+        "thalweg::full(Scalar value, int[] size, ScalarType dtype) -> Tensor",
         Kernel(creation::full),
     ),
     OpDef::part(
-        "thalweg::uniform(Tensor seed, Tensor offset, Scalar threads, Scalar low, Scalar high, int[] sizes, ScalarType dtype) -> Tensor",
+        "thalweg::uniform(Tensor seed, Tensor offset, Scalar threads, Scalar low, Scalar high, int[] size, ScalarType dtype) -> Tensor",
         Kernel(|call| random::drawn(call, Distribution::Uniform)),
     ),
     OpDef::part(
-        "thalweg::normal(Tensor seed, Tensor offset, Scalar threads, Scalar mean, Scalar deviation, int[] sizes, ScalarType dtype) -> Tensor",
+        "thalweg::normal(Tensor seed, Tensor offset, Scalar threads, Scalar mean, Scalar deviation, int[] size, ScalarType dtype) -> Tensor",
         Kernel(|call| random::drawn(call, Distribution::Normal)),
     ),
     OpDef::part(
-        "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
+        "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> (Tensor, Tensor)",
         Pair(random::dropout, dropout::autograd),
     ),
     OpDef {
         autocast: Autocast::Wide("thalweg::cross_entropy_wide"),
         ..OpDef::part(
-            "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
+            "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
             Differentiable(
                 |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
                 &cross_entropy::GRADIENT,
@@ -62,7 +62,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         )
     },
     OpDef::part(
-        "thalweg::cross_entropy_wide(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
+        "thalweg::cross_entropy_wide(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
         Differentiable(
             |call| run(&LoopCall::of(&CROSS_ENTROPY_WIDE, call)?, call.resolved),
             &cross_entropy::GRADIENT,
@@ -78,21 +78,21 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef {
         autocast: Autocast::Full,
         ..OpDef::part(
-            "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
+            "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim) -> (Tensor, Tensor, Tensor)",
             Pair(normalization::backend, normalization::autograd),
         )
     },
     OpDef {
         autocast: Autocast::Full,
         ..OpDef::part(
-            "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
+            "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim) -> (Tensor, Tensor, Tensor, Tensor)",
             Pair(normalization::fork, normalization::autograd),
         )
     },
     OpDef {
         autocast: Autocast::Rounded,
         ..OpDef::part(
-            "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
+            "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
             Pair(normalization::add, normalization::autograd),
         )
     },

@@ -6,7 +6,7 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{self, LoopArguments, LoopCall};
+use super::loops::{self, LoopArguments, LoopCall, Points};
 use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
 use crate::dispatch::{Call, Ints, built_in};
 use crate::operators::norm_backward::Normalized;
@@ -47,7 +47,7 @@ fn normalize(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensors[0];
     let (inputs, parameters) = call.tensors.split_at(call.tensors.len() - 2);
     let arguments = LoopCall::of(operator, call)?.arguments;
-    let dimensions = arguments.sizes.as_slice();
+    let dimensions = arguments.points.reduced();
     let rows = x.rank() - dimensions.len();
     let fits = !dimensions.is_empty()
         && dimensions.iter().copied().eq(rows..x.rank())
@@ -73,14 +73,14 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
         _ => (&ADD_LAYER_NORM, Saved::result(&results[FORK], FORK)?),
     };
     let wants = |tensors: &[&Tensor]| tensors.iter().any(|tensor| tensor.requires_grad());
-    let LoopArguments { scalars, sizes, .. } = LoopCall::of(operator, call)?.arguments;
+    let LoopArguments { scalars, points, .. } = LoopCall::of(operator, call)?.arguments;
     let node = LayerNormBackward {
         x,
         branch: inputs.get(1).map(|branch| branch.dtype()),
         weight: Saved::new(parameters[0])?,
         mean: Saved::new(&results[1])?,
         inverse_deviation: Saved::new(&results[2])?,
-        dimensions: sizes,
+        dimensions: points.reduced().into(),
         count: scalars[0],
         wanted: [wants(inputs), wants(parameters)],
         label: call.label,
@@ -117,8 +117,9 @@ impl LayerNormBackward {
         };
         let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[self.count]),
-            sizes: self.dimensions.clone(),
+            points: Points::Reduced(self.dimensions.clone()),
             dtype,
+            ..LoopArguments::default()
         };
         let weight = self.weight.get()?.expand(x.shape())?;
         let (mean, inverse_deviation) = (self.mean.get()?, self.inverse_deviation.get()?);
@@ -173,7 +174,8 @@ impl LayerNormBackward {
     fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
         let x = self.x.get()?;
         let rows = x.rank() - self.dimensions.len();
-        let arguments = LoopArguments { sizes: (0..rows).collect(), ..LoopArguments::default() };
+        let arguments =
+            LoopArguments { points: Points::Reduced((0..rows).collect()), ..LoopArguments::default() };
         let spread = |statistic: &Saved| -> Result<Tensor> {
             let statistic = statistic.get()?;
             let mut shape: Shape = statistic.shape().into();

@@ -5,7 +5,7 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
 use thalweg_runtime::{Error, Result};
 
-use super::loops::{self, LoopArguments, LoopCall};
+use super::loops::{self, LoopArguments, LoopCall, Points};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints, built_in};
@@ -23,8 +23,8 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let tensors: SmallVec<[&Tensor; 4]> = [x].into_iter().chain(&spread).collect();
     let arguments = LoopArguments {
         scalars: [count(&shape), call.float(3)].map(Scalar::F64).into_iter().collect(),
-        sizes: (x.rank() - shape.len()..x.rank()).collect(),
-        dtype: None,
+        points: Points::Reduced((x.rank() - shape.len()..x.rank()).collect()),
+        ..LoopArguments::default()
     };
     let operator = if spread.is_some() { &RMS_NORM_AFFINE } else { &RMS_NORM };
     loops::run(&LoopCall::new(operator, call, &tensors, arguments), None)
@@ -55,8 +55,8 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
     let rows = rows(call);
     let arguments = LoopArguments {
         scalars: SmallVec::from_elem(Scalar::F64(count(&x.shape()[rows..])), 1),
-        sizes: (rows..x.rank()).collect(),
-        dtype: None,
+        points: Points::Reduced((rows..x.rank()).collect()),
+        ..LoopArguments::default()
     };
     let weight = match call.tensor_count() {
         1 => None,
@@ -68,7 +68,7 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
             shape.resize(x.rank(), 1);
             let inverse = inverse.reshape(&shape)?.expand(x.shape())?;
             let arguments = LoopArguments {
-                sizes: (0..rows).collect(),
+                points: Points::Reduced((0..rows).collect()),
                 dtype: Some(call.dtype_of(1)),
                 ..LoopArguments::default()
             };

@@ -31,9 +31,9 @@ operators! {
     "subtract.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
         = Composite(|call| renamed(call, built_in!("sub.Scalar")?));
     /// Returns the greater of self and other: `maximum`.
-    "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?));
+    "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?)), out_form: "max.out";
     /// Returns the smaller of self and other: `minimum`.
-    "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?));
+    "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?)), out_form: "min.out";
     /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
     "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
@@ -118,7 +118,7 @@ operators! {
         let arguments = [base.into(), call.tensor(1).into()];
         let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
         call.tensor(0).mul(&power).map(single)
-    });
+    }), in_place: "ldexp_";
     /// Returns a tensor whose elements are anything, and lie in memory in this order of dimensions.
     "empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| empty_permuted(call).map(single));

@@ -23,8 +23,16 @@ pub(crate) struct OpDef {
     pub doc: &'static str,
     /// The body: how it is computed.
     pub body: Body,
+    /// The name of its form in place, where that is not its own with `_` behind the base: `pow_.Scalar` of `pow.Tensor_Scalar`. An
+    /// operator that returns a view has a form in place only if its entry names it.
+    pub in_place: Option<&'static str>,
+    /// The name of its `out=` form, where no rule gives it; in brackets the names of the tensors that the form writes, where they
+    /// differ from those of the results: `max.dim_max(max, max_values)`.
+    pub out_form: Option<&'static str>,
     /// The conditions on the tensors that its `out=` form writes, beside those of every form.
     pub out: &'static [OutRule],
+    /// Whether it draws, where the schema has no generator: PyTorch's overload with one is another operator.
+    pub generator: bool,
     /// The dtype that autocast gives its tensors.
     pub autocast: Autocast,
     /// The computation of complex numbers.
@@ -34,7 +42,17 @@ pub(crate) struct OpDef {
 impl OpDef {
     /// Makes an entry that is a part of other operators, without a method.
     pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
-        Self { schema, doc: "", body, out: &[], autocast: Autocast::Unchanged, complex: Complex::ByBody }
+        Self {
+            schema,
+            doc: "",
+            body,
+            in_place: None,
+            out_form: None,
+            out: &[],
+            generator: false,
+            autocast: Autocast::Unchanged,
+            complex: Complex::ByBody,
+        }
     }
 
     /// Makes the entry of an operator that is a loop.
@@ -66,6 +84,11 @@ pub(crate) enum Complex {
     Parts(fn(&Call<'_>) -> Result<Tensors>),
     /// By the operator of this name.
     Operator(&'static str),
+    /// As `ByBody`; an argument that is a complex number makes two calls, one with each part.
+    EachPart,
+    /// As `ByBody`; with a factor that is a complex number, as the first tensor times `beta` plus the product that the operator of
+    /// this name computes times `alpha`.
+    Sum(&'static str),
 }
 
 /// The way in which an operator is computed.

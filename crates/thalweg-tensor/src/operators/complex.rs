@@ -165,10 +165,10 @@ operators! {
     "thalweg::isinf_of_complex(Tensor self) -> Tensor"
         = Composite(|call| call.tensor(0).view_as_real()?.isinf()?.any_dim(-1, false).map(single)), complex: Taken;
     /// Returns the sums of complex numbers over dimensions.
-    "thalweg::sum_of_complex(Tensor self, int[] sizes) -> Tensor"
+    "thalweg::sum_of_complex(Tensor self, int[] dim) -> Tensor"
         = Composite(|call| over_parts_by(built_in!("thalweg::sum")?, call)), complex: Taken;
     /// Returns the means of complex numbers over dimensions, whose elements the call counts.
-    "thalweg::mean_of_complex(Tensor self, Scalar count, int[] sizes) -> Tensor"
+    "thalweg::mean_of_complex(Tensor self, Scalar count, int[] dim) -> Tensor"
         = Composite(|call| over_parts_by(built_in!("thalweg::mean")?, call)), complex: Taken;
 }
 
@@ -218,17 +218,15 @@ pub(super) fn kernel(definition: &OpDef) -> Option<KernelFunction> {
             let operator = BuiltIn::new(name);
             Some(Arc::new(move |call| operator.get()?.call(call.arguments, None, call.label)))
         }
-        (Complex::ByBody, Body::Composite(_)) => Some(Arc::new(|call| {
+        (_, Body::Composite(_)) => Some(Arc::new(|call| {
             let _made_of_others = Conversions::refused_by(call.operator.base_name());
             call.redispatch()
         })),
-        (Complex::ByBody, Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..)) => {
-            Some(Arc::new(|call| {
-                let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
-                Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
-            }))
-        }
-        (Complex::ByBody, _) => None,
+        (_, Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..)) => Some(Arc::new(|call| {
+            let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
+            Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
+        })),
+        _ => None,
     }
 }
 

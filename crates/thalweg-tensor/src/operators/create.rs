@@ -19,10 +19,10 @@ operators! {
         = Composite(|call| {
             let value = call.scalar(1);
             filled(call, &call.ints(0), value, 2, || dtype_of(value))
-        });
+        }), complex: EachPart;
     /// Returns a tensor of a tensor's shape with one value.
     "full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
-        fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2));
+        fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2)), complex: EachPart;
     /// Returns zeros.
     "zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, || DType::F32));
@@ -37,7 +37,7 @@ operators! {
         fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
     /// Returns a tensor whose elements are anything.
     "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
-        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, DType::F32).map(single));
+        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, DType::F32).map(single)), out_form: "empty.out";
     /// Returns a tensor of a tensor's shape whose elements are anything.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {
@@ -57,7 +57,7 @@ operators! {
     /// Returns a tensor of a shape with one value, of a tensor's dtype and device.
     "new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_full(size: ints, fill_value: scalar)
-        = Composite(|call| filled(call, &call.ints(1), call.scalar(2), 3, || call.tensor(0).dtype()));
+        = Composite(|call| filled(call, &call.ints(1), call.scalar(2), 3, || call.tensor(0).dtype())), complex: EachPart;
     /// Returns a tensor of a shape whose elements are anything, of a tensor's dtype and device.
     "new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_empty(size: ints)
@@ -69,7 +69,7 @@ operators! {
         });
     /// Returns a number as a tensor without dimensions.
     "scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &[], call.scalar(0), 1, || DType::F32));
+        = Composite(|call| filled(call, &[], call.scalar(0), 1, || DType::F32)), complex: EachPart;
     /// Returns 0, 1, … below an end.
     "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single));
@@ -78,7 +78,7 @@ operators! {
         = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), Scalar::I64(1)], 2).map(single));
     /// Returns start, start + step, … on this side of an end.
     "arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single));
+        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single)), out_form: "arange.start_out";
     /// Returns so many numbers from a start to an end, both included.
     "linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| linspace(call).map(single));

@@ -10,7 +10,6 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_ops::structured::ROOTS_OF_UNITY;
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
@@ -18,8 +17,8 @@ use super::create::options;
 use super::view::{inverse, wrap};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
-use crate::dispatch::{Arguments, Call, Ints, internal};
-use crate::kernels::loops::LoopArguments;
+use crate::dispatch::{Arguments, Call, Ints, built_in};
+use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -589,10 +588,11 @@ impl Transform<'_> {
     fn table(&self, [rows, parts, columns]: [usize; 3], period: usize, sign: f64) -> Result<Tensor> {
         let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::I64(period as i64), Scalar::F64(sign)]),
-            sizes: SmallVec::from_slice(&[rows, parts, columns, 2]),
+            points: Points::Result(SmallVec::from_slice(&[rows, parts, columns, 2])),
             dtype: Some(self.dtype.real()),
+            ..LoopArguments::default()
         };
-        let operator = internal(ROOTS_OF_UNITY.name)?;
+        let operator = built_in!("thalweg::roots_of_unity")?;
         Ok(operator.call_loop(&[], &arguments, Some(self.device), self.label)?.swap_remove(0))
     }
 }

@@ -15,33 +15,8 @@ use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, O
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
-/// Forms in place that PyTorch names otherwise than their operators.
-const RENAMED: [(&str, &str); 5] = [
-    ("ldexp_", "ldexp.Tensor"),
-    ("floor_divide_.Tensor", "floor_divide"),
-    ("pow_.Tensor", "pow.Tensor_Tensor"),
-    ("pow_.Scalar", "pow.Tensor_Scalar"),
-    ("transpose_", "transpose.int"),
-];
-
-/// Operators that return views and have a form in place.
-const VIEWS: [&str; 9] = [
-    "as_strided",
-    "squeeze",
-    "squeeze.dim",
-    "squeeze.dims",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "transpose.int",
-    "unsqueeze",
-];
-
-/// Returns the name of the operator whose form in place has this name: `add.Tensor` of `add_.Tensor`.
+/// Returns the name of the operator whose form in place has this name, if no entry names that form: `add.Tensor` of `add_.Tensor`.
 pub(crate) fn functional_name(name: &str) -> Option<String> {
-    if let Some((_, functional)) = RENAMED.iter().find(|(renamed, _)| *renamed == name) {
-        return Some((*functional).to_owned());
-    }
     let (base, overload) =
         name.split_once('.').map_or((name, None), |(base, overload)| (base, Some(overload)));
     let base = base.strip_suffix('_').filter(|base| !base.is_empty())?;
@@ -49,21 +24,20 @@ pub(crate) fn functional_name(name: &str) -> Option<String> {
 }
 
 /// Returns the name of an operator's form in place: `add_.Tensor` of `add.Tensor`.
-pub(crate) fn name(functional: &str) -> String {
-    if let Some((renamed, _)) = RENAMED.iter().find(|(_, named)| *named == functional) {
-        return (*renamed).to_owned();
+pub(crate) fn name(functional: &Operator) -> String {
+    if let Some(name) = functional.in_place_name() {
+        return name.to_owned();
     }
-    functional
-        .split_once('.')
-        .map_or_else(|| format!("{functional}_"), |(base, overload)| format!("{base}_.{overload}"))
+    let name = functional.name();
+    name.split_once('.').map_or_else(|| format!("{name}_"), |(base, overload)| format!("{base}_.{overload}"))
 }
 
 /// Returns the schema of the form in place of this name; `None` where an operator has none.
-pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
-    let mut schema = functional.clone();
+pub(crate) fn schema(functional: &Operator, name: &str) -> Option<Schema> {
+    let mut schema = functional.schema().clone();
+    let is_view = is_view(functional);
     let [result] = schema.returns.as_mut_slice() else { return None };
     let first = schema.parameters.first_mut().filter(|first| first.name == "self")?;
-    let is_view = is_view(&functional.name);
     let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && (ty.alias.is_none() || is_view);
     if !is_tensor(&first.ty) || !is_tensor(result) {
         return None;
@@ -76,8 +50,9 @@ pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
 }
 
 /// Returns whether an operator returns a view that its form in place lets the tensor itself be.
-pub(crate) fn is_view(functional: &str) -> bool {
-    VIEWS.contains(&functional)
+pub(crate) fn is_view(functional: &Operator) -> bool {
+    let returns_view = functional.schema().returns.iter().any(|result| result.alias.is_some());
+    returns_view && functional.in_place_name().is_some()
 }
 
 /// Runs the form in place of an operator that returns a view: the tensor is seen by the view's layout.

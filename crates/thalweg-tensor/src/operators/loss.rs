@@ -7,7 +7,7 @@ use super::Body::Composite;
 use super::{call, operators, single};
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
-use crate::kernels::loops::LoopArguments;
+use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the loops of a loss: of the sum over dimensions, and of every element.
@@ -128,7 +128,7 @@ fn of_pair(
         2 => 1.0,
         other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
     }));
-    arguments.sizes = (0..shape.len()).collect();
+    arguments.points = Points::Reduced((0..shape.len()).collect());
     // What is broadcast is widened first, since its gradient is a sum.
     let expanded = |x: &Tensor| match x.shape() == shape.as_slice() {
         true => Ok(x.clone()),
@@ -307,8 +307,8 @@ impl Classes {
         };
         let arguments = LoopArguments {
             scalars: [Scalar::I64(ignored)].into_iter().collect(),
-            sizes: (0..losses.rank()).collect(),
-            dtype: None,
+            points: Points::Reduced((0..losses.rank()).collect()),
+            ..LoopArguments::default()
         };
         let label = label_at("mean_over_classes", std::panic::Location::caller());
         let operator = built_in!("thalweg::mean_over_classes")?;
@@ -386,8 +386,8 @@ fn by_softmax(
 ) -> Result<Tensor> {
     let arguments = LoopArguments {
         scalars: [classes.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
-        sizes: [classes.dimension].into_iter().collect(),
-        dtype: None,
+        points: Points::Reduced([classes.dimension].into_iter().collect()),
+        ..LoopArguments::default()
     };
     let operator = built_in!("thalweg::cross_entropy_wide")?;
     Ok(operator.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))

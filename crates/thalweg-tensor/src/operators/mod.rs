@@ -9,9 +9,11 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Behind the body may stand, in this order, what PyTorch asks of the tensors of the `out=` form: `out: [Apart]`
-//! ([`OutRule`]); the dtype that autocast gives the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex
-//! numbers are computed: `complex: Taken` ([`Complex`]).
+//! their defaults. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
+//! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
+//! ([`OutRule`]); whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
+//! the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
+//! ([`Complex`]).
 //! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
 mod advanced_index;
@@ -269,7 +271,10 @@ macro_rules! operators {
         $schema:literal
         $(fn $name:ident($($parameter:ident: $kind:ident),*) $(-> $results:tt)?)?
         = $body:expr
+        $(, in_place: $in_place:literal)?
+        $(, out_form: $out_form:literal)?
         $(, out: [$($rule:ident),+])?
+        $(, generator: $generator:literal)?
         $(, autocast: $autocast:ident)?
         $(, complex: $complex:ident $(($parts:expr))?)?;
     )*) => {
@@ -279,7 +284,10 @@ macro_rules! operators {
                 schema: $schema,
                 doc: concat!($($doc, "\n"),+),
                 body: $body,
+                in_place: [$(Some($in_place),)? None][0],
+                out_form: [$(Some($out_form),)? None][0],
                 out: &[$($($crate::operators::OutRule::$rule),+)?],
+                generator: [$($generator,)? false][0],
                 autocast: [$(thalweg_ops::Autocast::$autocast,)? thalweg_ops::Autocast::Unchanged][0],
                 complex: [
                     $($crate::operators::Complex::$complex $(($parts))?,)?

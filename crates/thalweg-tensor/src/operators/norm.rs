@@ -7,7 +7,7 @@ use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
-use crate::kernels::loops::LoopArguments;
+use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -45,7 +45,7 @@ operators! {
         = Composite(running);
     /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
     "_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
-        = Composite(|call| batch_norm(call, [None, None], true, call.float(4), call.float(5)));
+        = Composite(|call| batch_norm(call, [None, None], true, call.float(4), call.float(5))), out_form: "_native_batch_norm_legit.no_stats_out(out, save_mean, save_invstd)";
     /// Returns channels less the running mean, over the running deviation, times weight plus bias.
     "_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(|call| {
@@ -126,8 +126,8 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     let count: usize = shape.iter().product();
     let arguments = LoopArguments {
         scalars: [count as f64, call.float(4)].map(Scalar::F64).into_iter().collect(),
-        sizes: (rows..x.rank()).collect(),
-        dtype: None,
+        points: Points::Reduced((rows..x.rank()).collect()),
+        ..LoopArguments::default()
     };
     let operator = built_in!("thalweg::layer_norm_affine")?;
     let mut results = operator.call_loop(&[x, &weight, &bias], &arguments, None, call.label)?;

@@ -18,44 +18,6 @@ use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
-/// Forms that PyTorch names otherwise than their operators: their name, the operator's, and the names of the tensors that are written
-/// where they are none of the operator's.
-const RENAMED: &[(&str, &str, &[&str])] = &[
-    (
-        "_native_batch_norm_legit.no_stats_out",
-        "_native_batch_norm_legit.no_stats",
-        &["out", "save_mean", "save_invstd"],
-    ),
-    ("add.out", "add.Tensor", &[]),
-    ("all.all_out", "all", &[]),
-    ("all.out", "all.dim", &[]),
-    ("any.all_out", "any", &[]),
-    ("any.out", "any.dim", &[]),
-    ("arange.start_out", "arange.start_step", &[]),
-    ("avg_pool2d_backward.grad_input", "avg_pool2d_backward", &["grad_input"]),
-    ("div.out", "div.Tensor", &[]),
-    ("div.out_mode", "div.Tensor_mode", &[]),
-    ("empty.out", "empty.memory_format", &[]),
-    ("max.dim_max", "max.dim", &["max", "max_values"]),
-    ("max.out", "max.other", &[]),
-    ("max.unary_out", "max", &[]),
-    ("max_pool2d_with_indices.out", "max_pool2d_with_indices", &["out", "indices"]),
-    ("max_pool2d_with_indices_backward.grad_input", "max_pool2d_with_indices_backward", &["grad_input"]),
-    ("max_pool3d_with_indices.out", "max_pool3d_with_indices", &["out", "indices"]),
-    ("mean.dtype_out", "mean", &[]),
-    ("mean.out", "mean.dim", &[]),
-    ("min.dim_min", "min.dim", &["min", "min_indices"]),
-    ("min.out", "min.other", &[]),
-    ("min.unary_out", "min", &[]),
-    ("mul.out", "mul.Tensor", &[]),
-    ("prod.int_out", "prod.dim_int", &[]),
-    ("sort.values_stable", "sort.stable", &["values", "indices"]),
-    ("std.out", "std.dim", &[]),
-    ("sub.out", "sub.Tensor", &[]),
-    ("sum.IntList_out", "sum.dim_IntList", &[]),
-    ("var.out", "var.dim", &[]),
-];
-
 /// PyTorch's words for memory that an input and a given tensor share.
 const SHARED: &str = "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
                       Please clone() the tensor before performing the operation.";
@@ -63,25 +25,31 @@ const SHARED: &str = "unsupported operation: some elements of the input tensor a
 /// Options of a new tensor that a form has no parameter for: the given tensor has them.
 const OPTIONS: [&str; 4] = ["dtype", "layout", "device", "pin_memory"];
 
-/// Returns the name that the operator may have whose `out=` form has this name: `add.Scalar` of `add.Scalar_out`, `cat` of
-/// `cat.out`, `kthvalue` of `kthvalue.values`.
-pub(crate) fn returning_name(name: &str) -> Option<String> {
-    if let Some((_, returning, _)) = RENAMED.iter().find(|(form, ..)| *form == name) {
-        return Some((*returning).to_owned());
-    }
-    let (base, overload) = name.split_once('.')?;
+/// Returns the names that the operator may have whose `out=` form has this name, if no entry names that form: `add.Scalar` of
+/// `add.Scalar_out`, `cat` or `cat.Tensor` of `cat.out`, `kthvalue` of `kthvalue.values`.
+pub(crate) fn returning_names(name: &str) -> Vec<String> {
+    let Some((base, overload)) = name.split_once('.') else { return Vec::new() };
     match overload.strip_suffix("out").map(|rest| rest.strip_suffix('_').unwrap_or(rest)) {
-        Some("") => Some(base.to_owned()),
-        Some(overload) => Some(format!("{base}.{overload}")),
-        None => (overload == "values").then(|| base.to_owned()),
+        Some("") => vec![base.to_owned(), format!("{base}.Tensor")],
+        Some(overload) => vec![format!("{base}.{overload}")],
+        None if overload == "values" => vec![base.to_owned()],
+        None => Vec::new(),
     }
 }
 
+/// Returns the name of a form that an entry names, and the names of the tensors that it writes, if it names them:
+/// `max.dim_max(max, max_values)`.
+pub(crate) fn named_form(form: &str) -> (&str, Vec<&str>) {
+    let (name, tensors) = form.split_once('(').unwrap_or((form, ""));
+    (name, tensors.trim_end_matches(')').split(", ").filter(|tensor| !tensor.is_empty()).collect())
+}
+
 /// Returns the names of the tensors that a form writes.
-fn out_names(returning: &Schema, name: &str) -> Vec<String> {
-    let renamed = RENAMED.iter().find(|(form, ..)| *form == name).map_or(&[][..], |(.., names)| names);
+fn out_names(returning: &Operator, name: &str) -> Vec<String> {
+    let (form, named) = named_form(returning.out_form().unwrap_or(""));
+    let returning = returning.schema();
     match returning.returns.len() {
-        _ if !renamed.is_empty() => renamed.iter().map(|&name| name.to_owned()).collect(),
+        _ if form == name && !named.is_empty() => named.into_iter().map(str::to_owned).collect(),
         1 => vec!["out".to_owned()],
         _ if returning.return_names.iter().all(|name| !name.is_empty()) => {
             returning.return_names.iter().map(|name| name.to_string()).collect()
@@ -97,14 +65,15 @@ fn is_given(returning: &Schema, parameter: &Parameter) -> bool {
 }
 
 /// Returns the schema of the `out=` form of this name, which gives the tensors that it writes; `None` where there is none.
-pub(crate) fn schema(returning: &Schema, name: &str) -> Option<Schema> {
+pub(crate) fn schema(operator: &Operator, name: &str) -> Option<Schema> {
+    let returning = operator.schema();
     let mut schema = returning.clone();
     let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
     if returning.is_mutable() || !schema.returns.iter().all(is_tensor) {
         return None;
     }
     schema.parameters.retain(|parameter| !is_given(returning, parameter));
-    for (place, name) in out_names(returning, name).into_iter().enumerate() {
+    for (place, name) in out_names(operator, name).into_iter().enumerate() {
         let set = char::from(b'a' + place as u8).to_string();
         let ty = Type { alias: Some(Alias { set, writes: true }), ..schema.returns.get(place)?.clone() };
         schema.returns[place] = ty.clone();

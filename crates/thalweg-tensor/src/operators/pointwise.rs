@@ -87,7 +87,7 @@ operators! {
         fn div_mode(other: tensor, rounding_mode: optional_str) = Lowered(|call| {
             let bodies = [&table::div, &table::trunc_divide, &table::floor_divide_of];
             Ok(with_numbers(call, rounded(call, bodies)?, []))
-        });
+        }), out_form: "div.out_mode";
     /// Returns self / other, rounded down with `rounding_mode='floor'` and towards 0 with `'trunc'`.
     "div.Scalar_mode(Tensor self, Scalar other, *, str? rounding_mode) -> Tensor"
         fn div_scalar_mode(other: scalar, rounding_mode: optional_str) = Lowered(|call| {
@@ -96,7 +96,7 @@ operators! {
         });
     /// Returns self / other, rounded down. The shapes are broadcast.
     "floor_divide(Tensor self, Tensor other) -> Tensor"
-        fn floor_divide(other: tensor) = Lowered(|call| Ok(with_numbers(call, &table::floor_divide_of, [])));
+        fn floor_divide(other: tensor) = Lowered(|call| Ok(with_numbers(call, &table::floor_divide_of, []))), in_place: "floor_divide_.Tensor";
     /// Returns self / other, rounded down.
     "floor_divide.Scalar(Tensor self, Scalar other) -> Tensor"
         fn floor_divide_scalar(other: scalar)
@@ -107,7 +107,7 @@ operators! {
             let is_floating_point = call.tensors.iter().any(|tensor| tensor.dtype().is_floating_point());
             let body = if is_floating_point { &table::power } else { &table::integer_power };
             Ok(with_numbers(call, body, []))
-        }), autocast: Full, complex: Parts(|call| complex::power(call.tensor(0), call.tensor(1)).map(single));
+        }), in_place: "pow_.Tensor", autocast: Full, complex: Parts(|call| complex::power(call.tensor(0), call.tensor(1)).map(single));
     /// Returns self to the power of exponent; of integers an integer, and a negative exponent is refused.
     "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"
         fn pow_scalar(exponent: scalar) = Lowered(|call| {
@@ -124,7 +124,7 @@ operators! {
                 return Err(Error::invalid("Integers to negative integer powers are not allowed."));
             }
             Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
-        }), autocast: Full, complex: Parts(complex::power_by_number);
+        }), in_place: "pow_.Scalar", autocast: Full, complex: Parts(complex::power_by_number);
     /// Returns a number to the power of each element of exponent; of integers an integer.
     "pow.Scalar(Scalar self, Tensor exponent) -> Tensor"
         = Lowered(|call| {

@@ -39,7 +39,7 @@ operators! {
         = means::<3, false>();
     /// Returns the gradient of a mean over each window of images from that of the means.
     "avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
-        = means_backward::<2, false>();
+        = means_backward::<2, false>(), out_form: "avg_pool2d_backward.grad_input(grad_input)";
     /// Returns the gradient of a mean over each window of volumes from that of the means.
     "avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
         = means_backward::<3, false>();
@@ -58,13 +58,13 @@ operators! {
         });
     /// Returns the greatest element of each window of images, and its place in the plane.
     "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>();
+        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>(), out_form: "max_pool2d_with_indices.out(out, indices)";
     /// Returns the greatest element of each window of volumes, and its place in the volume.
     "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        = extrema::<3, false>();
+        = extrema::<3, false>(), out_form: "max_pool3d_with_indices.out(out, indices)";
     /// Returns the gradient of the greatest elements of windows of images from theirs.
     "max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"
-        = extrema_backward::<2, false>();
+        = extrema_backward::<2, false>(), out_form: "max_pool2d_with_indices_backward.grad_input(grad_input)";
     /// Returns the gradient of the greatest elements of windows of volumes from theirs.
     "max_pool3d_with_indices_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, int[3] dilation, bool ceil_mode, Tensor indices) -> Tensor"
         = extrema_backward::<3, false>();

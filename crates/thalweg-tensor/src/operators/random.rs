@@ -15,22 +15,22 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype)));
+        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers in [0, 1), of a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
             let x = call.tensor(0);
             new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| uniform(call, shape, [0.0, 1.0], dtype)))
-        });
+        }), generator: true;
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype)));
+        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
             let x = call.tensor(0);
             new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| normal(call, shape, [0.0, 1.0], dtype)))
-        });
+        }), generator: true;
     /// Returns the numbers 0 to n − 1 in random order: that of keys of 48 random bits.
     "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 1, DType::I64, |dtype| {
@@ -38,31 +38,31 @@ operators! {
             let half = || uniform(call, &shape, [0.0, 1.0], DType::F32)?.to_dtype(DType::F64);
             let keys = half()?.mul_scalar(f64::from(1 << 24))?.add(&half()?)?;
             keys.argsort(0, false)?.to_dtype(dtype)
-        }));
+        })), generator: true;
     /// Returns integers from 0 on below a bound.
     "randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 2, DType::I64, |dtype| {
             integers(call, &extents(&call.ints(1))?, [0, call.int(0)], dtype)
-        }));
+        })), generator: true;
     /// Returns integers from one bound on below another.
     "randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 3, DType::I64, |dtype| {
             integers(call, &extents(&call.ints(2))?, [call.int(0), call.int(1)], dtype)
-        }));
+        })), generator: true;
     /// Returns integers from 0 on below a bound, of a tensor's shape.
     "randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [0, call.int(1)];
             new(call, 2, x.dtype(), |dtype| made_like(call, 6, |shape| integers(call, shape, bounds, dtype)))
-        });
+        }), generator: true;
     /// Returns integers from one bound on below another, of a tensor's shape.
     "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [call.int(1), call.int(2)];
             new(call, 3, x.dtype(), |dtype| made_like(call, 7, |shape| integers(call, shape, bounds, dtype)))
-        });
+        }), generator: true;
     /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
         fn bernoulli() = Differentiable(bernoulli, &NOTHING);

@@ -13,7 +13,7 @@ use super::view::wrap;
 use super::{complex, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, BuiltIn, Call, Ints};
-use crate::kernels::loops::{self, LoopArguments, LoopCall};
+use crate::kernels::loops::{self, LoopArguments, LoopCall, Points};
 use crate::kernels::reductions::PRODUCT;
 use crate::tensor::{Tensor, Tensors};
 
@@ -22,7 +22,7 @@ operators! {
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
             reduce(call, &SUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        }), autocast: Full;
+        }), out_form: "sum.IntList_out", autocast: Full;
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
         = Composite(|call| reduce(call, &SUM, &[], false, call.optional_dtype(1))), autocast: Full;
@@ -30,10 +30,10 @@ operators! {
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
             mean(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        });
+        }), out_form: "mean.out";
     /// Returns the mean of all elements, of floats.
     "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| mean(call, &[], false, call.optional_dtype(1)));
+        = Composite(|call| mean(call, &[], false, call.optional_dtype(1))), out_form: "mean.dtype_out";
     /// Returns the greatest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
         fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [SameDType];
@@ -48,16 +48,16 @@ operators! {
         fn argmin(dim: int) = Composite(|call| position(call, true));
     /// Returns the greatest element along a dimension, and its place; a gradient goes to that place.
     "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN);
+        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN), out_form: "max.dim_max(max, max_values)";
     /// Returns the smallest element along a dimension, and its place; a gradient goes to that place.
     "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN);
+        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN), out_form: "min.dim_min(min, min_indices)";
     /// Returns the greatest of all elements; NaN where there is one.
     "max(Tensor self) -> Tensor"
-        fn max() = Composite(|call| extremum_of(call, &AMAX, &[], false).map(single));
+        fn max() = Composite(|call| extremum_of(call, &AMAX, &[], false).map(single)), out_form: "max.unary_out";
     /// Returns the smallest of all elements; NaN where there is one.
     "min(Tensor self) -> Tensor"
-        fn min() = Composite(|call| extremum_of(call, &AMIN, &[], false).map(single));
+        fn min() = Composite(|call| extremum_of(call, &AMIN, &[], false).map(single)), out_form: "min.unary_out";
     /// Returns the smallest and the greatest element, along a dimension or of all.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
         = Composite(|call| {
@@ -71,27 +71,27 @@ operators! {
     "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
             prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
-        }), autocast: Full;
+        }), out_form: "prod.int_out", autocast: Full;
     /// Returns the product over dimensions.
-    "thalweg::prod(Tensor self, int[] sizes) -> Tensor"
+    "thalweg::prod(Tensor self, int[] dim) -> Tensor"
         = Differentiable(|call| loops::run(&LoopCall::of(&structured::PROD, call)?, call.resolved), &PRODUCT),
         autocast: Full,
         complex: Parts(complex::products);
     /// Returns whether any element is not 0.
     "any(Tensor self) -> Tensor"
-        fn any() = Composite(|call| truth(call, &ANY, None, false));
+        fn any() = Composite(|call| truth(call, &ANY, None, false)), out_form: "any.all_out";
     /// Returns whether any element along a dimension is not 0.
     "any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2)));
+        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2))), out_form: "any.out";
     /// Returns whether any element over dimensions is not 0.
     "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
         = Composite(|call| truth(call, &ANY, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns whether no element is 0.
     "all(Tensor self) -> Tensor"
-        fn all() = Composite(|call| truth(call, &ALL, None, false));
+        fn all() = Composite(|call| truth(call, &ALL, None, false)), out_form: "all.all_out";
     /// Returns whether no element along a dimension is 0.
     "all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2)));
+        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2))), out_form: "all.out";
     /// Returns whether no element over dimensions is 0.
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
         = Composite(|call| truth(call, &ALL, call.optional_ints(1).as_deref(), call.bool(2)));
@@ -114,7 +114,7 @@ operators! {
         = Composite(|call| deviation(call, Spread::Variance, &[], bessel(call.bool(1)), false));
     /// Returns the variance over dimensions, of floats.
     "var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "var.out";
     /// Returns the variance over dimensions, of floats: the squares' sum is divided by their number less the correction.
     "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn var(dim: ints, correction: scalar, keepdim: bool)
@@ -124,7 +124,7 @@ operators! {
         = Composite(|call| deviation(call, Spread::StandardDeviation, &[], bessel(call.bool(1)), false));
     /// Returns the standard deviation over dimensions, of floats.
     "std.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "std.out";
     /// Returns the standard deviation over dimensions, of floats: the root of `var`, with a gradient of 0 where it is 0.
     "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn std(dim: ints, correction: scalar, keepdim: bool)
@@ -312,7 +312,8 @@ fn reduce_tensor(
 /// Calls an internal operator.
 fn run(call: &Call<'_>, operator: &BuiltIn, x: &Tensor, reduced: &Shape, numbers: &[f64]) -> Result<Tensors> {
     let scalars = numbers.iter().map(|&number| Scalar::F64(number)).collect();
-    let arguments = LoopArguments { scalars, sizes: reduced.clone(), ..LoopArguments::default() };
+    let arguments =
+        LoopArguments { scalars, points: Points::Reduced(reduced.clone()), ..LoopArguments::default() };
     operator.get()?.call_loop(&[x], &arguments, None, call.label)
 }
 

@@ -21,7 +21,7 @@ operators! {
         = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call));
     /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order.
     "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
-        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call));
+        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call)), out_form: "sort.values_stable(values, indices)";
     /// Returns the places of the elements in order along a dimension.
     "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
         fn argsort(dim: int, descending: bool)

@@ -19,7 +19,7 @@ operators! {
     "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
         fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
-        });
+        }), in_place: "as_strided_";
     /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory where that does not suffice;
     /// further elements are anything. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
@@ -46,22 +46,22 @@ operators! {
     "permute(Tensor(a) self, int[] dims) -> Tensor(a)" = Composite(|call| permute(call).map(single));
     /// Returns two dimensions swapped.
     "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
-        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "transpose_";
     /// Returns two dimensions swapped.
     "swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)"
         fn swapaxes(axis0: int, axis1: int)
-        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapaxes_";
     /// Returns two dimensions swapped.
     "swapdims(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
         fn swapdims(dim0: int, dim1: int)
-        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapdims_";
     /// Returns a matrix with its two dimensions swapped; what has fewer dimensions is returned as it is.
     "t(Tensor(a) self) -> Tensor(a)"
         fn t() = Composite(|call| match call.tensor(0).rank() {
             0 | 1 => alias(call.tensor(0)).map(single),
             2 => transpose(call.tensor(0), 0, 1).map(single),
             rank => Err(Error::invalid(format!("t() expects a tensor with <= 2 dimensions, but self is {rank}D"))),
-        });
+        }), in_place: "t_";
     /// Returns one place of a dimension, without that dimension.
     "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"
         = Composite(|call| select(call.tensor(0), call.int(1), call.int(2)).map(single));
@@ -95,18 +95,18 @@ operators! {
     "squeeze(Tensor(a) self) -> Tensor(a)" = Composite(|call| {
         let all: SmallVec<[i64; 6]> = (0..call.tensor(0).rank() as i64).collect();
         squeeze(call.tensor(0), &all).map(single)
-    });
+    }), in_place: "squeeze_";
     /// Returns the tensor without a dimension, if its extent is 1.
     "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"
-        = Composite(|call| squeeze(call.tensor(0), &[call.int(1)]).map(single));
+        = Composite(|call| squeeze(call.tensor(0), &[call.int(1)]).map(single)), in_place: "squeeze_.dim";
     /// Returns the tensor without those of these dimensions whose extent is 1.
     "squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"
-        = Composite(|call| squeeze(call.tensor(0), &call.ints(1)).map(single));
+        = Composite(|call| squeeze(call.tensor(0), &call.ints(1)).map(single)), in_place: "squeeze_.dims";
     /// Returns the tensor with a new dimension of extent 1.
     "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
         x.unsqueeze(wrap(call.int(1), x.rank() + 1)? as i64).map(single)
-    });
+    }), in_place: "unsqueeze_";
     /// Returns the elements, row-major, in another shape, in which one extent may be −1; refused where that needs a copy.
     "view(Tensor(a) self, SymInt[] size) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);

@@ -18,9 +18,9 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 use super::{check_normal, check_uniform};
 use crate::autograd::{no_grad, set_inference_mode};
 use crate::caller::{creating, enter, label_at};
-use crate::dispatch::internal;
-use crate::kernels::loops::LoopArguments;
+use crate::dispatch::{Operator, built_in};
 use crate::kernels::loops::run_into;
+use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
 /// Threads of a block, as PyTorch draws.
@@ -133,7 +133,7 @@ impl DeviceGenerator {
     pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
         creating("uniform", (shape, dtype, self.device()), Location::caller(), || {
             check_uniform(low, high, largest(dtype))?;
-            self.draw_floats("uniform", shape, [low, high], dtype)
+            self.draw_floats(built_in!("thalweg::uniform")?, shape, [low, high], dtype)
         })
     }
 
@@ -149,11 +149,11 @@ impl DeviceGenerator {
         creating("normal", (shape, dtype, self.device()), Location::caller(), || {
             check_normal(mean, deviation)?;
             if !dtype.is_complex() {
-                return self.draw_floats("normal", shape, [mean, deviation], dtype);
+                return self.draw_floats(built_in!("thalweg::normal")?, shape, [mean, deviation], dtype);
             }
             // Each part has half of the variance, and the mean is real.
             let deviation = deviation * std::f64::consts::FRAC_1_SQRT_2;
-            let drawn = self.draw_floats("normal", shape, [0.0, deviation], dtype)?;
+            let drawn = self.draw_floats(built_in!("thalweg::normal")?, shape, [0.0, deviation], dtype)?;
             if mean == 0.0 { Ok(drawn) } else { drawn.add_scalar(mean) }
         })
     }
@@ -165,35 +165,41 @@ impl DeviceGenerator {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
             }
-            self.draw("bernoulli", shape, &[probability], dtype)
+            self.draw(built_in!("thalweg::bernoulli")?, shape, &[probability], dtype)
         })
     }
 
     /// Draws floats, or the parts of complex numbers.
     fn draw_floats(
         &self,
-        name: &'static str,
+        operator: &'static Operator,
         shape: &[usize],
         numbers: [f64; 2],
         dtype: DType,
     ) -> Result<Tensor> {
         if dtype.is_complex() {
             let parts: SmallVec<[usize; 6]> = shape.iter().copied().chain([2]).collect();
-            return self.draw_floats(name, &parts, numbers, dtype.real())?.view_as_complex();
+            return self.draw_floats(operator, &parts, numbers, dtype.real())?.view_as_complex();
         }
         if !dtype.is_floating_point() || dtype.is_float8() {
             return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
-        self.draw(name, shape, &numbers, dtype)
+        self.draw(operator, shape, &numbers, dtype)
     }
 
-    fn draw(&self, name: &'static str, shape: &[usize], numbers: &[f64], dtype: DType) -> Result<Tensor> {
+    fn draw(
+        &self,
+        operator: &'static Operator,
+        shape: &[usize],
+        numbers: &[f64],
+        dtype: DType,
+    ) -> Result<Tensor> {
         let count = element_count(shape)?;
         if count == 0 {
             return Tensor::empty(shape, dtype, self.device());
         }
-        let label = label_at(name, Location::caller());
-        self.call(name, None, count, numbers, Some(dtype), label)?.swap_remove(0).reshape(shape)
+        let label = label_at(operator.base_name(), Location::caller());
+        self.call(operator, None, count, numbers, Some(dtype), label)?.swap_remove(0).reshape(shape)
     }
 
     /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: what
@@ -223,7 +229,8 @@ impl DeviceGenerator {
     /// were kept as well.
     pub(crate) fn dropped(&self, input: &Tensor, probability: f64, label: Label) -> Result<[Tensor; 2]> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
-        let mut results = self.call("dropout", Some(&flat), input.elements(), &[probability], None, label)?;
+        let operator = built_in!("thalweg::dropout")?;
+        let mut results = self.call(operator, Some(&flat), input.elements(), &[probability], None, label)?;
         let mask = results.swap_remove(1).reshape(input.shape())?;
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
@@ -231,7 +238,7 @@ impl DeviceGenerator {
     /// Draws for `count` elements, and moves the offset on behind it.
     fn call(
         &self,
-        name: &'static str,
+        operator: &'static Operator,
         input: Option<&Tensor>,
         count: usize,
         numbers: &[f64],
@@ -246,11 +253,12 @@ impl DeviceGenerator {
                 .into_iter()
                 .chain(numbers.iter().copied().map(Scalar::F64))
                 .collect(),
-            sizes: SmallVec::from_slice(&[count]),
+            points: Points::Result(SmallVec::from_slice(&[count])),
             dtype,
+            ..LoopArguments::default()
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
-        let results = internal(name)?.call_loop(&tensors, &arguments, None, label)?;
+        let results = operator.call_loop(&tensors, &arguments, None, label)?;
         let drawn = (count - 1) / (threads * WORDS) + 1;
         let advance = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::I64((drawn * WORDS) as i64)]),

@@ -7,7 +7,7 @@ use thalweg_ops::structured::ARANGE;
 use thalweg_ops::{Divided, Placement};
 use thalweg_runtime::{Result, Stream};
 
-use super::{LoopArguments, LoopLaunch, run_into, widen};
+use super::{LoopArguments, LoopLaunch, Points, run_into, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// Runs a launch in stages.
@@ -125,8 +125,9 @@ impl Staged<'_> {
         let starts = Tensor::empty_on(&[count], DType::I64, &self.stream, self.launch.label)?;
         let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::I64(0), Scalar::I64(self.divided.cut as i64)]),
-            sizes: Shape::from_slice(&[count]),
+            points: Points::Result(Shape::from_slice(&[count])),
             dtype: Some(DType::I64),
+            ..LoopArguments::default()
         };
         run_into(&ARANGE, &[], &arguments, std::slice::from_ref(&starts), self.launch.label)?;
         Ok(starts)
