@@ -214,7 +214,6 @@ impl Tensor {
             scalars: placed.into_iter().chain(numbers.map(|number| Scalar::F64(number.into()))).collect(),
             points: Points::Result(SmallVec::from_slice(&[count])),
             dtype: Some(DType::F32),
-            ..LoopArguments::default()
         };
         let mut drawn = operator.call_loop(&[], &arguments, Some(device), label)?;
         generator.go_to(position.wrapping_add(words.wrapping_mul(count as u64)));

@@ -9,6 +9,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 use super::Operator;
 use super::registry::{built_in, find_operator, operators};
 use crate::argument::{Argument, Value};
+use crate::dtype_name::overflow;
 use crate::operators::body::{Body, Complex};
 use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
@@ -149,7 +150,7 @@ fn made(
         _ => like.unwrap_or(DType::C64),
     };
     if !dtype.is_complex() {
-        return Err(Error::invalid(format!("value cannot be converted to type {dtype} without overflow")));
+        return Err(overflow(dtype));
     }
     let part = |choose: fn(c128) -> f64| {
         let mut list: SmallVec<[Argument<'_>; 8]> = arguments.into();

@@ -193,7 +193,6 @@ impl Kernels<'_> {
             scalars: numbers.iter().copied().map(Scalar::F64).collect(),
             points: Points::Reduced(inner.into()),
             dtype: asked,
-            ..LoopArguments::default()
         };
         let rank = tensors[0].rank();
         let rows: Shape =

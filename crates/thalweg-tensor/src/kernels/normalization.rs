@@ -119,7 +119,6 @@ impl LayerNormBackward {
             scalars: SmallVec::from_slice(&[self.count]),
             points: Points::Reduced(self.dimensions.clone()),
             dtype,
-            ..LoopArguments::default()
         };
         let weight = self.weight.get()?.expand(x.shape())?;
         let (mean, inverse_deviation) = (self.mean.get()?, self.inverse_deviation.get()?);

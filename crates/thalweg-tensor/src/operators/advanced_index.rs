@@ -18,6 +18,7 @@ use super::view::dtype_of;
 use super::{operators, single};
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dtype_name::overflow;
 use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
@@ -81,7 +82,11 @@ operators! {
                 value.rank()
             )));
         }
-        masked_fill(call, &value.to_dtype(call.tensor(0).dtype())?).map(single)
+        let dtype = call.tensor(0).dtype();
+        if value.dtype().is_complex() && !dtype.is_complex() {
+            return Err(overflow(dtype));
+        }
+        masked_fill(call, &value.to_dtype(dtype)?).map(single)
     });
     /// Returns the tensor with the elements of a source, one after another, where a mask is true. Blocks.
     "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"

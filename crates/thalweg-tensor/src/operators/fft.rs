@@ -590,7 +590,6 @@ impl Transform<'_> {
             scalars: SmallVec::from_slice(&[Scalar::I64(period as i64), Scalar::F64(sign)]),
             points: Points::Result(SmallVec::from_slice(&[rows, parts, columns, 2])),
             dtype: Some(self.dtype.real()),
-            ..LoopArguments::default()
         };
         let operator = built_in!("thalweg::roots_of_unity")?;
         Ok(operator.call_loop(&[], &arguments, Some(self.device), self.label)?.swap_remove(0))

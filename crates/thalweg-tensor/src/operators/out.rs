@@ -14,7 +14,7 @@ use super::in_place::{check_cast, check_result};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
 use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
-use crate::dtype_name::named;
+use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
@@ -104,8 +104,10 @@ impl OutRule {
         let dtype = call.tensors[0].dtype();
         let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
         let refusal = match self {
-            Self::DTypeOfFirst => other_than(dtype)
-                .map(|given| format!("Expected out tensor to have dtype {dtype}, but got {given} instead")),
+            Self::DTypeOfFirst => other_than(dtype).map(|given| {
+                let [dtype, given] = [dtype, given].map(unaliased_cpp_type);
+                format!("Expected out tensor to have dtype {dtype}, but got {given} instead")
+            }),
             Self::SameDType => other_than(dtype).map(|given| {
                 let [dtype, given] = [dtype, given].map(named);
                 format!(

@@ -62,6 +62,11 @@ operators! {
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
         = Composite(|call| {
             let dim = Ints::from_iter(call.optional_int(1));
+            if dim.is_empty() && call.tensor(0).elements() == 0 {
+                return Err(Error::invalid(
+                    "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity.",
+                ));
+            }
             [&AMIN, &AMAX].iter().map(|operator| extremum_of(call, operator, &dim, call.bool(2))).collect()
         }), out: [DTypeOfFirst];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.

@@ -159,14 +159,10 @@ operators! {
     /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
     "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
         = Composite(|call| {
-            let (a, other) = (Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?);
             let (left, transpose) = (call.bool(3), call.bool(4));
+            check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), left)?;
+            let (a, other) = (Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?);
             let other = if left { other } else { other.turned()? };
-            if call.tensor(1).shape().last() != Some(&a.columns().min(other.rows())) {
-                return Err(Error::invalid(
-                    "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])",
-                ));
-            }
             let product = reflected(&a, call.tensor(1), &other.matrices, left != transpose)?;
             other.give(&if left { product } else { turned(&product)? }).map(single)
         });
@@ -209,6 +205,20 @@ pub(super) struct Stack {
     /// The shape of their batch.
     pub batch: Shape,
     dtype: DType,
+}
+
+/// Refuses reflectors whose shapes do not fit the other matrices, whatever their dtypes.
+fn check_reflectors(a: &Tensor, tau: &Tensor, other: &Tensor, left: bool) -> Result<()> {
+    let refused = |why: &str| Err(Error::invalid(format!("torch.ormqr: {why}")));
+    let (&[.., columns], &[.., rows, other_columns]) = (a.shape(), other.shape()) else {
+        return refused("input must have at least 2 dimensions.");
+    };
+    let side = if left { rows } else { other_columns };
+    match a.rank() >= 2 && tau.shape().last() == Some(&columns.min(side)) {
+        true => Ok(()),
+        false if a.rank() < 2 => refused("input must have at least 2 dimensions."),
+        false => refused("tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])"),
+    }
 }
 
 impl Stack {

@@ -6,7 +6,7 @@ use super::operators;
 use super::view::as_strided;
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
-use thalweg_runtime::Result;
+use thalweg_runtime::{Error, Result};
 
 operators! {
     /// Returns a copy of all elements.
@@ -24,7 +24,10 @@ operators! {
         = Composite(|call| copied(call, built_in!("expand")?));
     /// Returns a copy of `length` places of a dimension, from `start` on.
     "narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor"
-        = Composite(|call| copied(call, built_in!("narrow")?));
+        = Composite(|call| {
+            check_part(call)?;
+            copied(call, built_in!("narrow")?)
+        });
     /// Returns a copy with the dimensions in another order.
     "permute_copy(Tensor self, int[] dims) -> Tensor" = Composite(|call| copied(call, built_in!("permute")?));
     /// Returns a copy of one place of a dimension, without that dimension.
@@ -68,6 +71,22 @@ operators! {
         fn as_strided_scatter(src: tensor, size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
             with_part(call, |x| as_strided(x, &call.ints(2), &call.ints(3), call.optional_int(4)))
         });
+}
+
+/// Refuses a part that `narrow_copy` refuses in words of its own.
+fn check_part(call: &Call<'_>) -> Result<()> {
+    let (shape, dim, start, length) = (call.tensor(0).shape(), call.int(1), call.int(2), call.int(3));
+    if dim >= shape.len() as i64 && !shape.is_empty() {
+        return Err(Error::invalid(
+            "Expected dim < static_cast<int64_t>(self_sizes.size()) to be true, but got false.",
+        ));
+    }
+    match usize::try_from(dim).ok().and_then(|dim| shape.get(dim)) {
+        Some(extent) if length < 0 => Err(Error::invalid(format!(
+            "start ({start}) + length ({length}) exceeds dimension size ({extent})."
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Copies what another operator returns for the same arguments.

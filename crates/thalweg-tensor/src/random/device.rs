@@ -255,7 +255,6 @@ impl DeviceGenerator {
                 .collect(),
             points: Points::Result(SmallVec::from_slice(&[count])),
             dtype,
-            ..LoopArguments::default()
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
         let results = operator.call_loop(&tensors, &arguments, None, label)?;

@@ -193,12 +193,12 @@ fn integers_wrap_around_and_bounds_must_fit() {
     assert_eq!(x.add_scalar(300.0).unwrap().to_vec::<f32>().unwrap(), [301.0, 550.0]);
     assert_eq!(x.clamp(2.5, 300.0).unwrap().to_vec::<f32>().unwrap(), [2.5, 250.0]);
     for (low, high) in [(0, 300), (300, 400), (-256, 10)] {
-        refused(x.clamp(low, high), "cannot be converted to uint8 without overflow");
+        refused(x.clamp(low, high), "cannot be converted to type uint8_t without overflow");
     }
     let large = Tensor::from_slice(&[i32::MAX], &[1], &device()).unwrap();
     assert_eq!(large.add_scalar(1).unwrap().to_vec::<i32>().unwrap(), [i32::MIN]);
-    refused(large.clamp(0, 1_i64 << 40), "cannot be converted to int32 without overflow");
-    refused(ones(&[1], DType::F32).clamp(0.0, 1e39), "cannot be converted to float32 without overflow");
+    refused(large.clamp(0, 1_i64 << 40), "cannot be converted to type int without overflow");
+    refused(ones(&[1], DType::F32).clamp(0.0, 1e39), "cannot be converted to type float without overflow");
     let unbounded = ones(&[1], DType::F32).clamp(f64::NEG_INFINITY, f64::INFINITY);
     assert_eq!(values(&unbounded.unwrap()), [1.0]);
 }

@@ -127,7 +127,6 @@ impl Staged<'_> {
             scalars: SmallVec::from_slice(&[Scalar::I64(0), Scalar::I64(self.divided.cut as i64)]),
             points: Points::Result(Shape::from_slice(&[count])),
             dtype: Some(DType::I64),
-            ..LoopArguments::default()
         };
         run_into(&ARANGE, &[], &arguments, std::slice::from_ref(&starts), self.launch.label)?;
         Ok(starts)
