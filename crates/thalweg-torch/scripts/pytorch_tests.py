@@ -1,6 +1,6 @@
 """PyTorch's own tests of operators with kernels inside PyTorch (`thalweg_torch.enable_kernels`) and without, and where the two differ.
 
-    python pytorch_tests.py FOLDER [--files test_ops.py,...] [-k WORDS] [--runs pytorch,kernels,everywhere] [--jobs N] [--seconds N] [--out FILE]
+    python pytorch_tests.py FOLDER [--files test_ops.py,...] [-k WORDS] [--runs pytorch,kernels,everywhere] [--jobs N] [--gpus N] [--seconds N] [--out FILE]
 
 FOLDER is `test/` of a checkout of PyTorch, of the release that is installed; nothing of it is kept. It needs pytest and what these tests need
 (`expecttest`, `hypothesis`). A process has every Nth test of all files, and runs it in each run, some tests at a time: `pytorch` without kernels, `kernels` as
@@ -152,6 +152,8 @@ class Part:
 
     def __init__(self, options, scratch, name, runs, part=(0, 1), only=None):
         self.options, self.runs, self.only, self.part = options, runs, only, part
+        # GPUs are taken in turn.
+        self.gpu = part[0] % options.gpus if options.gpus > 1 else None
         self.tests, self.outcomes, self.broken, self.ended, self.starts = [], {}, {}, False, 0
         # By operator: calls that its kernel took and that PyTorch's got, in processes that came to their end.
         self.calls = {}
@@ -169,6 +171,8 @@ class Part:
             json.dump(work, file)
         open(self.out, "w").close()
         environment = {**os.environ, "PYTORCH_TESTING_DEVICE_ONLY_FOR": self.options.device, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        if self.gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
         environment["PYTHONPATH"] = os.pathsep.join(part for part in (folder, environment.get("PYTHONPATH")) if part)
         command = [sys.executable, os.path.abspath(__file__), folder, "--work", self.out + ".work"]
         with open(self.out + ".log", "w") as log:
@@ -268,6 +272,7 @@ def main():
     parser.add_argument("--runs", default="pytorch,kernels", help="some of " + ",".join(RUNS))
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--gpus", type=int, default=1, help="the number of GPUs that processes take in turn")
     parser.add_argument("--part", default="0/1", help="K/N: every Nth test from the Kth on")
     parser.add_argument("--limit", type=float, default=90, help="seconds for one test")
     parser.add_argument("--seconds", type=float, default=330, help="for everything")
@@ -285,8 +290,8 @@ def main():
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         parts = [Part(options, scratch, str(number), runs, (place + of * number, of * options.jobs)) for number in range(options.jobs)]
-        # The rest is for another look at what differs.
-        finish(parts, begin + 0.75 * options.seconds, "all tests")
+        # The rest is for another look at what differs: a process takes a minute or two to collect its tests.
+        finish(parts, begin + max(0.75 * options.seconds, options.seconds - 130), "all tests")
         outcomes = {key: entry for part in parts for key, entry in part.outcomes.items()}
         found, again = differences(outcomes, runs), {}
         if found:
