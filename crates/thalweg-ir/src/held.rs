@@ -2,7 +2,7 @@
 //!
 //! A row kernel makes a pass over its points for each set of reductions that do not need each other, and a last one for outputs
 //! at points. Where the points fit into the registers of the row's threads, a value that a pass computed is there for the
-//! next ones, and nothing is read or computed twice. What costs no more than a cast is computed anew from the element as it
+//! next ones, and nothing is read or computed twice. What costs no more than a few additions is computed anew from the element as it
 //! was loaded, which takes less room.
 //!
 //! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps elements alone, of as many inputs
@@ -10,7 +10,7 @@
 //!
 //! This module and `online` use each other: points that a single value of a row picks are loaded by themselves in both.
 
-use crate::body::{Node, OutputPlace};
+use crate::body::{Binary, Node, OutputPlace, Unary};
 use crate::online::{Picked, is_one_value, picked};
 use crate::{Body, Class, ExprId};
 
@@ -20,6 +20,9 @@ pub const MOST_THREADS_WITH_VALUES: u32 = 256;
 
 /// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
 pub const BYTES_OF_A_THREAD: usize = 128;
+
+/// The same of a thread that keeps all that later passes need: two blocks of [`MOST_THREADS_WITH_VALUES`] have 512 bytes each.
+pub const MOST_BYTES_OF_A_THREAD: usize = 384;
 
 /// The values that are read, kept and used in each pass over the points of a row. See the [module](self).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,7 +79,7 @@ impl Held {
                     loaded.push(usize::from(input));
                 }
                 match computed_in[index] {
-                    Some(earlier) if values && !is_cheap(body, index) => {
+                    Some(earlier) if values && !is_cheap(body, &at_points, index) => {
                         made_in[index] = Some(earlier);
                         used.push(index);
                         continue;
@@ -130,6 +133,16 @@ impl Held {
         picks.filter(move |(_, picked)| known_in(picked.place) == pass)
     }
 
+    /// Returns whether threads combine values of their points.
+    pub fn combines(&self) -> bool {
+        self.roots[..self.passes.len()].iter().any(|roots| !roots.is_empty())
+    }
+
+    /// Returns whether values that a pass computes are kept for later ones.
+    pub fn keeps_values(&self) -> bool {
+        self.made_in.iter().any(Option::is_some)
+    }
+
     /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. A `vector` of 1
     /// takes a register for each element.
     pub fn bytes_of_a_point(&self, body: &Body, vector: u8) -> usize {
@@ -157,15 +170,29 @@ fn bytes_of_an_element(body: &Body, input: usize, vector: u8) -> usize {
     if vector == 1 { bytes.max(4) } else { bytes }
 }
 
-/// Returns whether a value follows from an element or a coordinate by casts alone.
-fn is_cheap(body: &Body, index: usize) -> bool {
-    match body.nodes[index] {
-        Node::Load { .. } | Node::Index(_) => true,
-        Node::Cast(operand) | Node::Detach(operand) => {
-            matches!(body.nodes[index], Node::Detach(_)) || is_cheap(body, operand.index())
-        }
-        _ => false,
-    }
+/// Operations that compute a value anew, at most, instead of a register that keeps it: fewer registers are more rows under way.
+const CHEAP: usize = 4;
+
+/// Returns whether a value follows from elements, coordinates and values of the row by few operations, each of one instruction.
+fn is_cheap(body: &Body, at_points: &[bool], index: usize) -> bool {
+    after(body, at_points, index, CHEAP).is_some()
+}
+
+/// Returns how many of these operations are left when a value has been computed; `None` if they are too few.
+fn after(body: &Body, at_points: &[bool], index: usize, left: usize) -> Option<usize> {
+    let node = &body.nodes[index];
+    let cost = match node {
+        _ if !at_points[index] => return Some(left),
+        Node::Load { .. } | Node::Index(_) | Node::Detach(_) => return Some(left),
+        Node::Cast(_) => 0,
+        Node::Fma(..) | Node::Unary(Unary::Neg | Unary::Abs, _) => 1,
+        Node::Binary(Binary::Add | Binary::Sub | Binary::Mul, ..) => 1,
+        _ => return None,
+    };
+    // Integers of 64 bits take several instructions.
+    let is_one = cost == 0 || body.dtypes[index].is_floating_point();
+    let left = left.checked_sub(cost).filter(|_| is_one)?;
+    node.operands().try_fold(left, |left, operand| after(body, at_points, operand.index(), left))
 }
 
 /// Returns the reductions by passes: each in the first that comes after all results that it needs.

@@ -213,8 +213,8 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(24, 24), (8, 4, 1));
     assert_eq!(of(1024, 1024), (32, 4, 8));
     assert_eq!(of(8192, 8192), (256, 4, 8));
-    assert_eq!(of(16_384, 16_384), (512, 4, 8), "elements alone, of two blocks of a multiprocessor");
-    assert_eq!(of(32_768, 32_768), (1024, 4, 8), "of one");
+    assert_eq!(of(16_384, 16_384), (256, 4, 16), "few threads, which wait for few others");
+    assert_eq!(of(32_768, 32_768), (1024, 4, 8), "the most threads of a block, of which there is one");
     assert_eq!(of(32_772, 32_772), (1024, 4, 9), "vectors, which each pass loads again");
     assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
     assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");
@@ -242,11 +242,31 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     // One value per point: the exponential.
     let softmax = of(&structured::SOFTMAX, &[DType::Bf16], &[points(), points()]);
     assert_eq!(held(&softmax), (64, 8, 4));
-    // Two: the weighted gradient and the normalized input. Mean and deviation are the same for the whole row.
+    // None, since all follow from elements by few operations: those of three inputs. Mean and deviation are the same for the whole row.
     let dtypes = [DType::Bf16, DType::Bf16, DType::F32, DType::F32, DType::Bf16];
     let operands = [points(), row(&[0], &[1]), once(), once(), points(), points()];
     let backward = of(&structured::LAYER_NORM_BACKWARD, &dtypes, &operands);
     assert_eq!((held(&backward), backward.class.repeated), ((128, 8, 2), 0b1100));
+    // Longer rows: nothing is computed or loaded again while it fits, then two blocks share a multiprocessor.
+    let longer = |points: u64| {
+        let row = |inner: u64| Placement::Strided {
+            rows: [points].as_slice().into(),
+            inner: [inner].as_slice().into(),
+        };
+        let iteration = Iteration {
+            rows: [100].into_iter().collect(),
+            inner: [points].into_iter().collect(),
+            operands: [row(1), row(1)].into_iter().collect(),
+            alignment_bytes: 256,
+        };
+        let signature =
+            structured::SOFTMAX.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a dtype");
+        held(&plan(&forward(&structured::SOFTMAX, &signature).body, &iteration))
+    };
+    assert_eq!(longer(8192), (256, 8, 4));
+    assert_eq!(longer(16_384), (256, 8, 8));
+    assert_eq!(longer(32_768), (512, 8, 8));
+    assert_eq!(longer(65_536), (1024, 8, 8));
     // The class of a row.
     let operands = [points(), once(), row(&[1], &[]), row(&[1], &[])];
     let loss = of(&structured::CROSS_ENTROPY, &[DType::Bf16, DType::I64], &operands);

@@ -17,7 +17,7 @@ impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_columns(&self, writer: &mut Writer) {
         let body = &self.kernel.body;
-        self.open_entry(writer);
+        self.open_entry(0, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         for pass in passes(body) {

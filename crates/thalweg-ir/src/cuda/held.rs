@@ -3,7 +3,7 @@
 
 use crate::Kernel;
 use crate::body::OutputPlace;
-use crate::held::{Held, MOST_THREADS_WITH_VALUES};
+use crate::held::{BYTES_OF_A_THREAD, Held, MOST_THREADS_WITH_VALUES};
 use crate::online::is_one_value;
 
 use super::expression::{Defined, memory_type, neutral, stored};
@@ -36,7 +36,7 @@ const UNROLLED: u8 = 16;
 impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_held(&self, held: &Held, writer: &mut Writer) {
-        self.open_entry(writer);
+        self.open_entry(self.sharing(held), writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
@@ -120,6 +120,16 @@ impl RowPrinter<'_> {
             let pack = self.pack(body.inputs[input].dtype);
             self.print_load(input, &format!("const {pack} input{input}"), writer);
         }
+    }
+
+    /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed: the
+    /// compiler would give fewer threads more, where what they keep leaves room.
+    fn sharing(&self, held: &Held) -> u32 {
+        let Kernel { class, body, .. } = self.kernel;
+        let points = usize::from(class.held) * usize::from(class.vector);
+        let bytes = points * held.bytes_of_a_point(body, class.vector);
+        let is_small = held.keeps_values() && bytes <= BYTES_OF_A_THREAD;
+        if class.threads_of_a_row() == 512 || is_small { 1024 } else { 0 }
     }
 
     /// Opens the loop over the points of a vector, with the values that a pass computes.

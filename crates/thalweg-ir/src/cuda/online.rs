@@ -25,7 +25,7 @@ pub(super) fn of(kernel: &Kernel) -> Online {
 impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_online(&self, online: &Online, writer: &mut Writer) {
-        self.open_entry(writer);
+        self.open_entry(0, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         let body = &self.kernel.body;

@@ -53,7 +53,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
 
 impl RowPrinter<'_> {
     fn print(&self, writer: &mut Writer) {
-        self.open_entry(writer);
+        self.open_entry(0, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
@@ -64,13 +64,12 @@ impl RowPrinter<'_> {
         self.close_rows(writer);
     }
 
-    /// Opens the kernel's entry point, with the memory in which a block combines its warps.
-    pub fn open_entry(&self, writer: &mut Writer) {
+    /// Opens the kernel's entry point, with the memory in which a block combines its warps. So many threads at least share the registers
+    /// of a multiprocessor.
+    pub fn open_entry(&self, sharing: u32, writer: &mut Writer) {
         let (threads, abreast) = (self.kernel.class.threads_of_a_row(), self.kernel.class.threads_abreast());
         let block = if abreast > 1 || threads > 32 { threads * abreast } else { ROW_BLOCK };
-        // Two blocks of half of a multiprocessor's threads share its registers.
-        let blocks = if self.kernel.class.held > 0 && block == 512 { 2 } else { 1 };
-        open_entry(self.kernel, block, blocks, writer);
+        open_entry(self.kernel, block, (sharing / block).max(1), writer);
         if abreast > 1 {
             writer.line(&format!("__shared__ u64 shared[{}];", threads * abreast));
         } else if threads > 32 && self.combines() {

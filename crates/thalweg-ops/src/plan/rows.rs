@@ -1,6 +1,6 @@
 //! Rows that fit into the registers of their threads.
 
-use thalweg_ir::held::{BYTES_OF_A_THREAD, Held, MOST_THREADS_WITH_VALUES};
+use thalweg_ir::held::{BYTES_OF_A_THREAD, Held, MOST_BYTES_OF_A_THREAD, MOST_THREADS_WITH_VALUES};
 use thalweg_ir::online::Online;
 use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
 
@@ -9,14 +9,16 @@ use super::{POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS};
 /// Points of a thread, at most, so that a lane's chain of additions stays short.
 const POINTS_OF_A_THREAD: u64 = 64;
 
-/// Points of a thread that keeps values, at most: with more, a warp has no room for its neighbours' loads.
-const POINTS_WITH_VALUES: u64 = 32;
+/// Points and bytes of a thread that keeps values, at most, the best first: with few, a multiprocessor has many rows under way; with many,
+/// a row has few threads that wait for each other, which is better than to load or compute something again.
+const ROOMS: [(u64, usize); 3] =
+    [(32, BYTES_OF_A_THREAD), (32, MOST_BYTES_OF_A_THREAD), (POINTS_OF_A_THREAD, MOST_BYTES_OF_A_THREAD)];
 
 /// Threads of a row, at least, if it has a vector for each: a whole warp reads without gaps.
 const WARP: u64 = 32;
 
-/// Threads of a block that keeps elements alone, at least: two such share a multiprocessor.
-const BLOCK_OF_ELEMENTS: u64 = 512;
+/// Threads of a block that keeps elements alone, of which two share a multiprocessor: one is loaded while the other computes.
+const SHARING: u64 = 512;
 
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
@@ -51,23 +53,43 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, alignment_byt
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, alignment_bytes), ..class };
+    let threads =
+        threads_with_values(body, &class, points).or_else(|| threads_of_elements(body, &class, points))?;
     let vector = u64::from(class.vector);
-    [true, false].into_iter().find_map(|values| {
-        let bytes = Held::of(body, &class, values)?.bytes_of_a_point(body, class.vector);
-        let most = if values { POINTS_WITH_VALUES } else { POINTS_OF_A_THREAD };
-        let room = most.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
-        let fitting = points.div_ceil(room.max(1)).next_power_of_two();
-        let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
-        let threads = if values { fitting.max(reading) } else { fitting.clamp(BLOCK_OF_ELEMENTS, BLOCK) };
-        let held = points.div_ceil(threads * vector);
-        let is_short = vector > 1 && held <= POINTS_OF_A_LANE;
-        let fits = if values {
-            room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)
-        } else {
-            room > 0 && fitting <= BLOCK || is_short
-        };
-        fits.then(|| Class { lanes: (threads * vector) as u16, held: held as u8, ..class })
+    Some(Class { lanes: (threads * vector) as u16, held: points.div_ceil(threads * vector) as u8, ..class })
+}
+
+/// Returns how many threads keep elements and values of a row; `None` if they are more than a block that has registers for both.
+fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
+    let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
+    let bytes = held.bytes_of_a_point(body, class.vector);
+    let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
+    // Where nothing is combined, no thread waits for others: more of them have more loads under way.
+    let rooms = if held.combines() { &ROOMS[..] } else { &ROOMS[..1] };
+    rooms.iter().find_map(|&(most, most_bytes)| {
+        let room = most.min((most_bytes / bytes) as u64) / vector * vector;
+        let threads = points.div_ceil(room.max(1)).next_power_of_two().max(reading);
+        (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some(threads)
     })
+}
+
+/// Returns how many threads keep elements of a row, as many as they have registers for; `None` if they would load too many again.
+fn threads_of_elements(body: &Body, class: &Class, points: u64) -> Option<u64> {
+    let (held, vector) = (Held::of(body, class, false)?, u64::from(class.vector));
+    let bytes = held.bytes_of_a_point(body, class.vector);
+    let room = POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
+    let fitting = points.div_ceil(room.max(1)).next_power_of_two();
+    let fits = room > 0 && fitting <= BLOCK;
+    if !held.combines() {
+        let is_short = vector > 1 && points.div_ceil(BLOCK * vector) <= POINTS_OF_A_LANE;
+        return (fits || is_short).then_some(BLOCK);
+    }
+    let threads = if fits { fitting.max(SHARING) } else { SHARING };
+    let short = |threads: &u64| vector > 1 && points.div_ceil(threads * vector) <= POINTS_OF_A_LANE;
+    match fits || points <= SHARING * POINTS_OF_A_THREAD && short(&SHARING) {
+        true => Some(threads),
+        false => Some(BLOCK).filter(short),
+    }
 }
 
 /// Returns the inputs that stay on one element for a whole row, as bits. `None` if an operand is neither such an input nor

@@ -83,7 +83,7 @@ struct softmax_arguments {
     u64 points;
 };
 
-extern "C" __global__ void __launch_bounds__(64) softmax(const __grid_constant__ softmax_arguments a) {
+extern "C" __global__ void __launch_bounds__(64, 16) softmax(const __grid_constant__ softmax_arguments a) {
     launch_dependents();
     wait_for_previous();
     __shared__ u64 shared[2][2];
