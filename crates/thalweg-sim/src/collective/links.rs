@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Collectives, Meeting};
-use crate::executor::faults::Fault;
+use crate::faults::Fault;
 
 /// The way of data between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
