@@ -15,6 +15,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use clap::Args;
+
 /// Where the bugs are described.
 const LIST: &str = "crates/thalweg-runtime/tests/planted/bugs.txt";
 /// Which bug a process is to plant: its place in the list, from 1 on; 0 for none.
@@ -58,8 +60,16 @@ struct Place {
     wrong: String,
 }
 
-/// Plants the bugs whose names have `filter` in them, or all, and prints what became of them; `false` if one is not caught.
-pub fn run(filter: Option<&str>) -> Result<bool, String> {
+/// Plant bugs in copies of the allocators and the runtime, one at a time, and look whether the simulated GPU catches each
+#[derive(Args)]
+pub struct PlantedArgs {
+    /// Plant only bugs with this in their names
+    filter: Option<String>,
+}
+
+/// Plants the bugs whose names have the filter in them, or all, and prints what became of them; `false` if one is not caught.
+pub fn run(options: &PlantedArgs) -> Result<bool, String> {
+    let filter = options.filter.as_deref();
     let root = crate::root();
     let list = read(&root.join(LIST))?;
     let bugs = parse(&list)?;
