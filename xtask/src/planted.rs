@@ -17,13 +17,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
-/// Where the bugs are described.
+/// The file in which the bugs are described.
 const LIST: &str = "crates/thalweg-runtime/tests/planted/bugs.txt";
-/// Which bug a process is to plant: its place in the list, from 1 on; 0 for none.
+/// The variable that names the bug that a process is to plant: its place in the list, from 1 on; 0 for none.
 const VARIABLE: &str = "THALWEG_PLANTED_BUG";
 /// The version of the crates in the copy that have bugs, by which Cargo tells them from the right ones.
 const VERSION: &str = "0.1.0-planted";
-/// How long a process may take. None takes a tenth of it; one that hangs must not hold up everything.
+/// The time that a process may take. None takes a tenth of it; one that hangs must not hold up everything.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The switch, a module of the allocators in the copy.

@@ -78,7 +78,7 @@ pub struct UpdateRefusal {
     pub reason: UpdateReason,
     /// The node of the other graph at which it was noticed; `None` where it is more than one node, or none.
     pub node: Option<GraphNodeHandle>,
-    /// Where the topology differs: the dependency of `node` that has no counterpart, if it is one.
+    /// The place where the topology differs: the dependency of `node` that has no counterpart, if it is one.
     pub dependency: Option<GraphNodeHandle>,
 }
 

@@ -23,7 +23,7 @@ use crate::{Accesses, NativeKernel, Placed, Words};
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EmbeddingBackward {
-    /// How many places read the table: indices, and rows of gradients.
+    /// The number of places that read the table: indices, and rows of gradients.
     pub indices: u64,
     /// Rows of the table.
     pub embeddings: u64,

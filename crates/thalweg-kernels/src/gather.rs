@@ -128,7 +128,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 }
 
-/// How many bytes are worth a thread.
+/// The number of bytes that are worth a thread.
 const LEAST_BYTES: usize = 1 << 18;
 
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {

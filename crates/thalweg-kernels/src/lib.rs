@@ -115,7 +115,7 @@ pub trait NativeKernel {
 pub struct Placed<K, A> {
     /// The kernel.
     pub kernel: K,
-    /// Where each operand begins.
+    /// The places where each operand begins.
     pub at: A,
 }
 

@@ -25,7 +25,7 @@ pub enum Magnitude {
 /// A launch over tensors of a dtype.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Magnitudes {
-    /// How the magnitudes of a chunk become one number.
+    /// The way in which the magnitudes of a chunk become one number.
     pub magnitude: Magnitude,
     /// Of the tensors: a floating-point type.
     pub dtype: DType,
@@ -34,9 +34,9 @@ pub struct Magnitudes {
 /// The operands of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Operands {
-    /// Where each tensor begins, and how many elements it has, at least one.
+    /// The place where each tensor begins, and the number of its elements, at least one.
     pub tensors: Vec<(DevicePointer, u64)>,
-    /// Where the numbers of the chunks are written, in the order of the tensors.
+    /// The place where the numbers of the chunks are written, in the order of the tensors.
     pub numbers: DevicePointer,
 }
 
@@ -51,7 +51,7 @@ const VECTOR: usize = 16;
 
 /// Words in front of the tables: numbers, tensors, power, kind, dtype.
 const HEADER: usize = 5;
-/// How many 8-byte words a launch takes.
+/// The number of 8-byte words that a launch takes.
 const ARGUMENT_WORDS: usize = HEADER + 3 * CAPACITY;
 
 impl Magnitudes {

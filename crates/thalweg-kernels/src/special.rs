@@ -73,7 +73,7 @@ impl Function {
 pub struct Special {
     /// The function.
     pub function: Function,
-    /// How many elements each operand has.
+    /// The number of elements that each operand has.
     pub elements: u64,
     /// Of both operands and the result: int64 of [`Function::Gcd`], else a floating-point type.
     pub dtype: DType,

@@ -33,23 +33,23 @@ pub enum Fault {
     /// The request for device memory of this number (plain, managed, physical or stream-ordered) answers
     /// [`Code::OutOfMemory`].
     OutOfMemory {
-        /// Which request.
+        /// The number of the request.
         request: u64,
     },
     /// The call of `memory_map` of this number answers [`Code::MapFailed`].
     MapFails {
-        /// Which call.
+        /// The number of the call.
         call: u64,
     },
     /// The request for pinned memory of this number answers [`Code::OutOfMemory`].
     PinnedOutOfMemory {
-        /// Which request.
+        /// The number of the request.
         request: u64,
     },
     /// The command (kernel, library call, copy or fill) that is the one of this number to begin fails, and with it its
     /// device: [`Code::LaunchFailed`], or [`Code::EccUncorrectable`] if the hardware is to blame.
     CommandFails {
-        /// Which command.
+        /// The number of the command.
         command: u64,
         /// Whether it is the hardware's fault.
         by_hardware: bool,
@@ -57,9 +57,9 @@ pub enum Fault {
     /// A link between devices stalls when the collective of this number (of those at which all ranks have arrived) would run. Neither that
     /// one nor any later one over the link runs, until [`SimDriver::set_link`](crate::SimDriver::set_link) gives it another speed.
     LinkStalls {
-        /// Which collective.
+        /// The number of the collective.
         collective: u64,
-        /// Which link of the ring of its ranks, counted around it as often as need be: link 0 is between the first two.
+        /// The link of the ring of its ranks, counted around it as often as need be: link 0 is between the first two.
         link: u32,
     },
 }

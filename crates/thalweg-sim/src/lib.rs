@@ -80,7 +80,7 @@ const MAX_DEVICES: u32 = 64;
 /// The configuration of a simulated machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimConfig {
-    /// How many devices: 1 to 64.
+    /// The number of devices: 1 to 64.
     pub devices: u32,
     /// Memory of each device, rounded down to a multiple of 64 KiB. It costs the host only what is written.
     pub memory_bytes: u64,

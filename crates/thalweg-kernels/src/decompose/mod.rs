@@ -100,7 +100,7 @@ impl Method {
 pub struct Decompose {
     /// The method.
     pub method: Method,
-    /// How many matrices.
+    /// The number of matrices.
     pub batch: u64,
     /// The rows of a matrix.
     pub rows: u64,

@@ -44,13 +44,13 @@ pub struct FewRows {
     pub bias: bool,
     /// Whether GELU, by its tanh, is taken of that.
     pub gelu: bool,
-    /// Where the elements of a matrix lie that is added to it; not transposed.
+    /// The place where the elements of a matrix lie that is added to it; not transposed.
     pub addend: Option<Operand>,
     /// The bits of the number that is added to the variance, in f32, where rows of A are normalized, with a weight and a bias of k elements.
     pub norm_eps_bits: Option<u32>,
 }
 
-/// How many 8-byte words [`FewRows::pack`] writes.
+/// The number of 8-byte words that [`FewRows::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 16;
 
 const BIAS: u64 = 16;

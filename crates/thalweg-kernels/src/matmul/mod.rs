@@ -64,7 +64,7 @@ pub struct Matmul {
     pub n: u64,
     /// The columns of op(A) and rows of op(B).
     pub k: u64,
-    /// How many products.
+    /// The number of products.
     pub batch: u64,
     /// The dtype of all three operands.
     pub dtype: DType,
@@ -94,7 +94,7 @@ pub const DTYPES: [DType; 10] = [
     DType::I64,
 ];
 
-/// How many 8-byte words [`Matmul::pack`] writes.
+/// The number of 8-byte words that [`Matmul::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 16;
 
 impl Matmul {

@@ -57,11 +57,11 @@ impl PoolPass {
 pub struct Pool {
     /// The number that is computed, and from which.
     pub pass: PoolPass,
-    /// How many planes there are: images times channels.
+    /// The number of planes: images times channels.
     pub planes: u64,
     /// The extents of a plane.
     pub extents: [u64; 3],
-    /// How many windows there are along each axis.
+    /// The number of windows along each axis.
     pub windows: [u64; 3],
     /// The extents of a window.
     pub kernel: [u64; 3],

@@ -66,7 +66,7 @@ impl ScanOp {
 /// The sizes of a launch: elements lie as (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scan {
-    /// How a point is combined with those before it.
+    /// The way in which a point is combined with those before it.
     pub op: ScanOp,
     /// Rows before the dimension.
     pub outer: u64,

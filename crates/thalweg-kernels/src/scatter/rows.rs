@@ -30,7 +30,7 @@ pub struct ScatterRows {
     pub source_strides: [u64; 3],
     /// Of source and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
     pub dtype: DType,
-    /// How elements are combined.
+    /// The way in which elements are combined.
     pub combine: Combine,
 }
 

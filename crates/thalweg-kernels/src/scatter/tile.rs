@@ -33,7 +33,7 @@ pub struct ScatterTile {
     pub source_strides: [u64; 3],
     /// Of source, target and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
     pub dtype: DType,
-    /// How elements are combined.
+    /// The way in which elements are combined.
     pub combine: Combine,
     /// Whether the target is zeros, and not read.
     pub from_zeros: bool,

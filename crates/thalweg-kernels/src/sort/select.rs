@@ -23,7 +23,7 @@ use crate::{Accesses, NativeKernel, Placed, Words};
 pub struct Select {
     /// The order, and the rows: of floats of up to 32 bits.
     pub sort: Sort,
-    /// How many points of each row are wanted: up to [`MOST`], and no more than there are.
+    /// The number of points of each row that are wanted: up to [`MOST`], and no more than there are.
     pub count: u64,
 }
 

@@ -40,9 +40,9 @@ pub struct MuonOptions {
     pub ns_coefficients: [f64; 3],
     /// The least norm that a matrix is divided by.
     pub epsilon: f64,
-    /// How often it is iterated.
+    /// The number of times that it is iterated.
     pub ns_steps: usize,
-    /// How the learning rate is made to fit the shape.
+    /// The way in which the learning rate is made to fit the shape.
     pub adjust_lr: AdjustLr,
 }
 
