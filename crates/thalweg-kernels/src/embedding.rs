@@ -18,7 +18,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::with_float;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

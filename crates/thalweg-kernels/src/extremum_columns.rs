@@ -14,7 +14,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::extremum_place::{DTYPES, RANKED, ranked};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

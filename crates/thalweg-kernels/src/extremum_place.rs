@@ -11,7 +11,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The rows of a launch, without gaps. The first NaN of a row is its extremum, where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -12,8 +12,8 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
 use crate::threads::{ranges, share};
-use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -11,7 +11,9 @@ use thalweg_ir::cuda::{FIND_TENSOR, FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use crate::{Accesses, FLOATS, NativeKernel, Placed, Words, arguments};
+use crate::arguments;
+use crate::dtypes::FLOATS;
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The way in which the magnitudes of a chunk become one number.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -15,8 +15,8 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
 use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
-use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -18,7 +18,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The place where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

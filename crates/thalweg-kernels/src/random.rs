@@ -19,8 +19,9 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, philox};
 
 use crate::arguments::{self, arguments, choices};
+use crate::dtypes::FLOATS;
 use crate::dtypes::{names, with_float};
-use crate::{Accesses, FLOATS, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The numbers that are made of the words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -9,7 +9,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -16,7 +16,7 @@ use thalweg_ir::{DType, Element, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, entry_points, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A function of two numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -25,9 +25,9 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
+use crate::native::{Accesses, NativeKernel, Words};
 use crate::one_query::{OneQuery, Steps};
 use crate::shared::MULTIPLY_EIGHT;
-use crate::{Accesses, NativeKernel, Words};
 
 /// The dtypes that there are kernels for.
 pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];

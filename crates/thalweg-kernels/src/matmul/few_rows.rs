@@ -21,7 +21,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::fused::PerOperand;
 use super::{Factor, Matmul, Operand};
 use crate::arguments;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The most rows of A.
 pub const MOST_ROWS: u64 = 16;

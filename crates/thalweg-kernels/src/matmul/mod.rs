@@ -7,6 +7,9 @@
 //! # What it does not do
 //! It chooses no algorithm: that is the business of the code that runs it. What stands beside a small product in a network is a
 //! [`fused`] product's.
+//!
+//! This module is a hub: [`cuda`], [`fused`] and [`host`], with its products of few rows, use the description that stands here, and `native` makes
+//! kernels of them all.
 
 pub mod cuda;
 pub mod few_rows;

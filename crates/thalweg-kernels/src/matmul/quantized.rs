@@ -15,8 +15,8 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::few_rows::cuda::{SHARED_BYTES, needs_tensor_cores};
 use super::few_rows::{MOST_BLOCKS, shared_by};
 use crate::arguments::{self, Argument, arguments};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
-use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The way in which a weight (n, k) is stored, and its scales, of the input's dtype.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

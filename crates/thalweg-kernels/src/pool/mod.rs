@@ -13,8 +13,8 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{names, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::threads::{ranges, share};
-use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The number that is computed, and from which.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

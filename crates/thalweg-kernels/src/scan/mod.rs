@@ -16,7 +16,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The operation that combines a point with those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -13,7 +13,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

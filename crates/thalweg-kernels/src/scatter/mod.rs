@@ -23,7 +23,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 mod combine;
 pub mod group;

@@ -17,7 +17,7 @@ use super::group::GroupIndices;
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check, names};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

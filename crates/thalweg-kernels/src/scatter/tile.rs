@@ -20,7 +20,7 @@ use super::combine::{c_of, typed};
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -20,7 +20,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 use keys::Keys;
 pub use select::{MOST, Select};

@@ -16,7 +16,7 @@ use super::keys::Keys;
 use super::source::{KEYS, element_code};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
