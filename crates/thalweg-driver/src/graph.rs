@@ -28,7 +28,7 @@ pub enum CaptureStatus {
 /// The state of a stream's capture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaptureInfo {
-    /// Whether it captures.
+    /// The status of the capture.
     pub status: CaptureStatus,
     /// The number of the capture, unique in the process; 0 where there is none.
     pub id: u64,

@@ -65,7 +65,7 @@ pub struct SegmentSnapshot {
     pub total_bytes: u64,
     /// The stream that all its blocks belong to.
     pub stream: StreamId,
-    /// Whether it serves small or large requests.
+    /// The class of the requests that it serves: small or large.
     pub class: SizeClass,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,

@@ -82,7 +82,7 @@ pub struct SegmentView {
     pub total_bytes: u64,
     /// The stream that its blocks belong to.
     pub stream: StreamId,
-    /// Whether it serves small or large requests.
+    /// The class of the requests that it serves: small or large.
     pub class: SizeClass,
     /// (0, 0) for the shared pool.
     pub pool_id: (u64, u64),

@@ -180,7 +180,7 @@ pub struct Figure {
     pub value: FigureValue,
     /// Half a line below it; may be empty.
     pub note: String,
-    /// Whether it needs attention.
+    /// The tone, which says whether it needs attention.
     pub tone: Tone,
 }
 

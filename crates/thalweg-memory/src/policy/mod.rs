@@ -76,7 +76,7 @@ pub(crate) struct Policy {
     pub(crate) stitching: bool,
     /// The amount by which more than was ever active may be reserved before they do, as a fraction of that.
     pub(crate) stitching_slack: f64,
-    /// Whether other streams' free memory serves before more is taken.
+    /// The rule by which other streams' free memory serves before more is taken.
     pub(crate) cross_stream_reuse: CrossStreamReuse,
     /// The most waits in flight for that.
     pub(crate) cross_stream_wait_limit: usize,
