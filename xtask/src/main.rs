@@ -14,88 +14,64 @@ mod wheel;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const USAGE: &str = "\
-usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...]
-       cargo xtask wheel [--torch FOLDER]... [--cuda FOLDER] [--out FOLDER] [--objects-only]
-       cargo xtask wheel thalweg [--out FOLDER] [--profile NAME]
-       cargo xtask python [FILTER]...
-       cargo xtask stubs
-       cargo xtask planted [FILTER]
-       cargo xtask tidy
+use clap::{Args, Parser, Subcommand};
 
-  bundle   builds tests, benches, examples and tools in release, and collects
-           them with precompiled kernels in one folder that runs on GPU machines
-           without Rust
-    --out FOLDER    where to (default: bundle); what was there is replaced
-    --no-kernels    without precompiled kernels
-    --archs LIST    what kernels are compiled for (default: sm_80,sm_90,sm_100)
+/// Chores of this repository that are more than a line of shell
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    chore: Chore,
+}
 
-  wheel    builds the Python wheel `thalweg-torch` with a C++ compiler and maturin
-    --torch FOLDER  a PyTorch (the folder of the package) that the wheel is to
-                    have a native class for; may be repeated. Without it the
-                    wheel has the hooks only
-    --cuda FOLDER   CUDA's runtime: a folder with include/ and lib/
-    --out FOLDER    where to (default: target/wheels)
-    --objects-only  the shared libraries beside the package, no wheel; and what
-                    the allocation bench loads
+#[derive(Subcommand)]
+enum Chore {
+    Bundle(bundle::BundleArgs),
+    Wheel(WheelArgs),
+    Python(python::TestArgs),
+    /// Write the package's type stubs from the operator table
+    Stubs,
+    Planted(planted::PlantedArgs),
+    /// Check sizes of files and functions, and what no source may contain
+    Tidy,
+}
 
-  wheel thalweg
-           builds the Python wheel `thalweg` (`import thalweg`)
-    --out FOLDER    where to (default: target/wheels)
-    --profile NAME  how the extension module is compiled (default: bundle)
+/// Build the Python wheel `thalweg-torch`, or with `thalweg` the wheel of `import thalweg`
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct WheelArgs {
+    #[command(flatten)]
+    torch: wheel::TorchWheelArgs,
+    #[command(subcommand)]
+    package: Option<Package>,
+}
 
-  python   builds the extension module beside the Python package, and runs the
-           package's tests; with FILTER those with this in their names
-
-  stubs    writes the package's type stubs from the operator table
-
-  planted  plants bugs in copies of the allocators and the runtime, one at a
-           time, and looks whether the simulated GPU catches each; with FILTER
-           those with this in their names
-
-  tidy     checks sizes of files and functions, and what no source may contain
-";
+/// A wheel other than `thalweg-torch`.
+#[derive(Subcommand)]
+enum Package {
+    Thalweg(python::ThalwegWheelArgs),
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> =
-        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
-    let Some((command, rest)) = arguments.split_first() else { return complain("which chore?") };
-    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
-        print!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let outcome = match command.as_str() {
-        "bundle" => match bundle::Options::parse(rest) {
-            Ok(options) => bundle::run(&options),
-            Err(text) => return complain(&text),
-        },
-        "wheel" if rest.first().is_some_and(|name| name == "thalweg") => python::wheel(&rest[1..]),
-        "python" => python::test(rest),
-        "stubs" if rest.is_empty() => python::stubs(),
-        "stubs" => return complain("stubs takes no arguments"),
-        "wheel" => match wheel::Options::parse(rest) {
-            Ok(options) => wheel::run(&options),
-            Err(text) => return complain(&text),
-        },
-        "planted" if rest.len() <= 1 => planted::run(rest.first().map(String::as_str)),
-        "planted" => return complain("planted takes one filter"),
-        "tidy" if rest.is_empty() => tidy::run(),
-        "tidy" => return complain("tidy takes no arguments"),
-        other => return complain(&format!("there is no chore `{other}`")),
+    let outcome = match CommandLine::parse().chore {
+        Chore::Bundle(arguments) => bundle::run(&arguments),
+        Chore::Wheel(WheelArgs { package: Some(Package::Thalweg(arguments)), .. }) => {
+            python::wheel(&arguments)
+        }
+        Chore::Wheel(WheelArgs { torch, package: None }) => wheel::run(&torch),
+        Chore::Python(arguments) => python::test(&arguments),
+        Chore::Stubs => python::stubs(),
+        Chore::Planted(arguments) => planted::run(&arguments),
+        Chore::Tidy => tidy::run(),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(text) => {
-            eprintln!("xtask {command}: {text}");
+            eprintln!("xtask: {text}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn complain(text: &str) -> ExitCode {
-    eprint!("xtask: {text}\n\n{USAGE}");
-    ExitCode::from(2)
 }
 
 /// Returns the root of the repository.
@@ -104,4 +80,30 @@ fn root() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().expect("this package lies in the repository").to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn chores_are_parsed() {
+        let parse = |line: &str| CommandLine::try_parse_from(line.split(' ')).map(|line| line.chore);
+        let wheel = parse("xtask wheel thalweg --profile dev");
+        assert!(matches!(wheel, Ok(Chore::Wheel(WheelArgs { package: Some(Package::Thalweg(_)), .. }))));
+        assert!(matches!(
+            parse("xtask wheel --objects-only"),
+            Ok(Chore::Wheel(WheelArgs { package: None, .. }))
+        ));
+        assert!(parse("xtask wheel --torch one --torch two --cuda three").is_ok());
+        assert!(parse("xtask python tensors graphs").is_ok());
+        let refused = |line: &str| parse(line).err().map(|error| error.kind());
+        assert_eq!(refused("xtask wheel --torch one"), Some(ErrorKind::MissingRequiredArgument));
+        assert_eq!(refused("xtask tidy all"), Some(ErrorKind::UnknownArgument));
+        assert_eq!(refused("xtask planted one two"), Some(ErrorKind::UnknownArgument));
+        let misspelt = parse("xtask bundle --arch sm_90").err().expect("it is not a flag").to_string();
+        assert!(misspelt.contains("--archs"), "{misspelt}");
+    }
 }

@@ -15,13 +15,15 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Where the bugs are described.
+use clap::Args;
+
+/// The file in which the bugs are described.
 const LIST: &str = "crates/thalweg-runtime/tests/planted/bugs.txt";
-/// Which bug a process is to plant: its place in the list, from 1 on; 0 for none.
+/// The variable that names the bug that a process is to plant: its place in the list, from 1 on; 0 for none.
 const VARIABLE: &str = "THALWEG_PLANTED_BUG";
 /// The version of the crates in the copy that have bugs, by which Cargo tells them from the right ones.
 const VERSION: &str = "0.1.0-planted";
-/// How long a process may take. None takes a tenth of it; one that hangs must not hold up everything.
+/// The time that a process may take. None takes a tenth of it; one that hangs must not hold up everything.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The switch, a module of the allocators in the copy.
@@ -58,8 +60,16 @@ struct Place {
     wrong: String,
 }
 
-/// Plants the bugs whose names have `filter` in them, or all, and prints what became of them; `false` if one is not caught.
-pub fn run(filter: Option<&str>) -> Result<bool, String> {
+/// Plant bugs in copies of the allocators and the runtime, one at a time, and look whether the simulated GPU catches each
+#[derive(Args)]
+pub struct PlantedArgs {
+    /// Plant only bugs with this in their names
+    filter: Option<String>,
+}
+
+/// Plants the bugs whose names have the filter in them, or all, and prints what became of them; `false` if one is not caught.
+pub fn run(options: &PlantedArgs) -> Result<bool, String> {
+    let filter = options.filter.as_deref();
     let root = crate::root();
     let list = read(&root.join(LIST))?;
     let bugs = parse(&list)?;

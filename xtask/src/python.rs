@@ -9,11 +9,32 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::Args;
+
 /// The crate's folder in the repository.
 const FOLDER: &str = "crates/thalweg-python";
 
+/// Build the extension module beside the Python package, and run the package's tests
+#[derive(Args)]
+pub struct TestArgs {
+    /// Run only tests with one of these in their names
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+}
+
+/// Build the Python wheel `thalweg` (`import thalweg`)
+#[derive(Args)]
+pub struct ThalwegWheelArgs {
+    /// The folder of the wheel [default: target/wheels]
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// The profile in which the extension module is compiled
+    #[arg(long, value_name = "NAME", default_value = "bundle")]
+    profile: String,
+}
+
 /// Builds the extension module and runs the tests whose names have one of the filters, or all. Returns whether all passed.
-pub fn test(filters: &[String]) -> Result<bool, String> {
+pub fn test(options: &TestArgs) -> Result<bool, String> {
     if !has_python() {
         println!(
             "python: there is no python3 on this machine, so the tests of the Python package are left out"
@@ -21,7 +42,7 @@ pub fn test(filters: &[String]) -> Result<bool, String> {
         return Ok(true);
     }
     build("dev")?;
-    run_script("tests/run.py", filters)
+    run_script("tests/run.py", &options.filters)
 }
 
 /// Builds the extension module and writes the stubs that editors and type checkers read.
@@ -30,20 +51,10 @@ pub fn stubs() -> Result<bool, String> {
     run_script("tools/stubs.py", &[])
 }
 
-/// Builds the wheel `thalweg`. The arguments are `--out FOLDER` and `--profile NAME`.
-pub fn wheel(arguments: &[String]) -> Result<bool, String> {
-    let mut out = crate::root().join("target/wheels");
-    let mut profile = "bundle".to_owned();
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
-        match argument.as_str() {
-            "--out" => out = PathBuf::from(value),
-            "--profile" => profile.clone_from(value),
-            other => return Err(format!("wheel thalweg has no option `{other}`")),
-        }
-    }
-    build(&profile)?;
+/// Builds the wheel `thalweg`.
+pub fn wheel(options: &ThalwegWheelArgs) -> Result<bool, String> {
+    let out = options.out.clone().unwrap_or_else(|| crate::root().join("target/wheels"));
+    build(&options.profile)?;
     if !run_script("tools/stubs.py", &[])? {
         return Ok(false);
     }

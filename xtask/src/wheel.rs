@@ -18,43 +18,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The options of the command line.
-#[derive(Default)]
-pub struct Options {
-    /// Folders of the Python package `torch`.
+use clap::Args;
+
+/// The options of the wheel `thalweg-torch`.
+#[derive(Args)]
+pub struct TorchWheelArgs {
+    /// A PyTorch (the folder of the package) to build a native class for; may be repeated. Without it the wheel has the hooks only
+    #[arg(long, value_name = "FOLDER", requires = "cuda")]
     torch: Vec<PathBuf>,
-    /// The folder of CUDA's runtime.
+    /// CUDA's runtime, which PyTorch's headers include: a folder with include/ and lib/
+    #[arg(long, value_name = "FOLDER")]
     cuda: Option<PathBuf>,
+    /// The folder of the wheel [default: target/wheels]
+    #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// The shared libraries alone, and those of the benches.
+    /// Build the shared libraries beside the package and those of the allocation bench, and no wheel
+    #[arg(long)]
     objects_only: bool,
 }
 
-impl Options {
-    /// Reads the arguments behind `wheel`.
-    pub fn parse(arguments: &[String]) -> Result<Self, String> {
-        let mut options = Self::default();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let mut value =
-                || arguments.next().map(PathBuf::from).ok_or_else(|| format!("{argument} needs a value"));
-            match argument.as_str() {
-                "--torch" => options.torch.push(value()?),
-                "--cuda" => options.cuda = Some(value()?),
-                "--out" => options.out = Some(value()?),
-                "--objects-only" => options.objects_only = true,
-                other => return Err(format!("wheel has no option `{other}`")),
-            }
-        }
-        if !options.torch.is_empty() && options.cuda.is_none() {
-            return Err("--torch needs --cuda: PyTorch's headers include CUDA's".to_owned());
-        }
-        Ok(options)
-    }
-}
-
 /// Builds everything; what goes wrong is an error.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &TorchWheelArgs) -> Result<bool, String> {
     let root = crate::root();
     let crate_folder = root.join("crates/thalweg-torch");
     let package = crate_folder.join("python/thalweg_torch");
@@ -62,7 +46,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let compiler = Compiler { crate_folder: &crate_folder, package: &package };
     compiler.build("csrc/hooks.cpp", &package.join("libthalweg_hooks.so"), &[])?;
     for torch in &options.torch {
-        let cuda = options.cuda.as_deref().expect("it was asked for with the first --torch");
+        let cuda = options.cuda.as_deref().expect("`--torch` requires it");
         let flags = flags(torch, cuda)?;
         let (major, minor) = version(torch)?;
         compiler.build(

@@ -16,7 +16,7 @@ Examples:
   thalweg completions bash > ~/.local/share/bash-completion/completions/thalweg
   thalweg completions fish > ~/.config/fish/completions/thalweg.fish")]
 pub struct Completions {
-    /// Whose completions
+    /// The shell to write completions for
     shell: Shell,
 }
 
@@ -26,7 +26,7 @@ pub struct Completions {
 Example:
   thalweg man ~/.local/share/man/man1 && man thalweg-memory-replay")]
 pub struct Man {
-    /// Where to: a folder, which is made if it is not there
+    /// The folder of the pages, which is made if it is not there
     folder: PathBuf,
 }
 

@@ -35,7 +35,7 @@ use output::{Output, complain};
 #[derive(Parser)]
 #[command(name = "thalweg", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct CommandLine {
-    /// When words are coloured: always, never, or as the terminal, NO_COLOR and CLICOLOR_FORCE say
+    /// The rule for colouring words: always, never, or as the terminal, NO_COLOR and CLICOLOR_FORCE say
     #[arg(
         long,
         global = true,

@@ -16,7 +16,7 @@ const DEFAULT_WIDTH: usize = 80;
 /// No terminal is taken to be narrower: words would stand alone on their lines.
 const LEAST_WIDTH: usize = 40;
 
-/// Why something that was printed was lost, other than by a reader that has gone.
+/// The reason why something that was printed was lost, other than by a reader that has gone.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
 /// The status of a call that makes no sense, or could not be done.

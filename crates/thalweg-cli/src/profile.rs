@@ -33,7 +33,7 @@ pub struct ProfileArgs {
     /// The file for the trace
     #[arg(long, short, value_name = "FILE", default_value = "trace.json")]
     output: PathBuf,
-    /// How many rows the table has, 0 for no table
+    /// The number of rows that the table has, 0 for no table
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: u64,
     /// Record each block that the caching allocator hands out or takes back

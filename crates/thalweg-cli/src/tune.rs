@@ -42,13 +42,13 @@ pub struct TuneArgs {
     /// The version of PyTorch (torch.__version__ without what follows a +) that is to read the results
     #[arg(long, value_name = "VERSION")]
     for_pytorch: Option<String>,
-    /// How many algorithms the library is asked for
+    /// The number of algorithms that the library is asked for
     #[arg(long, value_name = "N", default_value_t = 32)]
     algorithms: u32,
-    /// How often an algorithm is timed at most
+    /// The greatest number of times that an algorithm is timed
     #[arg(long, value_name = "N", default_value_t = 100)]
     iterations: u32,
-    /// How long an algorithm is timed at most, in milliseconds
+    /// The greatest time for which an algorithm is timed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 30)]
     duration: u32,
     /// One JSON object per product

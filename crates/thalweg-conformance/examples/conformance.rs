@@ -4,85 +4,55 @@
 //! conformance [--device cuda|sim] [--litmus] [--destructive] [--repetitions N] [--seed N] [--json]
 //! ```
 //!
-//! Without `--device` it takes the GPU if there is one, else the simulator, and says which. It runs the conformance
-//! suite; with `--litmus` the litmus programs too, each `N` times (200 by default); with `--destructive` at the very end
-//! the cases that lose the device. `--json` prints one JSON object a line instead. The exit status is 0 only if nothing
-//! failed.
+//! Without `--device` it takes the GPU if there is one, else the simulator, and says which. The exit status is 0 only if nothing failed.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::{Parser, ValueEnum};
 use thalweg_conformance::litmus;
 use thalweg_conformance::{Fixture, Line, Report};
 use thalweg_driver::{Code, Driver, Result, cuda::CudaDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
-const USAGE: &str =
-    "usage: conformance [--device cuda|sim] [--litmus] [--destructive] [--repetitions N] [--seed N] [--json]";
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    Any,
-    Cuda,
-    Simulator,
-}
-
+/// Run the conformance suite on a device, and print one line per case
+#[derive(Parser)]
 struct Options {
-    device: Choice,
+    /// The device; without it the GPU if there is one, else the simulator
+    #[arg(long)]
+    device: Option<Choice>,
+    /// Run the litmus programs too
+    #[arg(long)]
     litmus: bool,
+    /// Run at the very end the cases that lose the device
+    #[arg(long)]
     destructive: bool,
+    /// The number of times that each litmus program runs
+    #[arg(long, value_name = "N", default_value_t = 200)]
     repetitions: u64,
+    /// The seed of the litmus programs
+    #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Print one JSON object per line instead
+    #[arg(long)]
     json: bool,
 }
 
-impl Options {
-    fn parse(mut arguments: impl Iterator<Item = String>) -> std::result::Result<Self, String> {
-        let mut options = Self {
-            device: Choice::Any,
-            litmus: false,
-            destructive: false,
-            repetitions: 200,
-            seed: 0,
-            json: false,
-        };
-        while let Some(argument) = arguments.next() {
-            let mut number = || {
-                let text = arguments.next().ok_or(format!("{argument} needs a number"))?;
-                text.parse().map_err(|_| format!("{argument}: `{text}` is not a number"))
-            };
-            match argument.as_str() {
-                "--litmus" => options.litmus = true,
-                "--destructive" => options.destructive = true,
-                "--json" => options.json = true,
-                "--repetitions" => options.repetitions = number()?,
-                "--seed" => options.seed = number()?,
-                "--device" => {
-                    options.device = match arguments.next().as_deref() {
-                        Some("cuda") => Choice::Cuda,
-                        Some("sim") => Choice::Simulator,
-                        other => {
-                            let other = other.unwrap_or("nothing");
-                            return Err(format!("--device takes `cuda` or `sim`, not {other}"));
-                        }
-                    }
-                }
-                other => return Err(format!("`{other}` is not an option")),
-            }
-        }
-        Ok(options)
-    }
+#[derive(Clone, Copy, ValueEnum)]
+enum Choice {
+    Cuda,
+    Sim,
 }
 
 fn simulator() -> Result<Arc<dyn Driver>> {
     Ok(SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() })?)
 }
 
-fn open(choice: Choice) -> Result<Arc<dyn Driver>> {
+fn open(choice: Option<Choice>) -> Result<Arc<dyn Driver>> {
     match choice {
-        Choice::Simulator => simulator(),
-        Choice::Cuda => Ok(CudaDriver::open()?),
-        Choice::Any => match CudaDriver::open() {
+        Some(Choice::Sim) => simulator(),
+        Some(Choice::Cuda) => Ok(CudaDriver::open()?),
+        None => match CudaDriver::open() {
             Ok(driver) => Ok(driver),
             Err(error) if error.is_library_missing() || error.code() == Code::NoDevice => simulator(),
             Err(error) => Err(error),
@@ -164,14 +134,7 @@ fn run_litmus(options: &Options, driver: &Arc<dyn Driver>, printer: &Printer) ->
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("{error}\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
+    match run(&Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

@@ -23,7 +23,7 @@ group! {
 const FORMAT: ElementFormat = ElementFormat::R_16BF;
 const HEAD_SIZE: u64 = 64;
 
-/// How far a result may be from the definition, as a part of the largest one: operands and what is summed are of 8 bits.
+/// The distance that a result may have from the definition, as a part of the largest one: operands and what is summed are of 8 bits.
 const TOLERANCE: f64 = 2e-2;
 
 fn require_attention(fixture: &Fixture) -> CaseResult {

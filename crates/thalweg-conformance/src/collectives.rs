@@ -26,7 +26,7 @@ group! {
     a_destroyed_rank_is_refused,
 }
 
-/// How many elements the cases work on.
+/// The number of elements that the cases work on.
 const COUNT: u64 = 6;
 
 /// The way in which two elements become one.

@@ -16,8 +16,8 @@ use thalweg_driver::{
 use super::kernels::{Kernel, KernelArguments, KernelSet};
 use super::{CaseResult, Stop, place};
 
-/// How long a case waits for something that must happen before it calls that a failure. Generous: it only bounds how
-/// long a broken driver can hold the suite up.
+/// The time that a case waits for something that must happen before it calls that a failure. Generous: it only
+/// bounds how long a broken driver can hold the suite up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A driver, one of its devices, and the kernels of the suite.

@@ -51,11 +51,11 @@ pub struct KernelArguments {
     pub target: DevicePointer,
     /// The words that [`Kernel::Copy`] reads; the others ignore it.
     pub source: DevicePointer,
-    /// How many words.
+    /// The number of words.
     pub count: u64,
     /// The constant of the kernel.
     pub value: u32,
-    /// How long the kernel waits before it touches memory, in microseconds.
+    /// The time that the kernel waits before it touches memory, in microseconds.
     pub delay_us: u32,
 }
 

@@ -325,8 +325,8 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// How an allocator makes room without waiting: pages get a second address while work at the first is under way, and lose
-/// the first when that work is done and work at the second is under way.
+/// The way in which an allocator makes room without waiting: pages get a second address while work at the first is under
+/// way, and lose the first when that work is done and work at the second is under way.
 fn memory_moves_while_work_uses_it(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = [pages.create(1)?, pages.create(1)?];

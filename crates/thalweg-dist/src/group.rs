@@ -39,7 +39,7 @@ fn prefix(name: &str) -> String {
 /// The options of a process group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// How long a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
+    /// The time that a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
     pub timeout: Duration,
     /// Whether a thread watches over the group: it aborts the collectives of a group in which one takes longer than the
     /// timeout, or another rank has failed, so that no host thread waits for ever. `None`: on GPUs. The simulated GPU finds
@@ -79,9 +79,9 @@ pub(crate) struct GroupState {
     root: Arc<dyn Store>,
     pub(crate) options: GroupOptions,
     children: AtomicU64,
-    /// How often symmetric memory was registered.
+    /// The number of times that symmetric memory was registered.
     windows: AtomicU64,
-    /// How many regions were captured in lockstep.
+    /// The number of regions that were captured in lockstep.
     pub(crate) captures: AtomicU64,
     flight: Mutex<FlightRecorder>,
     pub(crate) outstanding: Outstanding,

@@ -21,9 +21,9 @@ use thalweg_tensor::{HostTensor, Tensor, no_grad};
 pub struct OffloadOptions {
     /// Smaller tensors stay on the device: 1 KiB.
     pub min_bytes: usize,
-    /// How many copies out may be under way: 2. A forward pass that is ahead of them *blocks*, since their memory is not free yet.
+    /// The number of copies out that may be under way: 2. A forward pass that is ahead of them *blocks*, since their memory is not free yet.
     pub in_flight: usize,
-    /// How many tensors are copied back before they are used, in the order in which they were saved last: 2.
+    /// The number of tensors that are copied back before they are used, in the order in which they were saved last: 2.
     pub prefetch: usize,
 }
 

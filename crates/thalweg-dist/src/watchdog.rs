@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The time between two looks at a store of another process.
 const STORE_LOOK: Duration = Duration::from_secs(1);
 
-/// How many collectives are looked at together.
+/// The number of collectives that are looked at together.
 const BATCH: usize = 32;
 
 /// A collective that may not be done.
@@ -110,7 +110,7 @@ pub(crate) fn wait_for_progress(group: &ProcessGroup) {
 /// Held for reading by each watchdog while it looks, and from the end of the process on by the thread that ends it.
 static LOOKS: RwLock<()> = RwLock::new(());
 
-/// How long the end of the process waits for watchdogs, which may be aborting a communicator.
+/// The time that the end of the process waits for watchdogs, which may be aborting a communicator.
 const EXIT_GRACE: Duration = Duration::from_secs(10);
 
 /// Waits for the watchdogs that look, and has none look again: the libraries that they call are taken down next.

@@ -9,7 +9,7 @@ use thalweg_tensor::caller::outermost;
 use crate::ProcessGroup;
 use crate::flight::Entry;
 
-/// How often a wait with a limit looks.
+/// The interval at which a wait with a limit looks.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] orders the

@@ -36,7 +36,7 @@ pub struct Activity {
     pub start: Instant,
     /// The moment when it ended.
     pub end: Instant,
-    /// How many bytes a copy moved or a fill wrote; 0 for a kernel.
+    /// The number of bytes that a copy moved or a fill wrote; 0 for a kernel.
     pub bytes: u64,
     /// Details of a kernel.
     pub kernel: Option<KernelActivity>,
@@ -62,7 +62,7 @@ pub struct KernelActivity {
 pub struct Activities {
     /// The activities, in the order in which they began.
     pub list: Vec<Activity>,
-    /// How many more there were that the tracer had no room for.
+    /// The number of further ones that the tracer had no room for.
     pub dropped: u64,
 }
 

@@ -17,7 +17,7 @@ unsafe impl Send for Anonymous {}
 // SAFETY: as for `Send`; the methods that take `&self` touch no memory.
 unsafe impl Sync for Anonymous {}
 
-/// How mappings without a file are made: no swap is set aside for them. (Miri, which has none, does not know the flag.)
+/// The way in which mappings without a file are made: no swap is set aside for them. (Miri, which has none, does not know the flag.)
 pub const PRIVATE: i32 =
     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
 

@@ -68,7 +68,7 @@ pub enum CollectiveOperation {
     Reduce {
         /// The rank that gets.
         root: u32,
-        /// How.
+        /// The way in which it is reduced.
         reduction: Reduction,
     },
     /// Every rank gets what all gave, in the order of the ranks: `count` elements in, *n* · `count` out.
@@ -157,12 +157,12 @@ pub struct Collective {
     pub operation: CollectiveOperation,
     /// The format of the elements.
     pub format: ElementFormat,
-    /// How many elements; each operation says of what.
+    /// The number of elements; each operation says of what.
     pub count: u64,
     /// The memory that this rank sends. Ignored where the rank sends nothing.
     pub send: DevicePointer,
-    /// Where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send` itself, for
-    /// a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
+    /// The place where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send`
+    /// itself, for a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
     pub receive: DevicePointer,
     /// The operator and the line of source that asked for it.
     pub label: Label,
@@ -184,7 +184,7 @@ impl Collective {
 pub struct Registration {
     /// The rank, by its handle in the communicator.
     pub communicator: CommunicatorHandle,
-    /// Where the memory begins.
+    /// The address at which the memory begins.
     pub pointer: DevicePointer,
     /// The size of the memory.
     pub bytes: u64,
@@ -216,7 +216,7 @@ impl std::fmt::Debug for CommunicatorId {
 pub struct CommunicatorInfo {
     /// The rank, from 0 on.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub ranks: u32,
     /// The rank's device.
     pub device: u32,

@@ -24,7 +24,7 @@ use crate::{DevicePointer, FunctionHandle, HostPointer};
 pub struct Label {
     /// The operator (`add`, `matmul`, `copy`).
     pub operator: &'static str,
-    /// Where it was called.
+    /// The place where it was called.
     pub location: &'static Location<'static>,
 }
 
@@ -83,7 +83,7 @@ impl AccessMode {
 pub struct StrideStep {
     /// Bytes from each to the next.
     pub bytes: u64,
-    /// How often; with 1 the step is none.
+    /// The number of times; with 1 the step is none.
     pub count: u64,
 }
 
@@ -92,7 +92,7 @@ impl StrideStep {
     pub const NONE: Self = Self { bytes: 0, count: 1 };
 }
 
-/// How many steps can be said of a strided operand.
+/// The number of steps that can be said of a strided operand.
 pub const STEPS: usize = 4;
 
 /// The bytes of its range that a command touches. Drivers order commands by whole ranges; a sanitizer would
@@ -113,13 +113,13 @@ pub enum Touch {
     },
     /// Some bytes, which ones is not said.
     Some {
-        /// How many at most.
+        /// The greatest number of bytes.
         most_bytes: u64,
     },
     /// Some bytes, which data chooses: a host function says which when it runs
     /// ([`HostLaunch::touched`](crate::HostLaunch::touched)).
     Chosen {
-        /// How many at most.
+        /// The greatest number of bytes.
         most_bytes: u64,
         /// The number under which it is noted which they are; 0 if they need not be.
         ticket: u64,
@@ -180,11 +180,11 @@ impl Touch {
 pub struct Access {
     /// The first address.
     pub start: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// How.
+    /// The way in which they are accessed.
     pub mode: AccessMode,
-    /// Which bytes of the range.
+    /// The bytes of the range that are touched.
     pub touch: Touch,
 }
 
@@ -270,7 +270,7 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Dynamic shared memory a block.
     pub shared_memory_bytes: u32,
-    /// When the kernel may begin, and whether its blocks may wait for each other.
+    /// The condition on which the kernel may begin, and whether its blocks may wait for each other.
     pub mode: LaunchMode,
     /// The arguments, laid out as a C struct with one field an argument (natural alignment, little endian).
     pub arguments: &'a [u8],
@@ -316,11 +316,11 @@ pub enum Endpoint {
 /// An asynchronous copy between device memory and device memory or pinned host memory, in any direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// Where the bytes go.
+    /// The place where the bytes go.
     pub target: Endpoint,
-    /// Where they come from.
+    /// The place where they come from.
     pub source: Endpoint,
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
     /// The operator and the line of source that asked for it.
     pub label: Label,
@@ -333,7 +333,7 @@ pub struct Fill {
     pub target: DevicePointer,
     /// The pattern that is written.
     pub pattern: FillPattern,
-    /// How often the pattern is written.
+    /// The number of times that the pattern is written.
     pub count: u64,
     /// The operator and the line of source that asked for it.
     pub label: Label,

@@ -23,13 +23,13 @@ pub enum Conditional {
     While,
     /// Runs the body whose number the condition is, counted from 0; none if there are not so many.
     Switch {
-        /// How many bodies: 1 to [`Conditional::MOST_CASES`].
+        /// The number of bodies: 1 to [`Conditional::MOST_CASES`].
         cases: u32,
     },
 }
 
 impl Conditional {
-    /// How many cases a switch may have.
+    /// The number of cases that a switch may have.
     pub const MOST_CASES: u32 = 1024;
 
     /// Returns how many bodies such a node has.

@@ -69,7 +69,7 @@ pub struct ConvolutionEpilogue {
 pub struct ConvolutionCall {
     /// The sizes.
     pub shape: ConvolutionShape,
-    /// Which operand is written; the other two are read.
+    /// The operand that is written; the other two are read.
     pub pass: ConvolutionPass,
     /// The input, or its gradient: aligned to 16 bytes, like the two below.
     pub input: DevicePointer,
@@ -83,8 +83,8 @@ pub struct ConvolutionCall {
     pub deterministic: bool,
     /// The addition to the output before it is rounded, in a forward pass; `None` in the others.
     pub epilogue: Option<ConvolutionEpilogue>,
-    /// How many of the library's engines may be tried at the first call of such sizes, the fastest of which is kept; with at most one the
-    /// library's heuristics choose. The call that tries *blocks*; one that is captured tries none.
+    /// The number of the library's engines that may be tried at the first call of such sizes, the fastest of which is kept; with at most
+    /// one the library's heuristics choose. The call that tries *blocks*; one that is captured tries none.
     pub most_engines: u32,
     /// Scratch memory that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
     pub workspace: Option<(DevicePointer, u64)>,

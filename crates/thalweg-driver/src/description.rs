@@ -60,7 +60,7 @@ pub struct GraphNode {
     pub kind: GraphNodeKind,
     /// The operator and line that submitted it, where the driver knows.
     pub label: Option<Label>,
-    /// How much of it.
+    /// The amount of it.
     pub work: GraphNodeWork,
 }
 
@@ -84,17 +84,17 @@ pub enum GraphNodeWork {
     },
     /// Bytes are copied.
     Copy {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// Bytes are written.
     Fill {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// Other graphs run, or not, or several times.
     Conditional {
-        /// Which, as the condition says.
+        /// The choice among them, as the condition says.
         conditional: Conditional,
         /// The graphs.
         bodies: Vec<GraphDescription>,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Code, Error, Result};
 
-/// How many forks lie between the first process and this one.
+/// The number of forks that lie between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn in_child() {

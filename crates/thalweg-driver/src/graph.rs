@@ -28,7 +28,7 @@ pub enum CaptureStatus {
 /// The state of a stream's capture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaptureInfo {
-    /// Whether it captures.
+    /// The status of the capture.
     pub status: CaptureStatus,
     /// The number of the capture, unique in the process; 0 where there is none.
     pub id: u64,
@@ -78,7 +78,7 @@ pub struct UpdateRefusal {
     pub reason: UpdateReason,
     /// The node of the other graph at which it was noticed; `None` where it is more than one node, or none.
     pub node: Option<GraphNodeHandle>,
-    /// Where the topology differs: the dependency of `node` that has no counterpart, if it is one.
+    /// The place where the topology differs: the dependency of `node` that has no counterpart, if it is one.
     pub dependency: Option<GraphNodeHandle>,
 }
 

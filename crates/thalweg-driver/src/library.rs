@@ -112,9 +112,9 @@ pub struct MatmulAlgorithm {
     pub tile: u32,
     /// The depth of the pipeline.
     pub stages: u32,
-    /// How many parts k is split into; 0 or 1 for one.
+    /// The number of parts that k is split into; 0 or 1 for one.
     pub split_k: i32,
-    /// How the parts are added up.
+    /// The way in which the parts are added up.
     pub reduction: u32,
     /// The order of blocks.
     pub swizzle: u32,
@@ -153,7 +153,7 @@ pub struct MatmulEpilogue {
 /// output of another format than the operands are [`InvalidValue`](crate::Code::InvalidValue).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gelu {
-    /// Which of the two passes it is.
+    /// The pass that it is, of the two.
     pub pass: GeluPass,
     /// The argument of GELU, m×n in the format of the elements, aligned to 16 bytes.
     pub input: DevicePointer,
@@ -179,7 +179,7 @@ pub struct MatmulCall {
     pub n: u64,
     /// The length that is summed over.
     pub k: u64,
-    /// How many products; at least 1.
+    /// The number of products; at least 1.
     pub batch: u64,
     /// The left operand.
     pub a: Matrix,
@@ -191,7 +191,7 @@ pub struct MatmulCall {
     pub format: ElementFormat,
     /// The format of the elements of the output: that of the operands, or 32-bit floats where those are of 16 bits.
     pub output_format: ElementFormat,
-    /// How products are accumulated.
+    /// The way in which products are accumulated.
     pub compute: ComputeFormat,
     /// The factor of the product.
     pub alpha: f64,
@@ -201,7 +201,7 @@ pub struct MatmulCall {
     pub epilogue: MatmulEpilogue,
     /// Scratch memory that the library may use while this command runs: address and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
-    /// Which ways of adding up parts an algorithm that the library chooses may take.
+    /// The ways of adding up parts that an algorithm that the library chooses may take.
     pub reductions: ReductionSchemes,
     /// The algorithm, one of [`Driver::matmul_algorithms`](crate::Driver::matmul_algorithms) for this product; `None` leaves the choice to the
     /// library. One that it does not have for the product is [`NotSupported`](crate::Code::NotSupported).

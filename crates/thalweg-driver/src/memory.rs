@@ -22,7 +22,7 @@ pub enum HostMethod {
     /// They are ordinary memory of the process, touched by some threads first, and then pinned where they are
     /// (`cuMemHostRegister`). Large allocations are faster: the pages are found in parallel, outside the driver's lock.
     Register {
-        /// How many threads touch the pages: 0 leaves that to the driver, in its one thread.
+        /// The number of threads that touch the pages: 0 leaves that to the driver, in its one thread.
         prefault_threads: u32,
     },
 }

@@ -85,9 +85,9 @@ pub struct DeviceProperties {
     pub host_register: bool,
     /// The lowest and the greatest priority of a stream (the greatest is the smaller number: `(0, -5)`).
     pub stream_priority_range: (i32, i32),
-    /// Which conditional nodes its graphs can have.
+    /// The conditional nodes that its graphs can have.
     pub conditional_nodes: ConditionalSupport,
-    /// Which library calls it can do (see [`crate::GpuCall`]).
+    /// The library calls that it can do (see [`crate::GpuCall`]).
     pub libraries: LibrarySupport,
 }
 

@@ -192,14 +192,14 @@ pub enum Node {
     Constant(Scalar),
     /// The element of an input at this point, through the input's strides.
     Load {
-        /// Which input.
+        /// The number of the input.
         input: u16,
     },
     /// The element of an input at a computed place. Where the guard is false nothing is read and the value is `otherwise`.
     /// The place is an i64: an offset in elements from the input's first; outside `0..elements` it is a fault on the host
     /// and undefined on a GPU, so an index that comes from data needs a guard.
     Gather {
-        /// Which input.
+        /// The number of the input.
         input: u16,
         /// The place (i64).
         index: ExprId,
@@ -210,14 +210,14 @@ pub enum Node {
     },
     /// A scalar argument of the launch.
     Scalar {
-        /// Which one.
+        /// The place of the argument among the scalars.
         slot: u16,
     },
     /// The coordinate of the point in one dimension (i64). A body that has any keeps its dimensions apart.
     Index(Dimension),
     /// The result of an earlier reduction for this row.
     Reduced {
-        /// Which one.
+        /// The place of the reduction among the body's.
         reduction: u16,
     },
     /// A primitive of one operand.
@@ -270,14 +270,14 @@ pub enum InputKind {
 pub struct Input {
     /// The dtype in memory.
     pub dtype: DType,
-    /// How it is read.
+    /// The way in which it is read.
     pub kind: InputKind,
 }
 
 /// A reduction over the inner dimensions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Reduction {
-    /// How values combine.
+    /// The way in which values combine.
     pub op: ReduceOp,
     /// The value at each point.
     pub value: ExprId,
@@ -299,9 +299,9 @@ pub struct Output {
     pub value: ExprId,
     /// The dtype in memory: the value's dtype, or the 16-bit float that it is rounded to.
     pub dtype: DType,
-    /// How often it is written.
+    /// The number of times that it is written.
     pub place: OutputPlace,
-    /// Where it is written, if not at its own place of the row: only for [`OutputPlace::Row`].
+    /// The place where it is written, if not at its own place of the row: only for [`OutputPlace::Row`].
     pub scatter: Option<Scatter>,
 }
 

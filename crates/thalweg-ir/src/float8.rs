@@ -17,7 +17,7 @@ pub struct f8e4m3(u8);
 #[expect(non_camel_case_types, reason = "named as Rust's floats are")]
 pub struct f8e5m2(u8);
 
-/// How many bits of a float's fraction, and what bias of its exponent, an f32 has.
+/// The number of bits of an f32's fraction, and the bias of its exponent.
 const F32_FRACTION: u32 = 23;
 const F32_BIAS: u32 = 127;
 

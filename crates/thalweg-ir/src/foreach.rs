@@ -52,7 +52,7 @@ pub struct ForeachKernel {
 /// One tensor of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeachItem {
-    /// How many elements it has.
+    /// The number of elements that it has.
     pub elements: u64,
     /// The address of each input that is not shared, in order.
     pub addresses: SmallVec<[u64; 8]>,

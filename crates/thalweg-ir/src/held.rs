@@ -21,7 +21,8 @@ pub const MOST_THREADS_WITH_VALUES: u32 = 256;
 /// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
 pub const BYTES_OF_A_THREAD: usize = 128;
 
-/// The same of a thread that keeps all that later passes need: two blocks of [`MOST_THREADS_WITH_VALUES`] have 512 bytes each.
+/// Registers of a thread that keeps all that later passes need, in bytes at most: in two blocks of [`MOST_THREADS_WITH_VALUES`] a thread has
+/// 512 bytes.
 pub const MOST_BYTES_OF_A_THREAD: usize = 384;
 
 /// The values that are read, kept and used in each pass over the points of a row. See the [module](self).

@@ -31,29 +31,29 @@ use crate::body::{Body, InputKind, OutputPlace};
 /// The layout class and the schedule that a kernel is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Class {
-    /// How many row dimensions are told apart.
+    /// The number of row dimensions that are told apart.
     pub row_rank: u8,
-    /// How many inner dimensions are told apart.
+    /// The number of inner dimensions that are told apart.
     pub inner_rank: u8,
     /// Whether every strided operand is contiguous over rows and inner dimensions taken together (row-major, rows first;
     /// row outputs over the rows): then element *i* of each operand belongs to point *i*. Both ranks are then at most 1.
     pub contiguous: bool,
     /// Whether offsets, coordinates and the number of points of all rows together stay below 2³¹.
     pub narrow_index: bool,
-    /// How many lanes combine a row: a power of two; 1 for bodies without reductions. At most 1,024 threads share a row.
+    /// The number of lanes that combine a row: a power of two; 1 for bodies without reductions. At most 1,024 threads share a row.
     pub lanes: u16,
-    /// How many consecutive elements a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to that many
-    /// elements of each operand. Of a body without reductions they are neighbours in the last dimension; of rows that are
+    /// The number of consecutive elements that a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to that
+    /// many elements of each operand. Of a body without reductions they are neighbours in the last dimension; of rows that are
     /// [`held`](Class::held) or [`online`](Class::online), neighbouring lanes; of rows abreast, neighbouring rows. It is 1 elsewhere.
     pub vector: u8,
-    /// How many rows a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows with several
-    /// lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
+    /// The number of rows that a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows
+    /// with several lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
     pub rows_abreast: u16,
-    /// How many levels of partial results a lane keeps: 1, 2 or 3; 1 for bodies without reductions.
+    /// The number of levels of partial results that a lane keeps: 1, 2 or 3; 1 for bodies without reductions.
     pub cascade: u8,
-    /// How many vectors a thread holds of a row, from its first pass to its last: then a row has at most lanes · held points, a
-    /// multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for the
-    /// inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
+    /// The number of vectors that a thread holds of a row, from its first pass to its last: then a row has at most lanes · held
+    /// points, a multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for
+    /// the inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
     pub held: u8,
     /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
     /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is not an order of `lanes`, and differs
@@ -109,7 +109,7 @@ impl Class {
     }
 }
 
-/// How many points, or results of runs, a lane of a cascade combines before the result goes up a level.
+/// The number of points, or of results of runs, that a lane of a cascade combines before the result goes up a level.
 pub const RUN: u64 = 32;
 
 /// A kernel: a body, a class, and a name that says both.
@@ -138,7 +138,7 @@ pub enum OperandGeometry {
     },
     /// Contiguous, with this number of elements, read or written anywhere.
     Gathered {
-        /// How many.
+        /// The number of them.
         elements: u64,
     },
 }

@@ -8,7 +8,7 @@ use std::slice::Iter;
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 
-use crate::Words;
+use crate::native::Words;
 
 /// A value that is so many words.
 pub(crate) trait Argument: Sized {
@@ -105,7 +105,7 @@ impl<T: Argument, const COUNT: usize> Argument for [T; COUNT] {
 macro_rules! arguments {
     ($T:ident { $($field:ident),* }) => {
         impl $crate::arguments::Argument for $T {
-            fn write(&self, words: &mut $crate::Words) {
+            fn write(&self, words: &mut $crate::native::Words) {
                 $($crate::arguments::Argument::write(&self.$field, words);)*
             }
 
@@ -121,7 +121,7 @@ macro_rules! arguments {
 macro_rules! choices {
     ($T:ident: $all:expr) => {
         impl $crate::arguments::Argument for $T {
-            fn write(&self, words: &mut $crate::Words) {
+            fn write(&self, words: &mut $crate::native::Words) {
                 words.push(*self as u64);
             }
 

@@ -23,7 +23,7 @@ const TILE: usize = 1 << 16;
 /// The least and the most windows of a tile.
 const WINDOWS: [usize; 2] = [64, 1024];
 
-/// How many products are worth a thread.
+/// The number of products that are worth a thread.
 const LEAST: usize = 1 << 18;
 
 /// Returns an operand [first, channels, places] in f32, places behind channels.

@@ -7,6 +7,9 @@ use thalweg_ir::host::Fault;
 /// The dtypes that such a kernel has a version for.
 pub(crate) const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
 
+/// The floating-point dtypes, each of which a kernel has a version for that takes floats alone.
+pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
 /// Checks that a dtype is one of [`DTYPES`].
 pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
     match DTYPES.contains(&dtype) {

@@ -18,12 +18,12 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::with_float;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EmbeddingBackward {
-    /// How many places read the table: indices, and rows of gradients.
+    /// The number of places that read the table: indices, and rows of gradients.
     pub indices: u64,
     /// Rows of the table.
     pub embeddings: u64,

@@ -14,7 +14,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::extremum_place::{DTYPES, RANKED, ranked};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -28,7 +28,7 @@ pub enum Phase {
 /// The columns of a launch. The first NaN of a column is its extremum, where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtremumColumns {
-    /// How many matrices there are, the elements of a column, and the columns of a matrix.
+    /// The number of matrices, of the elements of a column, and of the columns of a matrix.
     pub sizes: [u64; 3],
     /// Whether the smallest element is looked for, and not the greatest.
     pub smallest: bool,

@@ -11,12 +11,12 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The rows of a launch, without gaps. The first NaN of a row is its extremum, where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtremumPlace {
-    /// How many rows there are.
+    /// The number of rows.
     pub rows: u64,
     /// The elements of a row, at least one.
     pub length: u64,

@@ -9,7 +9,8 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::foreach::{BLOCK, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Fault, HostProgram, Source};
 
-use crate::{Accesses, NativeKernel, Placed, Words, cells, slice};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::{cells, slice};
 
 /// The tensors of a call that one launch takes.
 #[derive(Clone, Copy, Debug)]

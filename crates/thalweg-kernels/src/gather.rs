@@ -12,8 +12,8 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
 use crate::threads::{ranges, share};
-use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -128,7 +128,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 }
 
-/// How many bytes are worth a thread.
+/// The number of bytes that are worth a thread.
 const LEAST_BYTES: usize = 1 << 18;
 
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {

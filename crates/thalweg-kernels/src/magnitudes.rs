@@ -11,7 +11,9 @@ use thalweg_ir::cuda::{FIND_TENSOR, FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use crate::{Accesses, FLOATS, NativeKernel, Placed, Words, arguments};
+use crate::arguments;
+use crate::dtypes::FLOATS;
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The way in which the magnitudes of a chunk become one number.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -25,7 +27,7 @@ pub enum Magnitude {
 /// A launch over tensors of a dtype.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Magnitudes {
-    /// How the magnitudes of a chunk become one number.
+    /// The way in which the magnitudes of a chunk become one number.
     pub magnitude: Magnitude,
     /// Of the tensors: a floating-point type.
     pub dtype: DType,
@@ -34,9 +36,9 @@ pub struct Magnitudes {
 /// The operands of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Operands {
-    /// Where each tensor begins, and how many elements it has, at least one.
+    /// The place where each tensor begins, and the number of its elements, at least one.
     pub tensors: Vec<(DevicePointer, u64)>,
-    /// Where the numbers of the chunks are written, in the order of the tensors.
+    /// The place where the numbers of the chunks are written, in the order of the tensors.
     pub numbers: DevicePointer,
 }
 
@@ -51,7 +53,7 @@ const VECTOR: usize = 16;
 
 /// Words in front of the tables: numbers, tensors, power, kind, dtype.
 const HEADER: usize = 5;
-/// How many 8-byte words a launch takes.
+/// The number of 8-byte words that a launch takes.
 const ARGUMENT_WORDS: usize = HEADER + 3 * CAPACITY;
 
 impl Magnitudes {

@@ -15,15 +15,15 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
 use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
-use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NextToken {
-    /// How many tokens there are: 1 to 2³¹ - 1.
+    /// The number of tokens: 1 to 2³¹ - 1.
     pub count: u64,
-    /// How many tokens the history has room for.
+    /// The number of tokens that the history has room for.
     pub context: u64,
     /// Features of the row: a multiple of 32 up to 4,096.
     pub features: u64,

@@ -18,7 +18,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The place where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -48,20 +48,20 @@ pub struct OneQuery {
     pub scale_bits: u32,
     /// Of query, keys, values and result: float32, float16 or bfloat16.
     pub dtype: DType,
-    /// Where queries lie.
+    /// The places where queries lie.
     pub query: Steps,
-    /// Where keys lie.
+    /// The places where keys lie.
     pub key: Steps,
-    /// Where values lie.
+    /// The places where values lie.
     pub value: Steps,
-    /// Where the truth values lie that say which keys count, by heads of the query; `None` where all do.
+    /// The places where the truth values lie that say which keys count, by heads of the query; `None` where all do.
     pub mask: Option<Steps>,
-    /// Where a new key and a new value lie, for each head of the keys, that are written at a position into keys and values first; only
-    /// keys up to the position count. A position out of range writes nothing.
+    /// The place where a new key and a new value lie, for each head of the keys, that are written at a position into keys and values
+    /// first; only keys up to the position count. A position out of range writes nothing.
     pub append: Option<[Steps; 2]>,
 }
 
-/// How many 8-byte words [`OneQuery::pack`] writes.
+/// The number of 8-byte words that [`OneQuery::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 30;
 
 /// The dtypes that there are kernels for.

@@ -19,8 +19,9 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, philox};
 
 use crate::arguments::{self, arguments, choices};
+use crate::dtypes::FLOATS;
 use crate::dtypes::{names, with_float};
-use crate::{Accesses, FLOATS, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The numbers that are made of the words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -51,9 +52,9 @@ impl Distribution {
 pub struct Draw {
     /// The kind of numbers that are drawn.
     pub distribution: Distribution,
-    /// How many elements there are.
+    /// The number of elements.
     pub elements: u64,
-    /// How many subsequences they take words of in turn, at most 2³¹.
+    /// The number of subsequences that they take words of in turn, at most 2³¹.
     pub threads: u64,
     /// Low and high, mean and deviation, or probability and scale.
     pub numbers: [f64; 2],
@@ -72,7 +73,7 @@ pub struct Operands {
     pub source: DevicePointer,
     /// The result.
     pub result: DevicePointer,
-    /// Which elements were kept.
+    /// The mask of the elements that were kept.
     pub mask: DevicePointer,
 }
 

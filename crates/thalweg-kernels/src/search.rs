@@ -9,16 +9,16 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Search {
-    /// How many sorted rows there are.
+    /// The number of sorted rows.
     pub rows: u64,
     /// The points of a sorted row.
     pub length: u64,
-    /// How many values each row is searched for.
+    /// The number of values that each row is searched for.
     pub count: u64,
     /// Whether a value stands behind those that are equal to it, and not before them.
     pub right: bool,

@@ -16,7 +16,7 @@ use thalweg_ir::{DType, Element, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, entry_points, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A function of two numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -73,7 +73,7 @@ impl Function {
 pub struct Special {
     /// The function.
     pub function: Function,
-    /// How many elements each operand has.
+    /// The number of elements that each operand has.
     pub elements: u64,
     /// Of both operands and the result: int64 of [`Function::Gcd`], else a floating-point type.
     pub dtype: DType,

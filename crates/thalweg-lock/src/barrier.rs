@@ -28,7 +28,7 @@ mod system {
     use std::thread;
     use std::time::Duration;
 
-    /// How long a store takes at the very most until other processors see it.
+    /// The greatest time that a store takes until other processors see it.
     pub(super) const LONG: Duration = Duration::from_millis(10);
 
     /// The kernel has refused what it granted before.

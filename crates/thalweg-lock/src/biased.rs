@@ -67,9 +67,9 @@ use crate::sync::{
     token,
 };
 
-/// How many biases a mutex grants in its life.
+/// The number of biases that a mutex grants in its life.
 const FLAGS: usize = if cfg!(loom) { 2 } else { token::STEP as usize };
-/// How many locks in a row by one thread the second bias takes; a heavy barrier is worth some hundred.
+/// The number of locks in a row by one thread that the second bias takes; a heavy barrier is worth some hundred.
 const FIRST_STREAK: u64 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
@@ -96,7 +96,7 @@ enum Bias {
 #[derive(Debug)]
 struct Shared {
     bias: Bias,
-    /// How many biases were granted so far.
+    /// The number of biases that were granted so far.
     granted: usize,
     /// The thread that locked the ordinary mutex last, and how often in a row.
     thread: u64,

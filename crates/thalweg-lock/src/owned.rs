@@ -115,7 +115,7 @@ impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
 pub struct Pile<A> {
     /// The pointer that [`Arc::into_raw`] returned, if there are references.
     of: *const A,
-    /// How many references are owned here.
+    /// The number of references that are owned here.
     references: usize,
 }
 

@@ -120,7 +120,7 @@ pub struct OutOfMemory {
     pub rejected: bool,
     /// The one change with which this request would have been served.
     pub advice: Option<Advice>,
-    /// Where a snapshot was written, or why it was not, if one was asked for.
+    /// The file of the snapshot that was asked for, or the reason why it was not written.
     pub snapshot: Option<Result<PathBuf, String>>,
 }
 
@@ -313,7 +313,7 @@ pub enum Advice {
     },
     /// Release a private pool that has free memory and nothing else.
     ReleasePool {
-        /// Which.
+        /// The pool.
         pool: PoolId,
         /// The memory that it keeps.
         bytes: u64,

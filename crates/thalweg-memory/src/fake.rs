@@ -198,9 +198,9 @@ impl Ranges {
 
 #[derive(Debug, Default)]
 struct Timeline {
-    /// How many events were recorded here.
+    /// The number of events that were recorded here.
     recorded: u64,
-    /// How many of them have passed.
+    /// The number of them that have passed.
     passed: u64,
     may_end: bool,
 }
@@ -209,7 +209,7 @@ struct Timeline {
 struct Inner {
     device: Ranges,
     host: Ranges,
-    /// How the memory at each address of `host` was pinned.
+    /// The way in which the memory at each address of `host` was pinned.
     host_methods: BTreeMap<u64, HostMethod>,
     /// Reserved addresses.
     addresses: Ranges,

@@ -5,10 +5,12 @@
 //! parameters (some 70 per launch, group and dtype). All that changes from step to step lies in device memory: a captured step goes
 //! on when it is replayed, and follows [`Optimizer::set_learning_rate`].
 //!
-//! [`Muon`] and [`Adafactor`], whose steps need products and reductions, are written with operators; [`Lbfgs`] takes a closure.
+//! [`Muon`] and [`Adafactor`], whose steps need products and reductions, are written with operators: each is a [`CompositeOptimizer`] of
+//! its options. [`Lbfgs`] takes a closure.
 
 mod adafactor;
 mod clip;
+mod composite;
 mod gradients;
 mod group;
 mod lbfgs;
@@ -18,10 +20,10 @@ mod optimizer;
 mod scaler;
 mod schedule;
 mod state;
-mod stepped;
 
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use clip::{clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
+pub use composite::{CompositeOptimizer, CompositeRule};
 pub use group::GradientScale;
 pub use lbfgs::{Lbfgs, LbfgsOptions};
 pub use muon::{AdjustLr, Muon, MuonOptions};

@@ -15,16 +15,16 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// How long work may take before a transient bar appears.
+/// The time that work may take before a transient bar appears.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the bar is drawn at most.
+/// The least time between two drawings of the bar.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a line is written where standard error is not a terminal.
+/// The interval at which a line is written where standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How many columns a bar has at most, and at least where it is drawn.
+/// The number of columns that a bar has at most, and at least where it is drawn.
 const COLUMNS: [usize; 2] = [40, 5];
 
 /// A bar on standard error that says how much is done, with figures of the caller's behind it. Where standard error is a terminal, it is

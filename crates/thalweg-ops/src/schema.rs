@@ -84,7 +84,7 @@ pub struct Type {
     pub optional_elements: bool,
     /// Whether the whole may be missing.
     pub optional: bool,
-    /// Which memory it shares.
+    /// The memory that it shares.
     pub alias: Option<Alias>,
 }
 

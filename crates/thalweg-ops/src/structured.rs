@@ -229,7 +229,7 @@ pub static LINSPACE: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// Where the column of a matrix is at most `diagonal` to the right of the row: truth values of a lower triangle.
+/// The places where the column of a matrix is at most `diagonal` to the right of the row: truth values of a lower triangle.
 pub static TRIANGLE: LoopOp = LoopOp {
     name: "triangle",
     doc: "The lower triangle of a matrix, up to a diagonal, as truth values.",

@@ -13,10 +13,10 @@ use thalweg_driver::cuda::nvtx;
 use crate::recording::{Recording, thread_number};
 use crate::trace::MemoryChange;
 
-/// How many recordings there are, and how many [`EmitNvtx`].
+/// The number of recordings, and of [`EmitNvtx`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// How many [`EmitNvtx`] there are.
+/// The number of [`EmitNvtx`].
 static EMITTERS: AtomicUsize = AtomicUsize::new(0);
 
 static RECORDINGS: Mutex<Vec<Arc<Recording>>> = Mutex::new(Vec::new());
@@ -163,7 +163,7 @@ impl Drop for RecordFunction {
     }
 }
 
-/// How many recordings keep changes of memory.
+/// The number of recordings that keep changes of memory.
 static MEMORY: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes changes of memory go to one recording more, or one less.

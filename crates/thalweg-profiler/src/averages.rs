@@ -12,8 +12,8 @@ use crate::trace::{Activity, Trace};
 pub struct Average {
     /// The operator.
     pub operator: String,
-    /// How many times it was called; where no call of it was seen, how many commands it submitted; of kernels in graphs alone, how
-    /// many ran.
+    /// The number of times that it was called; where no call of it was seen, how many commands it submitted; of kernels in graphs
+    /// alone, how many ran.
     pub count: u64,
     /// Nanoseconds on the host, without those of operators that it called; where no call of it was seen, in calls of the driver.
     pub self_host_nanoseconds: u64,

@@ -120,7 +120,7 @@ fn device(id: u32, properties: &DeviceProperties) -> Value {
     })
 }
 
-/// Where the ids of operators begin that no dispatcher told of: those of a driver's commands.
+/// The first id of operators that no dispatcher told of: those of a driver's commands.
 const FIRST_LONE_ID: u64 = 1 << 40;
 
 /// Returns the id that joins a call and its work with the operator's event.

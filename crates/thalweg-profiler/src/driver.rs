@@ -25,7 +25,7 @@ pub struct ProfilerDriver {
     /// The names of the kernels that were asked for.
     names: Mutex<HashMap<FunctionHandle, String>>,
     operators: Operators,
-    /// How many captures are under way.
+    /// The number of captures that are under way.
     captures: AtomicUsize,
 }
 

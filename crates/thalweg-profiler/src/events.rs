@@ -12,7 +12,7 @@ use crate::trace::{Activity, ActivityStream, Command, Span};
 /// Times are read from an event at most this far away: a 32-bit float has steps of 60 ns there.
 const REACH_MILLISECONDS: f64 = 500.0;
 
-/// How many events join the clocks of the host and a device.
+/// The number of events that join the clocks of the host and a device.
 const LOOKS: usize = 8;
 
 /// A command, and the events before and behind it; none if it was captured, or if a tracer has its times.

@@ -17,7 +17,7 @@ pub struct ProgramProfile {
     /// The file for the trace. If it is there already, the process's number is put before its extension: a program's
     /// children have files of their own.
     pub path: PathBuf,
-    /// How many rows the table of operators has that goes to standard error; 0 for no table.
+    /// The number of rows that the table of operators has that goes to standard error; 0 for no table.
     pub rows: usize,
     /// Whether each block that a caching allocator hands out or takes back is recorded.
     pub memory: bool,

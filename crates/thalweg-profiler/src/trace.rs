@@ -60,7 +60,7 @@ pub struct OperatorCall {
     pub parent: Option<u64>,
     /// The thread, as in [`Call`].
     pub thread: u64,
-    /// When.
+    /// The time that it took, from begin to end.
     pub span: Span,
 }
 
@@ -75,7 +75,7 @@ pub struct Call {
     pub operator: Option<u64>,
     /// The thread, numbered from 1 on in the order in which the threads of the process were met.
     pub thread: u64,
-    /// When.
+    /// The time that it took, from begin to end.
     pub span: Span,
 }
 
@@ -96,11 +96,11 @@ pub struct Command {
     pub device: u32,
     /// The driver's number of the stream.
     pub stream: u64,
-    /// When it ran: from its first [`Activity`] to its last. `None` if it was captured.
+    /// The time in which it ran: from its first [`Activity`] to its last. `None` if it was captured.
     pub span: Option<Span>,
-    /// How many bytes it touches at most, as its launch declared. 0 for a graph.
+    /// The number of bytes that it touches at most, as its launch declared. 0 for a graph.
     pub bytes: u64,
-    /// How many floating-point operations it takes, of a matrix product through a library; else 0.
+    /// The number of floating-point operations that it takes, of a matrix product through a library; else 0.
     pub flops: u64,
     /// The grid and the block of a kernel.
     pub shape: Option<[[u32; 3]; 2]>,
@@ -131,9 +131,9 @@ pub struct Activity {
     pub device: u32,
     /// The stream.
     pub stream: ActivityStream,
-    /// When.
+    /// The time that it took, from begin to end.
     pub span: Span,
-    /// How many bytes a copy moved or a fill wrote; of a kernel, those that its launch declared.
+    /// The number of bytes that a copy moved or a fill wrote; of a kernel, those that its launch declared.
     pub bytes: u64,
     /// Details of a kernel, where the device tells them.
     pub kernel: Option<KernelActivity>,
@@ -148,7 +148,7 @@ pub enum Clock {
     Device,
     /// Events around each command.
     Events {
-        /// Why the devices' clocks were not used.
+        /// The reason why the devices' clocks were not used.
         reason: String,
     },
 }
@@ -160,7 +160,7 @@ pub struct Annotation {
     pub name: String,
     /// The thread, as in [`Call`].
     pub thread: u64,
-    /// When.
+    /// The time that it took, from begin to end.
     pub span: Span,
 }
 
@@ -188,7 +188,7 @@ pub struct MemoryEvent {
     pub operator: Option<u64>,
     /// The thread, as in [`Call`].
     pub thread: u64,
-    /// When: nanoseconds since recording began.
+    /// The time, in nanoseconds since recording began.
     pub at: u64,
 }
 
@@ -205,7 +205,7 @@ pub struct Trace {
     pub commands: Vec<Command>,
     /// The work of devices, in the order in which it began.
     pub activities: Vec<Activity>,
-    /// How many activities are missing, because the tracer had no room for them.
+    /// The number of activities that are missing, because the tracer had no room for them.
     pub dropped: u64,
     /// The source of the times of `activities`.
     pub clock: Clock,

@@ -14,13 +14,13 @@ use thalweg::tensor::caller::label_at;
 
 use crate::failure::guarded;
 
-/// How many checks run.
+/// The number of checks that run.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// The names of labels, which live as long as the process: one for each operator and line that were met under checks.
 static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
 
-/// How many checks and audits run, whose labels have lines of Python.
+/// The number of checks and audits that run, whose labels have lines of Python.
 static REPORTING: AtomicUsize = AtomicUsize::new(0);
 
 /// A guard that counts a check, or an audit, while it runs.

@@ -130,13 +130,13 @@ fn show_warnings(py: Python<'_>) -> PyResult<()> {
 }
 
 thread_local! {
-    /// How many functions of Python this thread runs that were called from below.
+    /// The number of functions of Python that this thread runs that were called from below.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     /// The exception that a function of Python raised last when it was called from below, with its number.
     static RAISED: RefCell<Option<(u64, PyErr)>> = const { RefCell::new(None) };
 }
 
-/// How deep functions of Python may be nested that are called from below: each level has frames on the stack of the process, which the
+/// The greatest depth of functions of Python that are called from below: each level has frames on the stack of the process, which the
 /// interpreter's own limit knows nothing of.
 const DEEPEST: usize = 256;
 

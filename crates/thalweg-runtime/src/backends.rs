@@ -173,7 +173,7 @@ pub mod cuda {
         Ok(())
     }
 
-    /// How products are computed (`torch.backends.cuda.matmul`). Convolutions are products, too.
+    /// The computation of products (`torch.backends.cuda.matmul`). Convolutions are products, too.
     pub mod matmul {
         use std::sync::OnceLock;
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

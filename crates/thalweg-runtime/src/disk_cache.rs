@@ -31,7 +31,7 @@ const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 const MAGIC: &[u8; 8] = b"thalweg2";
 
-/// How large the folder of the cache may grow, about: some twenty thousand kernels.
+/// The size to which the folder of the cache may grow, about: some twenty thousand kernels.
 pub const MOST_BYTES: u64 = 256 << 20;
 
 /// After so many writes of a process the folder is swept, and at the first.

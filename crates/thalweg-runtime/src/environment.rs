@@ -35,8 +35,8 @@ pub struct Environment {
     pub launch_blocking: bool,
     /// `THALWEG_DEVICE`: `cuda`, `sim`, `cuda:1` …; which device [`crate::Device::best`] picks.
     pub device: Option<String>,
-    /// Where compiled kernels are kept: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else `HOME/.cache/thalweg`.
-    /// `None` keeps none (no home, or `THALWEG_CACHE_DIR` set to nothing).
+    /// The place where compiled kernels are kept: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else
+    /// `HOME/.cache/thalweg`. `None` keeps none (no home, or `THALWEG_CACHE_DIR` set to nothing).
     pub cache_directory: Option<PathBuf>,
     /// Folders of precompiled kernels that are looked in before the compiler is asked: those in
     /// `THALWEG_PRECOMPILED_KERNELS` (separated as in `PATH`), and `kernels` beside the program.
@@ -65,7 +65,7 @@ pub struct Environment {
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
     pub nvml_based_check: bool,
-    /// How memory is allocated: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+    /// The settings of the allocator: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
     pub allocator: Settings,
     /// The variables that were not understood, a sentence for each. The devices that they are about refuse to open.
     pub mistakes: Vec<String>,

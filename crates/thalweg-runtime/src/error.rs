@@ -49,7 +49,7 @@ enum Kind {
     OutOfRange(String, Label),
 }
 
-/// How many suspects a message lists.
+/// The number of suspects that a message lists.
 const LISTED_SUSPECTS: usize = 16;
 
 /// The result of a call.

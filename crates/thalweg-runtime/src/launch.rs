@@ -19,7 +19,7 @@ use crate::accesses::{accesses, extents};
 use crate::loaded::{LaunchKey, LoadedKernel, PreparedLaunch};
 use crate::{Device, Result, Stream};
 
-/// How many prepared launches a device keeps: a few times what the largest models have, at about half a kilobyte each.
+/// The number of prepared launches that a device keeps: a few times what the largest models have, at about half a kilobyte each.
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {

@@ -76,7 +76,7 @@ pub struct PreparedLaunch {
     pub(crate) loaded: Arc<LoadedKernel>,
     pub(crate) rows: u64,
     pub(crate) shape: LaunchShape,
-    /// How much each operand touches.
+    /// The extent that each operand touches.
     pub(crate) extents: SmallVec<[Extent; 8]>,
     /// The words of the arguments that follow the scalars.
     pub(crate) sizes: SmallVec<[u64; 16]>,

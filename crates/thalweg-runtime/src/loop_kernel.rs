@@ -14,14 +14,14 @@ use crate::accesses::{accesses, extents};
 use crate::elements::Elements;
 use crate::out_of_range::HostWords;
 
-/// How many elements, counted once for each step of a program, are worth a thread: some 30 µs, where waking one takes 5.
+/// The number of elements, counted once for each step of a program, that are worth a thread: some 30 µs, where waking one takes 5.
 const WORK_OF_A_THREAD: u64 = 100_000;
 
 /// A kernel of the loop IR as a host function.
 pub(crate) struct LoopKernel {
     kernel: Arc<Kernel>,
     program: HostProgram,
-    /// Where it tells of indices out of range.
+    /// The words in which it tells of indices out of range.
     out_of_range: HostWords,
 }
 
@@ -60,7 +60,7 @@ struct Running<'r> {
     launch: &'r HostLaunch<'r>,
     arguments: &'r Unpacked,
     declared: Accesses,
-    /// How many bytes each operand spans.
+    /// The number of bytes that each operand spans.
     spans: SmallVec<[u64; 8]>,
 }
 

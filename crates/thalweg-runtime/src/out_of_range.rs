@@ -22,7 +22,7 @@ use thalweg_driver::{Driver, HostFlags, HostPointer, ImageKind, Label};
 use crate::memory::outside_capture;
 use crate::{Error, Result};
 
-/// How many lines of a program have a slot. Those that come later share the last.
+/// The number of lines of a program that have a slot. Those that come later share the last.
 const SLOTS: usize = 4096;
 
 /// Bytes of a slot: the index, and the extent plus one.

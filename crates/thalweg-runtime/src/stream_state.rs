@@ -11,7 +11,7 @@ use crate::forgotten::ForgottenStreams;
 /// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
 pub const STREAMS_PER_PRIORITY: usize = 32;
 
-/// How many labels a stream remembers.
+/// The number of labels that a stream remembers.
 const LOG_LENGTH: usize = 64;
 
 /// The part of a stream that its device keeps.
@@ -20,7 +20,7 @@ pub(crate) struct StreamState {
     pub(crate) handle: StreamHandle,
     pub(crate) priority: i32,
     pub(crate) kind: StreamKind,
-    /// Where an external stream is remembered when it is forgotten.
+    /// The place where an external stream is remembered when it is forgotten.
     pub(crate) forgotten: Option<Arc<ForgottenStreams>>,
     pub(crate) log: Mutex<Log>,
 }

@@ -13,7 +13,7 @@ use super::site::SiteId;
 use super::space::{ELSEWHERE, Pieces};
 use super::touch::{Troubles, add, trouble};
 
-/// How many freed blocks are kept at least before those are forgotten whose bytes belong to others by now.
+/// The number of freed blocks that are kept at least before those are forgotten whose bytes belong to others by now.
 const DEAD: usize = 4096;
 
 /// A use by another stream that the allocator was told of.
@@ -49,7 +49,7 @@ pub(super) struct Blocks {
     /// At how many blocks freed ones are looked for that can be forgotten: twice what was left the last time, so that a search
     /// costs each block that is allocated the same, however many there are.
     full: usize,
-    /// How many blocks were looked at for that.
+    /// The number of blocks that were looked at for that.
     #[cfg(test)]
     looked_at: usize,
 }

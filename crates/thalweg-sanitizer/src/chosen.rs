@@ -137,10 +137,10 @@ pub(super) struct Chosen {
     accesses: FxHashMap<Ticket, Access>,
     /// Their tickets, the oldest first.
     order: VecDeque<Ticket>,
-    /// How many ranges are known in all.
+    /// The number of ranges that are known in all.
     ranges: usize,
     pub(super) pending: VecDeque<Pending>,
-    /// How many may be pending until they are looked through again.
+    /// The number of those that may be pending until they are looked through again.
     patience: usize,
 }
 

@@ -34,11 +34,11 @@ pub(super) struct Communicators {
 struct Communicator {
     /// The device of each rank, `None` until it joins.
     devices: Vec<Option<u32>>,
-    /// How many collectives each rank was given.
+    /// The number of collectives that each rank was given.
     calls: Vec<u64>,
-    /// How many splits each rank has called.
+    /// The number of splits that each rank has called.
     splits: Vec<u64>,
-    /// How many sends and receives there were from one rank to another.
+    /// The number of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
     /// The meetings to which some ranks have come, and others not.
     open: FxHashMap<Key, Vec<Option<Seat>>>,

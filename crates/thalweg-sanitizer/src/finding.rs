@@ -107,17 +107,17 @@ impl FindingKind {
 /// One of the two pieces of work that a finding is about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Work {
-    /// Where it comes from.
+    /// The place that it comes from.
     pub site: Site,
     /// The graph launch that it was part of.
     pub launch: Option<Site>,
     /// The call of the program that it was part of, where that is another: a backward pass, say. See [`within`](thalweg_driver::within).
     pub within: Option<Site>,
-    /// How it touches the memory; `None` for work that does not (an allocation, a free).
+    /// The way in which it touches the memory; `None` for work that does not (an allocation, a free).
     pub mode: Option<AccessMode>,
     /// The first address that it touches.
     pub start: u64,
-    /// How many bytes it touches.
+    /// The number of bytes that it touches.
     pub bytes: u64,
     /// Whether it touches some of them only, and which is not known.
     pub is_some: bool,
@@ -132,11 +132,11 @@ pub struct Work {
 pub struct History {
     /// The first address and the bytes of the allocation or block.
     pub range: Option<(u64, u64)>,
-    /// Where it was allocated, and for which stream.
+    /// The place where it was allocated, and for which stream.
     pub allocated: Option<(Site, String)>,
     /// Each `record_stream` and `record_use` that it had, with the stream.
     pub recorded: Vec<(Site, String)>,
-    /// Where it was freed.
+    /// The place where it was freed.
     pub freed: Option<Site>,
 }
 
@@ -144,7 +144,7 @@ pub struct History {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What.
+    /// The kind of the finding.
     pub kind: FindingKind,
     /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range, and
     /// nothing has said which.
@@ -160,7 +160,7 @@ pub struct Finding {
     pub range: (u64, u64),
     /// The history of the memory.
     pub history: History,
-    /// Where the streams were made that it names, as far as that is known.
+    /// The places where the streams were made that it names, as far as that is known.
     pub streams: Vec<(String, Site)>,
     /// The order that is missing, in one sentence.
     pub missing: String,

@@ -82,7 +82,7 @@ pub use self::told::Completed;
 pub struct SanitizerDriver {
     inner: Arc<dyn Driver>,
     model: Arc<Mutex<Model>>,
-    /// How many captures are under way.
+    /// The number of captures that are under way.
     captures: AtomicUsize,
     fails: AtomicBool,
     /// Whether host functions say which bytes data chooses.
@@ -92,7 +92,7 @@ pub struct SanitizerDriver {
 thread_local! {
     /// The label of the next call without one.
     static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
-    /// Where the thread is in a program that tells of its work.
+    /// The place where the thread is in a program that tells of its work.
     static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
 }
 

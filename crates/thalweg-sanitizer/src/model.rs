@@ -49,7 +49,7 @@ pub(super) struct Stream {
     pub(super) is_blocking: bool,
     /// The work that its next command comes after.
     pub(super) clock: Clock,
-    /// Where it was made; 0 if that was not said.
+    /// The place where it was made; 0 if that was not said.
     pub(super) made: SiteId,
     /// The last of its waits for each other stream, the latest last.
     pub(super) waits: Vec<Wait>,
@@ -109,7 +109,7 @@ pub(super) struct Model {
     pub(super) hosts: Vec<Host>,
     /// Those that are not over, as far as one can see.
     pub(super) living: Vec<HostId>,
-    /// How many threads called that was not introduced.
+    /// The number of threads that called without having been introduced.
     pub(super) attached: u32,
     /// The knowledge of threads that have ended.
     pub(super) known_to_ended: Clock,

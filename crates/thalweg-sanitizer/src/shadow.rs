@@ -99,7 +99,7 @@ pub(super) enum Written {
     Some { number: u64, most_bytes: u64 },
 }
 
-/// How many accesses to some bytes of a range are remembered of each byte since the last write that is certain.
+/// The number of accesses to some bytes of a range that are remembered of each byte since the last write that is certain.
 pub(super) const UNCERTAIN: usize = 64;
 
 /// The known state of the bytes of a span.

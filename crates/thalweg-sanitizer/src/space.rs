@@ -16,7 +16,7 @@ use thalweg_driver::ShareableHandle;
 use super::shadow::Shadow;
 use super::site::SiteId;
 
-/// How many ranges are remembered after they were given back.
+/// The number of ranges that are remembered after they were given back.
 const DEPARTED: usize = 256;
 
 /// The identity of exported physical memory: equal ones open the same memory.
@@ -69,7 +69,7 @@ pub(super) struct Object {
     /// Unique among all objects that ever were.
     pub(super) serial: u64,
     pub(super) shadow: Shadow,
-    /// Where it was allocated.
+    /// The place where it was allocated.
     pub(super) allocated: SiteId,
     /// Whether blocks of a caching allocator are cut from it: then whatever is used belongs to one.
     pub(super) has_blocks: bool,

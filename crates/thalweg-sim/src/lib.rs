@@ -11,7 +11,7 @@
 //! # How it is built
 //! - `executor` runs commands: the edges between them, the range lock, which ready command is next (`ready`), and what a
 //!   controlled machine can choose from (`offers`). A `command` is a `task` or a place in the order; `snapshot` is a kernel in two
-//!   halves, `faults` says what is to go wrong. What it does not know plugs in (`plug`):
+//!   halves, `faults` are refusals at places of the run. It knows neither collectives nor conditional nodes: they plug in (`plug`).
 //! - `collective` knows which ranks meet, and finds those that never will; `conditional` are conditional nodes as they run.
 //! - `objects` is what handles name, `calls` are the calls on them, which turn into commands: streams and events, captures, graphs,
 //!   memory of graphs, code, transfers.
@@ -20,6 +20,7 @@
 //! - `control` steers a controlled machine: `entry` is how its host threads come in, `turn` lets one step follow another, `choice`
 //!   asks the schedule ([`schedules`] decide), `apart` is what runs on other threads, `watch` sees which thread waits without a call and what
 //!   takes too long, `sighting` is what the operating system knows of threads, `spawn` starts them.
+//! - `faults` lists what can be made to go wrong, and gives each to the module in which it strikes.
 //! - `machine` is the lock around everything, the threads and the waiting; `state` is what it guards; `driver` is the trait, thin.
 //!
 //! Modules lie in layers, and import downwards: `objects`, `memory` and `executor` are below `state`, that is below `machine`, and on top
@@ -48,6 +49,7 @@ mod control;
 mod driver;
 mod entry;
 mod executor;
+mod faults;
 mod machine;
 mod memory;
 mod objects;
@@ -59,7 +61,7 @@ mod table;
 mod workers;
 
 pub use self::collective::links::Link;
-pub use self::executor::faults::Fault;
+pub use self::faults::Fault;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -78,7 +80,7 @@ const MAX_DEVICES: u32 = 64;
 /// The configuration of a simulated machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimConfig {
-    /// How many devices: 1 to 64.
+    /// The number of devices: 1 to 64.
     pub devices: u32,
     /// Memory of each device, rounded down to a multiple of 64 KiB. It costs the host only what is written.
     pub memory_bytes: u64,
@@ -358,7 +360,7 @@ impl SimDriver {
     /// Plans what is to go wrong, instead of what was planned before and has not happened. See [`Fault`].
     pub fn inject(&self, faults: &[Fault]) {
         let mut locked = self.machine.lock();
-        locked.executor.faults.plan(faults);
+        locked.executor.faults.plan(faults.iter().filter_map(|fault| fault.strike()));
         locked.executor.gate.plan_stalls(faults);
     }
 

@@ -30,17 +30,17 @@ use super::schedules::Schedule;
 use super::state::MachineState;
 use crate::executor::task::Work;
 
-/// How long a thread looks around before it sleeps.
+/// The time that a thread looks around before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// How often the thread that keeps the time of links looks.
+/// The interval at which the thread that keeps the time of links looks.
 const TICK: Duration = Duration::from_micros(200);
 
-/// How many host functions can wait for the program at once.
+/// The number of host functions that can wait for the program at once.
 const HOST_THREADS: usize = 64;
 
-/// How many commands may be queued. A thread that submits more waits, as with CUDA: a program that never waits for its work would
-/// otherwise fill the host's memory.
+/// The number of commands that may be queued. A thread that submits more waits, as with CUDA: a program that never waits for its
+/// work would otherwise fill the host's memory.
 pub(super) const QUEUE_COMMANDS: usize = 1 << 16;
 
 /// The state of a machine, and what its threads wait on.

@@ -52,7 +52,7 @@ pub(super) struct MachineState {
     /// The values of the program that are dropped after the critical section.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) workers: WorkerThreads,
-    /// How often an external stream was named after its owner had destroyed it.
+    /// The number of times that an external stream was named after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,

@@ -13,7 +13,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// How many numbers there can be.
+    /// The number of numbers that there can be.
     pub(super) const MOST: u32 = 1 << 31;
 
     /// Returns the number with this hash of which `is` holds, or where it would stand.

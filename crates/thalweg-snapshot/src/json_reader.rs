@@ -27,7 +27,7 @@ pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Res
 /// A list or dictionary that has begun.
 struct Open {
     value: Value,
-    /// How many of the pairs that wait belong to those around it; `None` for a list.
+    /// The number of the waiting pairs that belong to those around it; `None` for a list.
     pairs_below: Option<usize>,
 }
 

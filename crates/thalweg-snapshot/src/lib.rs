@@ -59,13 +59,13 @@ pub use records::{Gap, Recording};
 /// One segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentSnapshot {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size, in bytes.
     pub total_bytes: u64,
     /// The stream that all its blocks belong to.
     pub stream: StreamId,
-    /// Whether it serves small or large requests.
+    /// The class of the requests that it serves: small or large.
     pub class: SizeClass,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,
@@ -78,11 +78,11 @@ pub struct SegmentSnapshot {
 /// One block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSnapshot {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size, in bytes.
     pub size_bytes: u64,
-    /// How many of them were asked for; 0 if it is inactive.
+    /// The number of them that were asked for; 0 if it is inactive.
     pub requested_bytes: u64,
     /// The holder of the block.
     pub state: BlockState,

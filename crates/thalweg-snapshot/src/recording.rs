@@ -76,13 +76,13 @@ pub struct FrameView<'r> {
 pub struct SegmentView {
     /// The device's number.
     pub device: i32,
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size.
     pub total_bytes: u64,
     /// The stream that its blocks belong to.
     pub stream: StreamId,
-    /// Whether it serves small or large requests.
+    /// The class of the requests that it serves: small or large.
     pub class: SizeClass,
     /// (0, 0) for the shared pool.
     pub pool_id: (u64, u64),
@@ -93,7 +93,7 @@ pub struct SegmentView {
 /// One block of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockView {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size.
     pub size_bytes: u64,
@@ -101,7 +101,7 @@ pub struct BlockView {
     pub requested_bytes: u64,
     /// The holder of the block.
     pub state: BlockState,
-    /// Where it was allocated.
+    /// The place where it was allocated.
     pub stack: Option<StackId>,
 }
 

@@ -71,7 +71,7 @@ pub(super) struct Entry {
 impl Entry {
     const ACTION_BITS: u32 = 4;
 
-    /// How many contexts there can be.
+    /// The number of contexts that there can be.
     pub(super) const MOST_CONTEXTS: usize = 1 << (32 - Self::ACTION_BITS);
 
     pub(super) fn new(
@@ -155,8 +155,8 @@ pub struct Gap {
     pub entry: usize,
     /// Whether one gap explains all that does not fit together.
     pub is_one: bool,
-    /// How many blocks must have been freed meanwhile.
+    /// The number of blocks that must have been freed meanwhile.
     pub freed_blocks: usize,
-    /// How many blocks must have been allocated meanwhile.
+    /// The number of blocks that must have been allocated meanwhile.
     pub allocated_blocks: usize,
 }

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read};
 
 use super::SnapshotError;
 
-/// How much is read at once.
+/// The number of bytes that are read at once.
 const WINDOW_BYTES: usize = 256 << 10;
 
 /// See the [module](self).
@@ -20,7 +20,7 @@ pub(super) struct Source<R> {
     end: usize,
     /// The offset of the window's first byte.
     base: u64,
-    /// Where the instruction or value that is being read begins, for messages.
+    /// The place where the instruction or value that is being read begins, for messages.
     start: u64,
 }
 

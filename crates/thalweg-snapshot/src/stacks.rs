@@ -10,7 +10,7 @@ use super::ids::Ids;
 #[derive(Default, Debug)]
 pub(super) struct Stacks {
     bytes: Vec<u8>,
-    /// Where each stack ends.
+    /// The place where each stack ends.
     ends: Vec<u32>,
 }
 

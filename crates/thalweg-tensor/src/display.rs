@@ -16,7 +16,7 @@ pub struct PrintOptions {
     pub precision: usize,
     /// The most elements of a tensor that is printed in full.
     pub threshold: usize,
-    /// How many elements a shortened dimension keeps at each edge; 1 or more.
+    /// The number of elements that a shortened dimension keeps at each edge; 1 or more.
     pub edge_items: usize,
     /// Characters of a line.
     pub line_width: usize,
@@ -150,7 +150,7 @@ fn size_text(shape: &[usize]) -> String {
 /// Elements as text.
 struct Numbers {
     texts: Vec<String>,
-    /// How many characters an element takes of a line.
+    /// The number of characters that an element takes of a line.
     width: usize,
 }
 
@@ -214,7 +214,7 @@ fn exponent_text(value: f64, precision: usize) -> String {
 /// The lines of a tensor.
 struct Printed<'a> {
     values: &'a Numbers,
-    /// How many elements a dimension keeps at each edge; `None` where all are shown.
+    /// The number of elements that a dimension keeps at each edge; `None` where all are shown.
     edge: Option<usize>,
     line_width: usize,
 }

@@ -79,7 +79,7 @@ pub struct Request<'t> {
     pub scale: f64,
     /// Whether several heads of queries share one of keys and values.
     pub enable_gqa: bool,
-    /// Which keys a query sees, or what is added to the scores.
+    /// The keys that a query sees, or what is added to the scores.
     pub mask: Option<&'t Tensor>,
     /// Whether there is dropout.
     pub has_dropout: bool,

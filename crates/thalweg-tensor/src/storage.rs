@@ -112,7 +112,7 @@ pub(crate) struct Layouts {
     later: OnceLock<Box<Later>>,
 }
 
-/// How many of the last layouts are looked through for one that comes again.
+/// The number of the last layouts that are looked through for one that comes again.
 const RECENT: usize = 16;
 
 /// Layouts that have followed the first, numbered from 1. Block b has room for 2ᵇ of them.
@@ -120,7 +120,7 @@ struct Later {
     /// The number of the one that holds; 0 is the first layout.
     now: AtomicUsize,
     blocks: [OnceLock<Box<[OnceLock<Layout>]>>; 32],
-    /// How many there are.
+    /// The number of them.
     count: Mutex<usize>,
 }
 

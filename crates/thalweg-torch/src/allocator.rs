@@ -410,11 +410,11 @@ impl Allocator {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct LiveBlockC {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
-    /// How much there is.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// How much was asked for.
+    /// The number of bytes that were asked for.
     pub requested_bytes: u64,
     /// Of which device.
     pub device: i32,

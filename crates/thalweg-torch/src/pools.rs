@@ -34,7 +34,7 @@ pub(crate) struct Pools {
     names: RwLock<FxHashMap<u64, (PoolId, PoolName)>>,
 }
 
-/// How many names of released pools are kept before it is looked which of them still have memory.
+/// The number of names of released pools that are kept before it is looked which of them still have memory.
 const NAMES_KEPT: usize = 256;
 
 impl Pools {

@@ -39,7 +39,7 @@ pub(crate) struct Stacks {
     recorder: OnceLock<Box<dyn Recorder>>,
     python: PythonStacks,
     kept: Mutex<Kept>,
-    /// Whose histories refer to them.
+    /// The allocators whose histories refer to them.
     devices: Mutex<Vec<Weak<DeviceAllocator>>>,
 }
 
@@ -49,9 +49,9 @@ struct Kept {
     stacks: FxHashMap<StackId, One>,
     ids: FxHashMap<Arc<[u32]>, StackId>,
     last: u32,
-    /// How often it was looked which are in use.
+    /// The number of looks at which of them are in use.
     looks: u32,
-    /// How many there may be before it is looked again.
+    /// The number that there may be before it is looked again.
     most: usize,
 }
 
@@ -61,7 +61,7 @@ struct One {
     given_at: u32,
 }
 
-/// How many stacks are kept without a look.
+/// The number of stacks that are kept without a look.
 const FEW: usize = 1 << 14;
 
 impl Kept {

@@ -20,6 +20,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::Args;
+
 use build::{BuiltProgram, Kind};
 
 /// The most that a bundle may weigh, packed.
@@ -29,41 +31,36 @@ const LIMIT_BYTES: u64 = 45 * 1000 * 1000;
 /// that together they shrink to a tenth.
 const PROGRAMS: &str = "programs";
 
-/// The options of the command line.
-pub struct Options {
+/// Collect tests, benches, examples, tools and precompiled kernels in a folder that runs on GPU machines without Rust
+#[derive(Args)]
+pub struct BundleArgs {
+    /// The folder of the bundle; a former bundle there is replaced
+    #[arg(long, value_name = "FOLDER", default_value = "bundle")]
     out: PathBuf,
-    /// The architectures that kernels are compiled for; empty for no kernels.
-    architectures: Vec<String>,
+    /// Leave out precompiled kernels
+    #[arg(long, conflicts_with = "archs")]
+    no_kernels: bool,
+    /// The architectures that kernels are compiled for
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "sm_80,sm_90,sm_100",
+        value_parser = architecture
+    )]
+    archs: Vec<String>,
 }
 
-impl Options {
-    /// Reads the arguments behind `bundle`.
-    pub fn parse(arguments: &[String]) -> Result<Self, String> {
-        let mut options = Self {
-            out: PathBuf::from("bundle"),
-            architectures: ["sm_80", "sm_90", "sm_100"].map(str::to_owned).to_vec(),
-        };
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
-            match argument.as_str() {
-                "--out" => options.out = PathBuf::from(value()?),
-                "--no-kernels" => options.architectures.clear(),
-                "--archs" => options.architectures = value()?.split(',').map(str::to_owned).collect(),
-                other => return Err(format!("bundle has no option `{other}`")),
-            }
-        }
-        let strange =
-            |name: &&String| name.strip_prefix("sm_").is_none_or(|number| number.parse::<u32>().is_err());
-        match options.architectures.iter().find(strange) {
-            Some(name) => Err(format!("--archs takes names like sm_90, divided by commas, not `{name}`")),
-            None => Ok(options),
-        }
+/// Returns the name of an architecture, if it is one.
+fn architecture(name: &str) -> Result<String, String> {
+    match name.strip_prefix("sm_").map(str::parse::<u32>) {
+        Some(Ok(_)) => Ok(name.to_owned()),
+        _ => Err("give names like sm_90, divided by commas".to_owned()),
     }
 }
 
 /// Makes the bundle; `false` if it is too heavy.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &BundleArgs) -> Result<bool, String> {
     let root = crate::root();
     let out = root.join(&options.out);
     let programs = build::build(&root)?;
@@ -74,8 +71,8 @@ pub fn run(options: &Options) -> Result<bool, String> {
     write(&out.join("run"), script::SCRIPT)?;
     make_executable(&out.join("run"))?;
     write(&out.join("VERSION"), &version(&root))?;
-    if !options.architectures.is_empty() {
-        kernels::collect(&root, &programs, &options.architectures, &out)?;
+    if !options.no_kernels {
+        kernels::collect(&root, &programs, &options.archs, &out)?;
     }
     pack(&out, PROGRAMS, "programs.tar.xz", "xz -9")?;
     weigh(&out)
@@ -199,17 +196,25 @@ fn size(path: &Path) -> std::io::Result<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Result<Options, String> {
-        Options::parse(&arguments.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
+    /// A command line of this chore alone.
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        bundle: BundleArgs,
+    }
+
+    fn parse(line: &str) -> Result<BundleArgs, clap::Error> {
+        <Line as clap::Parser>::try_parse_from(line.split(' ')).map(|line| line.bundle)
     }
 
     #[test]
     fn arguments_are_read() {
-        let options = parse(&["--archs", "sm_90", "--out", "x"]).unwrap_or_else(|text| panic!("{text}"));
-        assert_eq!((options.architectures, options.out), (vec!["sm_90".to_owned()], PathBuf::from("x")));
-        assert!(parse(&["--no-kernels"]).is_ok_and(|options| options.architectures.is_empty()));
-        for wrong in [&["--archs", "90"][..], &["--archs", "sm_90,"], &["--out"], &["--fast"]] {
-            assert!(parse(wrong).is_err(), "{wrong:?}");
+        let options = parse("bundle --archs sm_90,sm_100 --out x").unwrap();
+        assert_eq!((options.archs, options.out), (vec!["sm_90".into(), "sm_100".into()], "x".into()));
+        let options = parse("bundle --no-kernels").unwrap();
+        assert!(options.no_kernels && options.archs.len() == 3 && options.out == Path::new("bundle"));
+        for wrong in ["--archs 90", "--archs sm_90,", "--out", "--fast", "--no-kernels --archs sm_90"] {
+            assert!(parse(&format!("bundle {wrong}")).is_err(), "{wrong}");
         }
     }
 

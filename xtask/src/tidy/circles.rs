@@ -6,7 +6,7 @@
 //!
 //! A parent that calls its child by `child::x`, or hands its names on, does not count: a module and its parts are one thing to the
 //! reader, and nearly every parent does so. So a child that uses its parent is a circle of two that is not counted; where the two are more than
-//! a hub with spokes, their documentation says it.
+//! a hub with spokes, their documentation says it. In the crates of [`STRICT`] a parent's use of its children counts, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +15,31 @@ use super::scan;
 /// The most files that may use each other.
 pub const MOST: usize = 6;
 
+/// The crates in which a parent's use of its children counts.
+pub const STRICT: [&str; 8] = [
+    "thalweg-derive",
+    "thalweg-kernels",
+    "thalweg-lock",
+    "thalweg-memory-tools",
+    "thalweg-profiler",
+    "thalweg-sanitizer",
+    "thalweg-sim",
+    "thalweg-snapshot",
+];
+
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
 
-/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`].
-pub fn too_large(sources: &[(String, String)]) -> Option<Vec<String>> {
+/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`]. Where it is strict, a parent's use of its children counts.
+pub fn too_large(sources: &[(String, String)], is_strict: bool) -> Option<Vec<String>> {
     let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
     let uses: BTreeMap<Name, Vec<Use>> =
-        product.map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect();
+        product.map(|(file, text)| (name_of(file), uses(&name_of(file), text, is_strict))).collect();
     let edges: BTreeMap<&Name, BTreeSet<Name>> = uses
         .iter()
         .map(|(name, of)| {
-            let targets = of.iter().filter(|one| !one.handed_on).map(|one| target(&uses, &one.path, 0));
+            let targets =
+                of.iter().filter(|one| is_strict || !one.handed_on).map(|one| target(&uses, &one.path, 0));
             (name, targets.filter(|target| target != name).collect())
         })
         .collect();
@@ -64,7 +77,7 @@ struct Use {
     handed_on: bool,
 }
 
-fn uses(module: &Name, text: &str) -> Vec<Use> {
+fn uses(module: &Name, text: &str, is_strict: bool) -> Vec<Use> {
     let code = String::from_utf8_lossy(&scan::blank(text)).into_owned();
     let tests = code.find("\nmod tests {").or_else(|| code.find("\nmod loom_tests {")).unwrap_or(code.len());
     let code = &code[..tests];
@@ -83,9 +96,15 @@ fn uses(module: &Name, text: &str) -> Vec<Use> {
             found.push(Use { path: absolute(module, path), called, handed_on: line.starts_with("pub") });
         }
     }
+    let declared =
+        |line: &str| line.split_once("mod ").and_then(|(_, name)| name.strip_suffix(';')).map(str::to_owned);
+    let children: Vec<String> =
+        if is_strict { code.lines().filter_map(declared).collect() } else { Vec::new() };
     let is_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
     for path in code.split(|character| !is_path(character)) {
-        if (path.starts_with("crate::") || path.starts_with("super::")) && !path.ends_with(':') {
+        let first = path.split("::").next().unwrap_or_default();
+        let is_used = ["crate", "super"].contains(&first) || children.iter().any(|child| child == first);
+        if is_used && path.contains("::") && !path.ends_with(':') {
             found.push(Use { path: absolute(module, path), called: String::new(), handed_on: false });
         }
     }
@@ -154,15 +173,26 @@ mod tests {
             .collect();
         sources.push(("part.rs".into(), String::new()));
         sources.push(("lib.rs".into(), "pub use part::m0::X;\nuse crate::part::m1;".into()));
-        let circle = too_large(&sources).expect("seven use each other");
+        let circle = too_large(&sources, false).expect("seven use each other");
         assert_eq!((circle.len(), circle[0].as_str()), (7, "part::m0"));
         sources[6].1 = "//! [`m0`](super::m0)\nuse std::fmt; // use super::m0;\n#[cfg(test)]\nmod tests { use super::super::m0; }".into();
-        assert_eq!(too_large(&sources), None);
+        assert_eq!(too_large(&sources, false), None);
         // The tests of a module may be a file of their own.
         sources[6].1 = "#[cfg(test)]\nmod tests;\n".into();
         sources.push(("part/m6/tests.rs".into(), "use super::super::m0::X;".into()));
-        assert_eq!(too_large(&sources), None);
+        assert_eq!(too_large(&sources, false), None);
         sources[6].1 = "#[cfg(test)]\nmod tests;\nuse crate::X;".into();
-        assert!(too_large(&sources).is_some());
+        assert!(too_large(&sources, false).is_some());
+    }
+
+    #[test]
+    fn a_parent_counts_where_it_is_strict() {
+        let mut sources: Vec<(String, String)> =
+            (0..6).map(|number| (format!("m{number}.rs"), "use crate::Shared;".to_owned())).collect();
+        let children: String = (0..6).map(|number| format!("pub mod m{number};\n")).collect();
+        let calls: String = (0..6).map(|number| format!("m{number}::run();")).collect();
+        sources.push(("lib.rs".into(), format!("{children}pub struct Shared;\npub fn all() {{ {calls} }}")));
+        assert_eq!(too_large(&sources, false), None);
+        assert_eq!(too_large(&sources, true).map(|circle| circle.len()), Some(7));
     }
 }

@@ -47,7 +47,7 @@ const BANNED: [(&str, &str); 33] = [
 /// The beginnings that no documentation comment has.
 const OPENINGS: [&str; 3] = ["The same", "What ", "More."];
 
-/// What may follow "is no": comparisons, of which "is not a" would be wrong.
+/// Words that may follow "is no": comparisons, of which "is not a" would be wrong.
 const AFTER_IS_NO: [&str; 11] = [
     "longer",
     "more",

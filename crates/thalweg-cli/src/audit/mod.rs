@@ -34,7 +34,7 @@ pub struct AuditArgs {
     /// sim, cuda, cuda:1, ... [default: the first GPU, else sim]; on a GPU it also says what a graph would save
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// How strictly the capture forbids what other threads do
+    /// The strictness with which the capture forbids what other threads do
     #[arg(long, default_value = "global")]
     mode: Mode,
     /// Without a run beforehand: kernels that are loaded at their first use are obstacles too
@@ -43,7 +43,7 @@ pub struct AuditArgs {
     /// One JSON object per example
     #[arg(long)]
     json: bool,
-    /// Which regions [default: all]
+    /// The regions to audit [default: all]
     #[arg(value_name = "EXAMPLE", value_parser = example_parser())]
     examples: Vec<&'static Example>,
 }

@@ -12,7 +12,7 @@ const COPY_BYTES: usize = 1 << 30;
 /// The extent of the matrices.
 const EXTENT: usize = 8192;
 
-/// How many launches the host times.
+/// The number of launches that the host times.
 const LAUNCHES: u32 = 2000;
 
 /// The measured ceilings of a device.

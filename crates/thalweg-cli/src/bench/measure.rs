@@ -12,13 +12,13 @@ use thalweg::{
 
 use super::rows::{Row, Variable};
 
-/// How long the calls of one measurement take together, in milliseconds, where one call does not take longer.
+/// The time that the calls of one measurement take together, in milliseconds, where one call does not take longer.
 const SPAN_MS: f32 = 1.0;
 
 /// The most calls of one measurement.
 const MOST_CALLS: usize = 50;
 
-/// How often a measurement is repeated: the least time counts.
+/// The number of times that a measurement is repeated: the least time counts.
 const REPEATS: usize = 7;
 
 /// The time of a row.

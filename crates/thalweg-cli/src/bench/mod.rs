@@ -54,7 +54,7 @@ pub struct BenchArgs {
     /// The Python that has PyTorch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
-    /// How often both sides are timed by turns; the medians count
+    /// The number of times that both sides are timed by turns; the medians count
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: usize,
     /// Writes all rows to a file

@@ -76,7 +76,7 @@ struct Finding {
     subject: String,
     value: Value,
     unit: &'static str,
-    /// How it is, in a sentence.
+    /// The state, in a sentence.
     text: String,
     /// Further lines for people: what to do, details.
     notes: Vec<String>,

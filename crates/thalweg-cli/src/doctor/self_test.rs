@@ -11,7 +11,7 @@ use thalweg::{Device, Stream, Tensor};
 
 use super::{Finding, ItemStatus, Report};
 
-/// How long each part is timed for.
+/// The time that each part is timed for.
 const DURATION: Duration = Duration::from_millis(250);
 
 /// The result of a part of the test.

@@ -26,7 +26,7 @@ pub struct CheckArgs {
     /// The most that may be reserved at once: 20GiB
     #[arg(long, value_name = "SIZE", group = "limits", value_parser = size::parse)]
     max_reserved: Option<u64>,
-    /// How much the highest live memory of the last quarter of the trace may exceed that of the second: 2%
+    /// The share by which the highest live memory of the last quarter of the trace may exceed that of the second: 2%
     #[arg(long, value_name = "SHARE", group = "limits", value_parser = size::parse_percent)]
     max_growth: Option<f64>,
     /// One JSON object per device

@@ -25,10 +25,10 @@ pub struct DiffArgs {
     before: PathBuf,
     /// The later snapshot
     after: PathBuf,
-    /// When what is live is compared
+    /// The moment at which what is live is compared
     #[arg(long, value_name = "MOMENT", default_value = "end")]
     at: At,
-    /// How many sizes and places are shown
+    /// The number of sizes and places that are shown
     #[arg(long, value_name = "N", default_value_t = 8)]
     top: usize,
     /// One JSON object per device

@@ -24,7 +24,7 @@ Examples:
 pub struct EventsArgs {
     /// A file that _dump_snapshot wrote
     snapshot: PathBuf,
-    /// Which device [default: the first]
+    /// The number of the device [default: the first]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
     /// Only entries with this text in their action, address, frames or remarks
@@ -33,7 +33,7 @@ pub struct EventsArgs {
     /// The first entry that is looked at
     #[arg(long, value_name = "ENTRY", default_value_t = 0)]
     from: usize,
-    /// How many are listed
+    /// The number of events that are listed
     #[arg(long, value_name = "N", default_value_t = 40)]
     count: usize,
     /// With all frames
@@ -55,7 +55,7 @@ pub struct AtArgs {
     /// An address of the device, such as 0x7f3e2a000000
     #[arg(value_parser = parse_address)]
     address: u64,
-    /// Which device [default: all]
+    /// The number of the device [default: all]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
     /// One JSON object per device

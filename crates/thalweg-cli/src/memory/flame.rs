@@ -22,7 +22,7 @@ pub struct FlameArgs {
     /// Files that _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     snapshots: Vec<PathBuf>,
-    /// When what is live is taken
+    /// The moment at which what is live is taken
     #[arg(long, value_name = "MOMENT", default_value = "peak")]
     at: At,
 }

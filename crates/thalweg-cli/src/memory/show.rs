@@ -31,7 +31,7 @@ Examples:
 pub struct ShowArgs {
     #[command(flatten)]
     what_if: WhatIf,
-    /// How many sizes and places are shown
+    /// The number of sizes and places that are shown
     #[arg(long, value_name = "N", default_value_t = 8)]
     top: usize,
     /// Counts memory that was allocated with TEXT in a frame (file:line function) as NAME; may be repeated

@@ -9,7 +9,7 @@ const LEAST_TEXT: usize = 8;
 /// A table with a line of names.
 pub struct Table {
     names: Vec<&'static str>,
-    /// Which column is text.
+    /// The column that is text.
     text: usize,
     rows: Vec<Vec<String>>,
 }

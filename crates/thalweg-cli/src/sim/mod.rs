@@ -43,7 +43,7 @@ The exit status is 0 if no seed fails, 1 if one does, 127 if there is no such
 program, and 126 if it cannot be run."
 )]
 pub struct SimArgs {
-    /// How many seeds
+    /// The number of seeds
     #[arg(long, value_name = "N", default_value_t = 100)]
     seeds: u64,
     /// The first seed; one seed again: --first N --seeds 1
@@ -57,10 +57,10 @@ pub struct SimArgs {
     /// that are read back are zeros. If the first seed could see nothing of its schedule, the others are left out
     #[arg(long)]
     order_only: bool,
-    /// How long one run may take: it is then ended and reported
+    /// The time that one run may take: it is then ended and reported
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_s: u64,
-    /// How many processes at once [default: one for each processor]
+    /// The number of processes that run at once [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// One JSON object per failing seed, and one with the summary
@@ -82,13 +82,13 @@ impl SimArgs {
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// How long a process has for its own report after its time is over.
+/// The time that a process has for its own report after its time is over.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The time between two looks at a process.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How much of what a failing program wrote to standard error is shown.
+/// The number of lines of a failing program's standard error that are shown.
 const SHOWN_ERROR_LINES: usize = 12;
 
 /// Runs the command.
@@ -115,7 +115,7 @@ pub fn run(arguments: &SimArgs) -> ExitCode {
 struct SeedFailure {
     /// The findings of the sanitizer, as text.
     findings: Vec<String>,
-    /// How the program ended, if not with status 0.
+    /// The way in which the program ended, if not with status 0.
     status: Option<String>,
     /// The end of its standard error.
     errors: String,

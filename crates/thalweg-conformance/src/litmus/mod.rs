@@ -204,7 +204,7 @@ impl LitmusProgram {
 pub struct Observation {
     /// The program.
     pub program: LitmusProgram,
-    /// How often each outcome was seen.
+    /// The number of times that each outcome was seen.
     pub counts: BTreeMap<Vec<u32>, u64>,
 }
 

@@ -20,7 +20,7 @@ const STRIDE: u64 = 256;
 const CELLS: u64 = 3;
 const PINNED: u64 = 2;
 
-/// How long a poll may go on before the driver counts as stuck.
+/// The time that a poll may go on before the driver counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs the program `repetitions` times, each with other delays, and counts the outcomes.
@@ -103,7 +103,7 @@ impl Random {
 /// The objects of all programs, made once per program and reset for each repetition.
 struct Machine<'f> {
     fixture: &'f Fixture,
-    /// Where a schedule decides.
+    /// The simulator, where a schedule decides.
     controlled: Option<&'f Arc<SimDriver>>,
     streams: [StreamHandle; 4],
     cells: DevicePointer,
@@ -128,7 +128,7 @@ struct Repetition {
     events: [EventHandle; 2],
     graphs: Mutex<[Option<GraphExecHandle>; 2]>,
     barrier: Barrier,
-    /// How often a thread has come to the barrier, where a schedule decides.
+    /// The number of arrivals of threads at the barrier, where a schedule decides.
     arrivals: Arc<AtomicUsize>,
     threads: usize,
 }

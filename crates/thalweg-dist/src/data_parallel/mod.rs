@@ -49,7 +49,7 @@ pub struct DataParallelOptions {
     /// Whether all passes use the same parameters. Those that get no gradient are found in the first one, as with
     /// `find_unused_parameters`, which has no effect beside this; later passes do not wait on the host, can be captured, and are errors where they use others.
     pub static_graph: bool,
-    /// How a bucket is reduced; `None` is the mean by `all_reduce`.
+    /// The way in which a bucket is reduced; `None` is the mean by `all_reduce`.
     pub hook: Option<Arc<BucketHook>>,
 }
 

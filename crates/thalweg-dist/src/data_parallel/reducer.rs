@@ -52,9 +52,9 @@ pub(super) struct State {
     is_ready: Vec<bool>,
     /// The order in which they came.
     order: Vec<usize>,
-    /// How many parameters of each bucket are still to come.
+    /// The number of parameters of each bucket that are still to come.
     missing: Vec<usize>,
-    /// How many buckets are on their way, from the first on.
+    /// The number of buckets that are on their way, from the first on.
     launched: usize,
     flights: Vec<Flight>,
     /// Streams on which gradients became ready.

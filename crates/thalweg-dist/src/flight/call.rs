@@ -93,7 +93,7 @@ pub struct FlightCall {
     pub inputs: Vec<FlightTensor>,
     /// The tensors that it writes, the first eight of them.
     pub outputs: Vec<FlightTensor>,
-    /// How far it had come; `None` of a call of a rank that has not written its record, of which the label alone is known.
+    /// The stage that it had reached; `None` of a call of a rank that has not written its record, of which the label alone is known.
     pub state: Option<FlightState>,
 }
 

@@ -14,10 +14,10 @@ use thalweg_tensor::Tensor;
 pub use self::call::{FlightCall, FlightState, FlightTensor};
 pub use self::summary::{FlightSummary, RankFlight};
 
-/// How many collectives are remembered.
+/// The number of collectives that are remembered.
 const REMEMBERED: usize = 64;
 
-/// How many tensors of a collective are remembered, of those that it reads and of those that it writes.
+/// The number of tensors of a collective that are remembered, of those that it reads and of those that it writes.
 const TENSORS: usize = 8;
 
 /// A collective that a rank has submitted.

@@ -9,13 +9,13 @@ use thalweg_runtime::Result;
 use super::call::FlightCall;
 use crate::ProcessGroup;
 
-/// How often a rank that waits for the records of others looks.
+/// The interval at which a rank that waits for the records of others looks.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The collectives of a rank, as far as it has said them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RankFlight {
-    /// How many collectives the rank was given.
+    /// The number of collectives that the rank was given.
     pub made: u64,
     /// The latest one.
     pub last: Option<FlightCall>,

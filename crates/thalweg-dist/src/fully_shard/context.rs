@@ -22,7 +22,7 @@ struct State {
     former: Vec<Weak<Unit>>,
     /// The units that are in a forward pass, the innermost last.
     inside: Vec<Arc<Unit>>,
-    /// How many recorded forward passes of units have no backward pass yet.
+    /// The number of recorded forward passes of units that have no backward pass yet.
     recorded: usize,
     reductions: VecDeque<(Arc<Unit>, Reduction)>,
 }

@@ -86,9 +86,9 @@ pub struct FullyShardOptions {
     pub reshard_after_forward: Option<bool>,
     /// The dtypes of the computation.
     pub mixed_precision: MixedPrecision,
-    /// How many units are gathered before they are used, in the order of the pass before. 1; 0 gathers each when it is asked for.
+    /// The number of units that are gathered before they are used, in the order of the pass before. 1; 0 gathers each when it is asked for.
     pub prefetch: usize,
-    /// Where the shards are kept.
+    /// The place where the shards are kept.
     pub offload_policy: OffloadPolicy,
 }
 

@@ -101,7 +101,7 @@ impl OffloadedTensor {
 pub(super) struct Ahead(VecDeque<Event>);
 
 impl Ahead {
-    /// How many pieces of work may be under way before another one begins.
+    /// The number of pieces of work that may be under way before another one begins.
     const PIECES: usize = 1;
 
     /// *Blocks* until another piece of work may begin.

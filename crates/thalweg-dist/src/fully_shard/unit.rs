@@ -57,7 +57,7 @@ pub(super) struct Unit {
 #[derive(Default)]
 struct State {
     whole: Option<Whole>,
-    /// How many recorded forward passes have had no backward pass yet.
+    /// The number of recorded forward passes that have had no backward pass yet.
     recorded: usize,
     /// Whether such a pass has saved parts of parameters.
     has_notes: bool,

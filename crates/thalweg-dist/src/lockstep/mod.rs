@@ -32,7 +32,7 @@ use crate::ProcessGroup;
 use crate::flight::Tensors;
 use crate::store::Store;
 
-/// How often a rank that waits for others looks whether the group has failed.
+/// The interval at which a rank that waits for others looks whether the group has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The word of a rank where nothing went wrong.

@@ -10,7 +10,7 @@ struct Turns {
     ranks: usize,
     stages_per_rank: usize,
     microbatches: usize,
-    /// How many microbatches go through a stage before the next one of the rank has its turn.
+    /// The number of microbatches that go through a stage before the next one of the rank has its turn.
     round: usize,
 }
 

@@ -10,7 +10,7 @@ use thalweg_tensor::Tensor;
 
 use crate::ProcessGroup;
 
-/// How long one look at the store takes at most.
+/// The greatest time that one look at the store takes.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Shape and dtype of a tensor.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Action, Computation, Timeline, TimelineSpan};
 
-/// Where rows begin, how wide they are, and how far apart.
+/// The place where rows begin, their width, and their distance.
 const LEFT: f64 = 60.0;
 const WIDTH: f64 = 900.0;
 const TOP: f64 = 48.0;

@@ -16,9 +16,9 @@ use crate::ReduceOp;
 pub struct TimelineSpan {
     /// Stage, computation and microbatch.
     pub action: Action,
-    /// When it begins, in milliseconds from the step's begin.
+    /// The time at which it begins, in milliseconds from the step's begin.
     pub begin_ms: f64,
-    /// When it ends.
+    /// The time at which it ends.
     pub end_ms: f64,
 }
 

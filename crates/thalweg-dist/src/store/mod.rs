@@ -26,7 +26,7 @@ pub use prefix::PrefixStore;
 pub use tcp::TcpStore;
 pub use torch::TorchStore;
 
-/// How long a store waits by default: PyTorch's 5 minutes.
+/// The time that a store waits by default: PyTorch's 5 minutes.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Keys and values that all ranks see. Every call *blocks*.

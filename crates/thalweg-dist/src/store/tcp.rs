@@ -16,13 +16,13 @@ use super::hash::Table;
 use super::wire::{GREETING, Operation, Status, message, parts, read_frame, write_frame};
 use super::{DEFAULT_STORE_TIMEOUT, Store, timed_out};
 
-/// How long a client waits before it tries again to connect.
+/// The time that a client waits before it tries again to connect.
 const RETRY: Duration = Duration::from_millis(50);
 
 /// By how much an answer may come later than its wait is over.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// How long a greeting may take.
+/// The time that a greeting may take.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 
 /// A store whose values one process keeps, and which all reach by TCP (`torch.distributed.TCPStore`, with a protocol of its own).

@@ -29,7 +29,7 @@ const DELETE: u8 = 8;
 const MOST: u64 = 1 << 30;
 /// Between two questions of a wait, and two tries to connect.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long an answer may take.
+/// The time that an answer may take.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A client of the store that PyTorch's `TCPStore` serves, under `torchrun` at `MASTER_ADDR:MASTER_PORT`.

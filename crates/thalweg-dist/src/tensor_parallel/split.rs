@@ -11,7 +11,7 @@ use crate::functional::all_gather_tensor;
 pub struct Split {
     /// The dimension.
     pub dim: usize,
-    /// How many equal pieces lie one behind the other, of each of which every rank has a part.
+    /// The number of equal pieces that lie one behind the other, of each of which every rank has a part.
     pub packed: usize,
 }
 

@@ -33,12 +33,12 @@ impl ParallelStyle {
 /// A style that divides the outputs of a linear layer, or the features of an embedding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ColwiseParallel {
-    /// How the input is held; it is made whole. [`Placement::Replicate`].
+    /// The way in which the input is held; it is made whole. [`Placement::Replicate`].
     pub input_layouts: Placement,
-    /// How the output is to be held. [`Placement::Shard`] of the last dimension: as it is computed.
+    /// The way in which the output is to be held. [`Placement::Shard`] of the last dimension: as it is computed.
     pub output_layouts: Placement,
-    /// How many equally many outputs lie one behind the other, of each of which every rank gets a part: 3 for queries, keys and values in one
-    /// layer. 1.
+    /// The number of equally many outputs that lie one behind the other, of each of which every rank gets a part: 3 for queries, keys and
+    /// values in one layer. 1.
     pub packed: usize,
     /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several layers at once, whose input is
     /// whole. `true`.
@@ -59,10 +59,10 @@ impl Default for ColwiseParallel {
 /// A style that divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowwiseParallel {
-    /// How the input is held: [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer gives it. Indices of an embedding are
-    /// mostly [`Placement::Replicate`].
+    /// The way in which the input is held: [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer gives it. Indices of
+    /// an embedding are mostly [`Placement::Replicate`].
     pub input_layouts: Placement,
-    /// How the output is to be held. [`Placement::Replicate`].
+    /// The way in which the output is to be held. [`Placement::Replicate`].
     pub output_layouts: Placement,
 }
 
@@ -88,9 +88,9 @@ impl Default for SequenceParallel {
 /// A style that holds the input of a module in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleInput {
-    /// How it is held outside.
+    /// The way in which it is held outside.
     pub input_layouts: Placement,
-    /// How it is to be held inside.
+    /// The way in which it is to be held inside.
     pub desired_input_layouts: Placement,
     /// Whether its gradient, of a whole input, is summed over the ranks here: those inside leave it
     /// ([`ColwiseParallel::reduce_gradient`]).
@@ -100,9 +100,9 @@ pub struct PrepareModuleInput {
 /// A style that holds the output of a module in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleOutput {
-    /// How the module gives it.
+    /// The way in which the module gives it.
     pub output_layouts: Placement,
-    /// How it is to be held outside.
+    /// The way in which it is to be held outside.
     pub desired_output_layouts: Placement,
 }
 

@@ -15,8 +15,8 @@ use super::sys;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
 
-/// How long an abort waits for a call that has begun: far longer than one that does not wait for another rank; and for one that was told to end: NCCL looks
-/// at the latest every 3.4 s, while it tries to reach a rank again.
+/// The time that an abort waits for a call that has begun: far longer than one that does not wait for another rank; and for one that was
+/// told to end: NCCL looks at the latest every 3.4 s, while it tries to reach a rank again.
 const WAITS: Waits = Waits { grace: Duration::from_secs(1), told: Duration::from_secs(30) };
 
 /// The objects of a group, each looked up once: a thread must not hold two guards of one slot.

@@ -192,7 +192,7 @@ const BUFFER: Layout = match Layout::from_size_align(4 << 20, 8) {
     Err(_) => panic!("the alignment is a power of two"),
 };
 
-/// How many buffers are made before tracing: one that is made meanwhile delays the program's launch.
+/// The number of buffers that are made before tracing: one that is made meanwhile delays the program's launch.
 const SPARE_BUFFERS: usize = 8;
 
 static RECORDS: Mutex<Option<Records>> = Mutex::new(None);

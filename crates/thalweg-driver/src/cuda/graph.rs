@@ -26,7 +26,7 @@ use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
-/// How many predecessors a node has that a first question has room for.
+/// The number of predecessors of a node that a first question has room for.
 const USUAL_PREDECESSORS: usize = 8;
 
 /// The driver's answer about a stream's capture.

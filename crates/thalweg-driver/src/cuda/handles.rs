@@ -37,7 +37,7 @@ pub(super) struct Table<T> {
 struct Free {
     /// Slots that were given back.
     indices: Vec<u32>,
-    /// How many slots have been in use.
+    /// The number of slots that have been in use.
     used: u32,
 }
 

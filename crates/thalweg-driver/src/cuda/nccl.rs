@@ -31,7 +31,7 @@ use crate::collective::{Collective, CollectiveOperation, CommunicatorId, Communi
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
-/// How often an abort looks whether a call is done.
+/// The interval at which an abort looks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The statuses after which a communicator still works: an argument or a use of it was wrong.

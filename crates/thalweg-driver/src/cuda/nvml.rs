@@ -83,7 +83,7 @@ impl std::error::Error for StateUnknown {}
 /// The answer whether CUDA would find a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
-    /// How many devices CUDA would show; 0 where that cannot be told.
+    /// The number of devices that CUDA would show; 0 where that cannot be told.
     pub device_count: u32,
     /// The source of the number.
     pub reason: AvailabilityReason,

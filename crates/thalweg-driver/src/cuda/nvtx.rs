@@ -51,7 +51,7 @@ pub fn is_available() -> bool {
 }
 
 thread_local! {
-    /// How many ranges the thread has begun and not ended.
+    /// The number of ranges that the thread has begun and not ended.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 

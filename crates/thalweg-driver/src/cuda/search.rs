@@ -290,7 +290,7 @@ impl fmt::Display for FoundBy {
 pub struct Found {
     /// Its file.
     pub path: PathBuf,
-    /// How it was found.
+    /// The way in which it was found.
     pub by: FoundBy,
     /// Its version in its vendor's writing, where it can be asked without a device.
     pub version: Option<String>,
@@ -301,7 +301,7 @@ pub struct Found {
 pub struct Attempt {
     /// The file, or the name that the loader was asked for.
     pub place: String,
-    /// Why it did not do.
+    /// The reason why it did not do.
     pub reason: String,
 }
 

@@ -226,7 +226,7 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
 /// A body being printed: which of its values have a name already.
 pub(super) struct Statements<'k> {
     body: &'k Body,
-    /// How the element of an input is written.
+    /// The way in which the element of an input is written.
     load: Box<dyn Fn(usize) -> String + 'k>,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct RowPrinter<'k> {
     pub kernel: &'k Kernel,
     pub index: &'static str,
     pub statements: Statements<'k>,
-    /// Which nodes differ from point to point.
+    /// The nodes that differ from point to point.
     pub at_points: Vec<bool>,
 }
 

@@ -173,12 +173,12 @@ struct Launch<'l> {
     /// The number of the inner cursor's point.
     point: usize,
     direction: Direction,
-    /// How many elements a block has at most.
+    /// The number of elements that a block has at most.
     width: usize,
-    /// How many rows a block along points has at most, and how many the one at hand has.
+    /// The number of rows that a block along points has at most, and how many the one at hand has.
     group: usize,
     together: usize,
-    /// How many lanes get a value at all: those beyond keep the neutral value, which changes nothing.
+    /// The number of lanes that get a value at all: those beyond keep the neutral value, which changes nothing.
     lanes: usize,
 }
 

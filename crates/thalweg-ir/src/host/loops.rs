@@ -133,7 +133,7 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
     }
 }
 
-/// How many lanes [`AccumulateRounds`] keeps in registers of the processor at a time.
+/// The number of lanes that [`AccumulateRounds`] keeps in registers of the processor at a time.
 pub(super) const TILE: usize = 32;
 
 /// accumulators = f(accumulators, values) for values that are whole rounds of all lanes, which are a multiple of [`TILE`].
@@ -175,7 +175,7 @@ pub(super) struct Trees<'l, T, F> {
     pub f: F,
 }
 
-/// How many pairs of a tree are combined at a time where fewer than [`TILE`] are left.
+/// The number of pairs of a tree that are combined at a time where fewer than [`TILE`] are left.
 const SMALL_TILE: usize = 8;
 
 impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Trees<'_, T, F> {

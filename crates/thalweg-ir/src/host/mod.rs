@@ -51,7 +51,7 @@ use crate::{Geometry, Kernel};
 /// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
 const BLOCKS: [usize; 2] = [512, 8192];
 
-/// How many bytes the registers of a block may have, where they are more than the least.
+/// The number of bytes that the registers of a block may have, where they are more than the least.
 const BLOCK_BYTES: usize = 32 * 1024;
 
 /// The reason why a launch on the host failed. What it wrote until then is not specified.

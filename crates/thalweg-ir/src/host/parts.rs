@@ -10,7 +10,7 @@ pub struct Part {
     pub dimension: usize,
     /// The first coordinate.
     pub first: u64,
-    /// How many coordinates.
+    /// The number of coordinates.
     pub count: u64,
 }
 

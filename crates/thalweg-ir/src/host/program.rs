@@ -81,7 +81,7 @@ impl Op {
 pub(super) struct Pair {
     pub first: Binary,
     pub second: Binary,
-    /// Where the first's result stands among the operands of the second.
+    /// The place where the first's result stands among the operands of the second.
     pub place: Place,
 }
 
@@ -147,7 +147,7 @@ pub(super) struct CompiledKernel {
     pub inputs: Vec<crate::Input>,
     /// Dtype and place, and whether it is scattered.
     pub outputs: Vec<(DType, OutputPlace, bool)>,
-    /// How many scalars a launch has.
+    /// The number of scalars that a launch has.
     pub scalars: usize,
     pub uses_coordinates: bool,
     /// Once a launch.
@@ -157,17 +157,17 @@ pub(super) struct CompiledKernel {
     /// Once a row, after every phase: the row outputs.
     pub stores: Vec<HostStep>,
     pub reductions: Vec<ReductionPlan>,
-    /// How many elements a step handles at a time at most.
+    /// The number of elements that a step handles at a time at most.
     pub block: usize,
     /// A form of the kernel for rows that are one block: a value at points that several phases need is computed in the first of
     /// them, and stays in its register. `None` where no phase needs a value of an earlier one.
     pub kept: Option<Box<CompiledKernel>>,
-    /// How many registers of each bank.
+    /// The number of registers of each bank.
     pub registers: [u16; BANKS],
-    /// How many accumulators of each bank.
+    /// The number of accumulators of each bank.
     pub accumulators: [u16; BANKS],
-    /// How many steps run at points, and the inputs and outputs that they touch with the number of operands before them:
-    /// what the direction is chosen by.
+    /// The number of steps that run at points, and the inputs and outputs that they touch with the number of operands
+    /// before them: what the direction is chosen by.
     pub point_steps: usize,
     pub point_operands: Vec<u16>,
 }
@@ -209,7 +209,7 @@ struct Compiler<'k> {
     kernel: &'k Kernel,
     /// Whether a value at points stays for later phases.
     keeps: bool,
-    /// Which expressions differ from point to point of a row, and which are the same in the whole launch.
+    /// The expressions that differ from point to point of a row, and those that are the same in the whole launch.
     point: Vec<bool>,
     uniform: Vec<bool>,
     /// The first phase in which an expression can be computed.
@@ -700,7 +700,7 @@ fn at_points(phases: &[Phase]) -> [u16; BANKS] {
     registers
 }
 
-/// How many bytes the registers of a row may have whose values are kept: they come back from the second-level cache.
+/// The number of bytes that the registers of a row may have whose values are kept: they come back from the second-level cache.
 const KEPT_BYTES: usize = 256 * 1024;
 
 impl CompiledKernel {

@@ -11,7 +11,7 @@ use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 pub(super) struct Register<T> {
     /// As many elements as the largest block so far.
     pub data: Vec<T>,
-    /// Where the elements are instead, if they are those of an input.
+    /// The place where the elements are instead, if they are those of an input.
     pub view: Option<View>,
 }
 
@@ -39,7 +39,7 @@ pub(super) trait Lane: Copy + Default + 'static {
     fn cells<'a>(cells: &Cells<'a>) -> Option<&'a [Cell<Self>]>;
 }
 
-/// How many banks there are: one per dtype, of which that of bools stays empty.
+/// The number of banks: one per dtype, of which that of bools stays empty.
 pub(super) const BANKS: usize = DType::ALL.len();
 
 /// Defines [`File`], with a bank per dtype that has elements of its own, and the types of its elements.

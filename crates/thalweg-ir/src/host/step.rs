@@ -344,7 +344,7 @@ trait Reduced: Sized {
     fn round(values: &[f32], target: &[Cell<Self>]);
 }
 
-/// How many values the conversions of the CPU get at a time.
+/// The number of values that the conversions of the CPU get at a time.
 const CONVERTED: usize = 256;
 
 /// With the conversions of several at once that the CPU has, which write slices.

@@ -54,7 +54,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     result * power(half) * power(count.wrapping_sub(half))
 }
 
-/// Where the two forms of [`tanh`] meet.
+/// The place where the two forms of [`tanh`] meet.
 const TANH_SPLIT: f32 = 0.8;
 
 /// (tanh(x)/x − 1) / x² as a polynomial of x² below the split, by least squares of the relative error of tanh: the constant term first.
@@ -94,7 +94,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     if x == f32::INFINITY { x } else { result }
 }
 
-/// Where the two forms of [`erf`] meet.
+/// The place where the two forms of [`erf`] meet.
 const ERF_SPLIT: f32 = 0.921_875;
 
 /// erf(x)/x − 1 as a polynomial of x² below the split, by least squares of the relative error of erf: the constant term first.

@@ -117,10 +117,10 @@ pub struct Attention {
     pub is_causal: bool,
     /// The bits of the scores' factor, an f32 above 0.
     pub scale_bits: u32,
-    /// How each operand lies.
+    /// The way in which each operand lies.
     pub strides: PerOperand<Strides>,
-    /// How the mask lies that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have −∞ gives zeros,
-    /// and gradients of 0.
+    /// The way in which the mask lies that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have −∞
+    /// gives zeros, and gradients of 0.
     pub mask: Option<MaskStrides>,
 }
 
@@ -189,7 +189,7 @@ pub struct Addresses {
     pub mask: u64,
 }
 
-/// How many 8-byte words [`AttentionPass::pack`] writes.
+/// The number of 8-byte words that [`AttentionPass::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 51;
 
 impl Attention {

@@ -25,9 +25,9 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
+use crate::native::{Accesses, NativeKernel, Words};
 use crate::one_query::{OneQuery, Steps};
 use crate::shared::MULTIPLY_EIGHT;
-use crate::{Accesses, NativeKernel, Words};
 
 /// The dtypes that there are kernels for.
 pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -247,8 +247,8 @@ pub struct DecoderAddresses {
     pub result: DevicePointer,
     /// The position, one int64.
     pub position: DevicePointer,
-    /// Where results are handed over, [`exchange_bytes`](DecoderLayers::exchange_bytes): zeros, or what a launch of as many layers left behind, where
-    /// [`DecoderLayers::keeps_exchange`] says so.
+    /// The place where results are handed over, [`exchange_bytes`](DecoderLayers::exchange_bytes): zeros, or what a launch of as many
+    /// layers left behind, where [`DecoderLayers::keeps_exchange`] says so.
     pub exchange: DevicePointer,
     /// The token, one int64, and the table of positions (context, features); null where the row itself is given.
     pub embedded: [DevicePointer; 2],

@@ -4,7 +4,7 @@
 //! Pivots are chosen as J. R. Bunch and L. Kaufman do, *Some stable methods for calculating inertia and solving symmetric linear systems*,
 //! Mathematics of Computation 31 (1977); what stands where is LAPACK's.
 
-/// How large a pivot is at least, as a share of what it is compared with: (1 + √17) / 8.
+/// The least size of a pivot, as a share of what it is compared with: (1 + √17) / 8.
 const SHARE: f64 = 0.640_388_203_202_208;
 
 /// The pivot of a step.

@@ -22,7 +22,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{Element, c128};
 
 use crate::arguments::{self, arguments, choices};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A decomposition, or a solution by one. The operands of each are in its order; (batch, …) is left out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -100,7 +100,7 @@ impl Method {
 pub struct Decompose {
     /// The method.
     pub method: Method,
-    /// How many matrices.
+    /// The number of matrices.
     pub batch: u64,
     /// The rows of a matrix.
     pub rows: u64,

@@ -21,7 +21,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::fused::PerOperand;
 use super::{Factor, Matmul, Operand};
 use crate::arguments;
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The most rows of A.
 pub const MOST_ROWS: u64 = 16;
@@ -44,13 +44,13 @@ pub struct FewRows {
     pub bias: bool,
     /// Whether GELU, by its tanh, is taken of that.
     pub gelu: bool,
-    /// Where the elements of a matrix lie that is added to it; not transposed.
+    /// The place where the elements of a matrix lie that is added to it; not transposed.
     pub addend: Option<Operand>,
     /// The bits of the number that is added to the variance, in f32, where rows of A are normalized, with a weight and a bias of k elements.
     pub norm_eps_bits: Option<u32>,
 }
 
-/// How many 8-byte words [`FewRows::pack`] writes.
+/// The number of 8-byte words that [`FewRows::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 16;
 
 const BIAS: u64 = 16;

@@ -25,7 +25,7 @@ pub const TILE_ROWS: u64 = 16;
 /// Columns of D that a block of threads computes.
 pub const TILE_COLUMNS: u64 = 32;
 
-/// How many multiprocessors a GPU is taken to have. A constant, so that a product is computed alike on every GPU.
+/// The number of multiprocessors that a GPU is taken to have. A constant, so that a product is computed alike on every GPU.
 const MULTI_PROCESSORS: u64 = 128;
 
 /// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
@@ -68,7 +68,7 @@ pub struct FusedMatmul {
     pub product: Matmul,
     /// Whether a bias of n elements is added to each row of D.
     pub bias: bool,
-    /// Where the elements of a matrix lie that is added to D; not transposed.
+    /// The place where the elements of a matrix lie that is added to D; not transposed.
     pub addend: Option<Operand>,
     /// Whether the sums of op(A)'s rows, m elements, are given as well; then there is one product.
     pub row_sums: bool,
@@ -93,7 +93,7 @@ pub struct PerOperand {
     pub norm: [u64; 2],
 }
 
-/// How many 8-byte words [`FusedMatmul::pack`] writes.
+/// The number of 8-byte words that [`FusedMatmul::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 19;
 
 /// Bits of the last word: what is transposed, what there is, and where quads of elements lie on 16 bytes.
@@ -314,7 +314,7 @@ pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<()
     Ok(())
 }
 
-/// How many rows are summed abreast.
+/// The number of rows that are summed abreast.
 const ABREAST: usize = 16;
 
 /// Returns the sums of rows, whose values at each term `read` writes, in the order of the kernel: every 64th term, then four of those sums, and a tree

@@ -101,7 +101,7 @@ const WIDTH: usize = 4096;
 /// The rows of the left factor that are packed at a time: they stay in the second-level cache.
 const HEIGHT: usize = 16 * ROWS;
 
-/// How many products of elements are worth a thread.
+/// The number of products of elements that are worth a thread.
 const LEAST: usize = 1 << 18;
 
 /// Computes the products of a batch of f32: in panels, if there are rows for them.

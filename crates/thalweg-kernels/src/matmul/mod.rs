@@ -7,6 +7,9 @@
 //! # What it does not do
 //! It chooses no algorithm: that is the business of the code that runs it. What stands beside a small product in a network is a
 //! [`fused`] product's.
+//!
+//! This module is a hub: [`cuda`], [`fused`] and [`host`], with its products of few rows, use the description that stands here, and `native` makes
+//! kernels of them all.
 
 pub mod cuda;
 pub mod few_rows;
@@ -64,7 +67,7 @@ pub struct Matmul {
     pub n: u64,
     /// The columns of op(A) and rows of op(B).
     pub k: u64,
-    /// How many products.
+    /// The number of products.
     pub batch: u64,
     /// The dtype of all three operands.
     pub dtype: DType,
@@ -94,7 +97,7 @@ pub const DTYPES: [DType; 10] = [
     DType::I64,
 ];
 
-/// How many 8-byte words [`Matmul::pack`] writes.
+/// The number of 8-byte words that [`Matmul::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 16;
 
 impl Matmul {

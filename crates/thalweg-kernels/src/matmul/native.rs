@@ -12,7 +12,8 @@ use thalweg_ir::{Element, with_dtype};
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
-use crate::{Accesses, NativeKernel, Placed, Words, slice};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::slice;
 
 /// The left factor, the right factor and the result.
 impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {

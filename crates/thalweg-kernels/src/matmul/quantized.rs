@@ -15,8 +15,8 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::few_rows::cuda::{SHARED_BYTES, needs_tensor_cores};
 use super::few_rows::{MOST_BLOCKS, shared_by};
 use crate::arguments::{self, Argument, arguments};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
-use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The way in which a weight (n, k) is stored, and its scales, of the input's dtype.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,7 +25,7 @@ pub enum Quantization {
     Int8,
     /// Two of 0 to 15 in a byte, row by row, the first in the upper half; scales and zeros (k / group, n, 2): w = (q − 8) · scale + zero.
     Int4 {
-        /// How many neighbours in a row share a scale and a zero: a power of two from 32 on.
+        /// The number of neighbours in a row that share a scale and a zero: a power of two from 32 on.
         group: u64,
     },
 }
@@ -35,7 +35,7 @@ pub enum Quantization {
 pub struct QuantizedMatmul {
     /// The rows of the input, the columns of the result, and the terms of a sum.
     pub sizes: [u64; 3],
-    /// How the weight is stored.
+    /// The way in which the weight is stored.
     pub quantization: Quantization,
     /// Of input, scales and result: one of [`DTYPES`].
     pub dtype: DType,

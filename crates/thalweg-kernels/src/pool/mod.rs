@@ -13,8 +13,8 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{names, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::threads::{ranges, share};
-use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The number that is computed, and from which.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -57,11 +57,11 @@ impl PoolPass {
 pub struct Pool {
     /// The number that is computed, and from which.
     pub pass: PoolPass,
-    /// How many planes there are: images times channels.
+    /// The number of planes: images times channels.
     pub planes: u64,
     /// The extents of a plane.
     pub extents: [u64; 3],
-    /// How many windows there are along each axis.
+    /// The number of windows along each axis.
     pub windows: [u64; 3],
     /// The extents of a window.
     pub kernel: [u64; 3],

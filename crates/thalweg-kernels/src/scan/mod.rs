@@ -16,7 +16,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, names, with_float};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The operation that combines a point with those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -66,7 +66,7 @@ impl ScanOp {
 /// The sizes of a launch: elements lie as (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scan {
-    /// How a point is combined with those before it.
+    /// The way in which a point is combined with those before it.
     pub op: ScanOp,
     /// Rows before the dimension.
     pub outer: u64,

@@ -13,7 +13,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,9 +40,9 @@ const PHASES: [Phase; 6] =
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GroupIndices {
-    /// How many indices there are.
+    /// The number of indices.
     pub count: u64,
-    /// How many rows.
+    /// The number of rows.
     pub rows: u64,
     /// The stride of the indices, in elements.
     pub stride: u64,

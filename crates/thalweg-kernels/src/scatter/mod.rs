@@ -23,7 +23,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 mod combine;
 pub mod group;
@@ -44,7 +44,7 @@ pub struct ScatterReduce {
     pub source_strides: [u64; 3],
     /// Of source and result: int64, float32 or float64.
     pub dtype: DType,
-    /// How elements are combined.
+    /// The way in which elements are combined.
     pub combine: Combine,
 }
 

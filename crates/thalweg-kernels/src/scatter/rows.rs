@@ -17,7 +17,7 @@ use super::group::GroupIndices;
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check, names};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -30,7 +30,7 @@ pub struct ScatterRows {
     pub source_strides: [u64; 3],
     /// Of source and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
     pub dtype: DType,
-    /// How elements are combined.
+    /// The way in which elements are combined.
     pub combine: Combine,
 }
 

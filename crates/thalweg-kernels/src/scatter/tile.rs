@@ -20,7 +20,7 @@ use super::combine::{c_of, typed};
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,7 +33,7 @@ pub struct ScatterTile {
     pub source_strides: [u64; 3],
     /// Of source, target and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
     pub dtype: DType,
-    /// How elements are combined.
+    /// The way in which elements are combined.
     pub combine: Combine,
     /// Whether the target is zeros, and not read.
     pub from_zeros: bool,

@@ -20,7 +20,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 use keys::Keys;
 pub use select::{MOST, Select};
@@ -51,7 +51,7 @@ const ITEMS: [u64; 3] = [1, 4, 16];
 /// Threads of a block.
 const BLOCK: u32 = 256;
 
-/// How many values a digit has.
+/// The number of values that a digit has.
 const DIGITS: u64 = 256;
 
 /// One launch of a sort.
@@ -180,7 +180,7 @@ struct Operands {
     source: DevicePointer,
     values: DevicePointer,
     places: DevicePointer,
-    /// Where keys are read and written, then places.
+    /// The addresses at which keys are read and written; then those of places.
     keys: [DevicePointer; 2],
     marks: [DevicePointer; 2],
     counts: DevicePointer,

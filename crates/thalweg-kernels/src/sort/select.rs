@@ -16,14 +16,14 @@ use super::keys::Keys;
 use super::source::{KEYS, element_code};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
-use crate::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Select {
     /// The order, and the rows: of floats of up to 32 bits.
     pub sort: Sort,
-    /// How many points of each row are wanted: up to [`MOST`], and no more than there are.
+    /// The number of points of each row that are wanted: up to [`MOST`], and no more than there are.
     pub count: u64,
 }
 

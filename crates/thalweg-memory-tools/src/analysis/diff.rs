@@ -11,7 +11,7 @@ use super::summary::Moment;
 pub struct Growth<K> {
     /// The key that the blocks of the group share.
     pub key: K,
-    /// How many there are in the first recording, and in the second.
+    /// The number of them in the first recording, and in the second.
     pub blocks: (usize, usize),
     /// The bytes that were requested with them, in the first recording and in the second.
     pub bytes: (u64, u64),

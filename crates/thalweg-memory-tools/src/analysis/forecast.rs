@@ -197,12 +197,12 @@ pub enum Recommendation {
     NoChange,
     /// These fit where the first does not.
     Fits {
-        /// Which.
+        /// The place of the settings in the list.
         index: usize,
     },
     /// These reserve less than the first.
     Saves {
-        /// Which.
+        /// The place of the settings in the list.
         index: usize,
         /// At least so much, in bytes.
         least_bytes: u64,

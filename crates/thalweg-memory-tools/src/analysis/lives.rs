@@ -26,7 +26,7 @@ pub struct BlockLife {
     pub freed: Option<usize>,
     /// The entry with which it was free.
     pub completed: Option<usize>,
-    /// Where it began.
+    /// The address at which it began.
     pub address: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,
@@ -36,7 +36,7 @@ pub struct BlockLife {
     pub stream: StreamId,
     /// The pool of its segment.
     pub pool_id: (u64, u64),
-    /// Where it was allocated.
+    /// The place where it was allocated.
     pub stack: Option<StackId>,
 }
 
@@ -47,7 +47,7 @@ pub struct SegmentLife {
     pub taken: Option<usize>,
     /// The entry that gave it back.
     pub returned: Option<usize>,
-    /// Where it began.
+    /// The address at which it began.
     pub address: u64,
     /// Its size, in bytes.
     pub size_bytes: u64,

@@ -15,13 +15,13 @@ use super::walk::{FirstPass, MemoryState};
 pub struct Stage {
     /// The name.
     pub name: Arc<str>,
-    /// How often it was entered.
+    /// The number of times that it was entered.
     pub times: usize,
-    /// How long it took, all together and as far as the trace goes, in microseconds.
+    /// The time that it took, all together and as far as the trace goes, in microseconds.
     pub duration_us: i64,
     /// The number of the first entry in it.
     pub first_entry: usize,
-    /// How many entries of the trace are in it.
+    /// The number of entries of the trace that are in it.
     pub entries: usize,
     /// The most that was live at once in it, as it was asked for; what was live before it counts.
     pub peak_live_bytes: u64,
@@ -95,7 +95,7 @@ fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
 /// A walk through a trace and its scopes side by side.
 struct Sweep<'s> {
     scopes: &'s [Scope],
-    /// How many of them have begun.
+    /// The number of them that have begun.
     begun: usize,
     /// Those that have begun and not ended: their number, and what was live when they began.
     inside: Vec<(usize, u64)>,

@@ -12,7 +12,7 @@ use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 pub struct Summary {
     /// The device.
     pub device: usize,
-    /// How many entries its trace has; with 0 of them nothing is known but the moment at which the file was written.
+    /// The number of entries that its trace has; with 0 of them nothing is known but the moment at which the file was written.
     pub entries: usize,
     /// From the first entry to the last in microseconds, where the entries have times.
     pub duration_us: Option<i64>,
@@ -22,12 +22,12 @@ pub struct Summary {
     pub peak_live_bytes: u64,
     /// The most that was reserved at once.
     pub peak_reserved_bytes: u64,
-    /// When most was live.
+    /// The moment at which most was live.
     pub at_peak: Moment,
-    /// When the file was written.
+    /// The moment at which the file was written.
     pub at_end: Moment,
-    /// How much more was live at most in the last quarter of the trace than in the second, over the latter: what a program
-    /// that repeats its steps should not do. `None` if the trace is too short to say, or nothing was live.
+    /// The amount by which more was live at most in the last quarter of the trace than in the second, over the latter:
+    /// what a program that repeats its steps should not do. `None` if the trace is too short to say, or nothing was live.
     pub growth: Option<f64>,
     /// The memory of each pool at the end: the shared one is (0, 0).
     pub pools: Vec<PoolUse>,
@@ -46,7 +46,7 @@ pub struct Doubts {
     pub gap: Option<Gap>,
     /// The trace never says when a free is over.
     pub leaves_out_ends: bool,
-    /// How many blocks at the end are in no segment, or overlap another.
+    /// The number of blocks at the end that are in no segment, or overlap another.
     pub misplaced_blocks: usize,
     /// At some moment more is live than is reserved, by so many bytes; 0 if there is a gap, which explains it.
     pub excess_bytes: u64,
@@ -55,13 +55,13 @@ pub struct Doubts {
 /// The state before the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Start {
-    /// How many blocks were live.
+    /// The number of blocks that were live.
     pub live_blocks: usize,
     /// The bytes that were requested with them.
     pub live_bytes: u64,
     /// The bytes that were reserved.
     pub reserved_bytes: u64,
-    /// How many frees are of blocks that the trace never allocates.
+    /// The number of frees of blocks that the trace never allocates.
     pub unseen_frees: usize,
 }
 
@@ -84,7 +84,7 @@ pub struct Moment {
     pub live_blocks: usize,
     /// The reserved bytes.
     pub reserved_bytes: u64,
-    /// Why what was reserved and not active served no request.
+    /// The reason why what was reserved and not active served no request.
     pub fragmentation: Fragmentation,
     /// The stream that asked, for which the fragmentation is counted.
     pub stream: StreamId,
@@ -99,7 +99,7 @@ pub struct Moment {
 pub struct SizeGroup {
     /// The bytes that were requested with each.
     pub size_bytes: u64,
-    /// How many.
+    /// The number of them.
     pub blocks: usize,
     /// All together.
     pub bytes: u64,
@@ -110,7 +110,7 @@ pub struct SizeGroup {
 pub struct StackGroup {
     /// The place; `None` for those of which it is not known.
     pub stack: Option<StackId>,
-    /// How many.
+    /// The number of them.
     pub blocks: usize,
     /// The bytes that were requested, all together.
     pub bytes: u64,
@@ -121,7 +121,7 @@ pub struct StackGroup {
 pub struct PoolUse {
     /// PyTorch's number of the pool.
     pub pool_id: (u64, u64),
-    /// How many segments.
+    /// The number of segments.
     pub segments: usize,
     /// Their sizes.
     pub reserved_bytes: u64,
@@ -140,9 +140,9 @@ pub struct OutOfMemoryEntry {
     pub device_free_bytes: u64,
     /// The bytes that the allocator had reserved.
     pub reserved_bytes: u64,
-    /// Where it was asked for.
+    /// The place where it was asked for.
     pub stack: Option<StackId>,
-    /// Why what was reserved and not active did not serve it.
+    /// The reason why what was reserved and not active did not serve it.
     pub fragmentation: Fragmentation,
     /// The memory that was live then by where it was allocated, the most bytes first.
     pub by_stack: Vec<StackGroup>,

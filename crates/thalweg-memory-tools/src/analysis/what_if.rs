@@ -29,16 +29,16 @@ pub struct ReplayFigures {
     pub peak_live_bytes: u64,
     /// The most that was reserved, in bytes.
     pub peak_reserved_bytes: u64,
-    /// How often the driver was asked for memory, and gave some.
+    /// The number of times that the driver was asked for memory, and gave some.
     pub driver_allocations: u64,
-    /// How often memory was given back to the driver.
+    /// The number of times that memory was given back to the driver.
     pub driver_frees: u64,
-    /// How often a request succeeded only after memory was given back, or failed.
+    /// The number of times that a request succeeded only after memory was given back, or failed.
     pub retries: u64,
     /// Whether a request failed for lack of memory; all figures are those up to then.
     pub out_of_memory: bool,
-    /// How many blocks were put elsewhere than in the recording. 0 if the settings are those of the recording and the rules are
-    /// the same; under other settings there is no reason why it should be.
+    /// The number of blocks that were put elsewhere than in the recording. 0 if the settings are those of the recording and the
+    /// rules are the same; under other settings there is no reason why it should be.
     pub address_mismatches: u64,
     /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
     pub is_estimate: bool,

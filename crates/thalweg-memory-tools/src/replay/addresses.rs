@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Reservations are multiples of this, in size and place.
 const PIECE_BYTES: u64 = 32 << 20;
-/// Where the first address is invented below, if none is recorded.
+/// The address below which the first one is invented, if none is recorded.
 const TOP: u64 = 0x7000_0000_0000;
 /// Below this the fake has its ranges for pages. An allocation that comes down to it begins at the top again.
 const FLOOR: u64 = 0x5000_0000_0000;
@@ -34,7 +34,7 @@ pub(crate) struct Addresses {
     live: BTreeMap<u64, u64>,
     reserved: BTreeMap<u64, u64>,
     gaps: Gaps,
-    /// Where the lowest reservation since the top begins.
+    /// The place where the lowest reservation since the top begins.
     lowest: Option<u64>,
 }
 

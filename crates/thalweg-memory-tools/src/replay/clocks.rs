@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-/// How many numbers or branches a node has.
+/// The number of numbers or branches that a node has.
 const WIDTH: usize = 16;
 
 /// See the [module](self). For each stream, by number, how many of its events have passed.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Clock {
     root: Option<Arc<Node>>,
-    /// How many levels of branches lie above the leaves.
+    /// The number of levels of branches that lie above the leaves.
     height: u32,
 }
 

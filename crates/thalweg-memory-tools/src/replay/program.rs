@@ -20,7 +20,7 @@ pub enum RecordedStep {
         bytes: u64,
         /// For work on this stream.
         stream: StreamId,
-        /// Where the trace has it; 0 for a block that only prepares the state in which the trace began.
+        /// The address that it has in the trace; 0 for a block that only prepares the state in which the trace began.
         recorded_address: u64,
     },
     /// Frees a block that no other stream uses.

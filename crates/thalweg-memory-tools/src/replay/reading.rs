@@ -117,7 +117,7 @@ struct Reading {
     pending: FxHashMap<u64, u32>,
     /// Whether there are entries that say when a free is over. They can be left out of a recording (`skip_actions`).
     tells_of_ends: bool,
-    /// Where memory was mapped first since the last allocation.
+    /// The place where memory was mapped first since the last allocation.
     mapped: Option<u64>,
     /// The blocks that were live when the trace began, by address.
     older: BTreeMap<u64, OlderBlock>,

@@ -226,7 +226,7 @@ pub(super) struct LaidSegment {
     pub(super) class: SizeClass,
     pub(super) pool: Option<u16>,
     pub(super) is_expandable: bool,
-    /// Where memory is, as (address, bytes): all of a plain one.
+    /// The places where memory is, as (address, bytes): all of a plain one.
     pub(super) ranges: Vec<(u64, u64)>,
     /// By address.
     pub(super) blocks: Vec<(u64, OlderBlock)>,

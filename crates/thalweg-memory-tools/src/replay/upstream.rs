@@ -27,14 +27,14 @@ pub(crate) const MOST_BYTES: u64 = 1 << 41;
 struct Inner {
     /// The trace's segments, each as (address, bytes) under the number of the block for which it was taken.
     script: FxHashMap<u32, (u64, u64)>,
-    /// Where segments may have begun to grow, under the number of the block for which they did.
+    /// The places where segments may have begun to grow, under the number of the block for which they did.
     mapped_for: FxHashMap<u32, u64>,
-    /// Where the next segment is that is laid out as it was.
+    /// The place where the next segment is that is laid out as it was.
     next: Option<u64>,
     /// The ranges of addresses that are recorded too: how large, and where the recording has them.
     ranges: BTreeMap<u64, (u64, u64)>,
     addresses: Addresses,
-    /// Where the fake has the segments that are out, by address.
+    /// The place where the fake has the segments that are out, by address.
     fakes: FxHashMap<u64, u64>,
     unscripted: usize,
     /// The pages that are mapped, by address, with their sizes.

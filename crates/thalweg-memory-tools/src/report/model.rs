@@ -24,7 +24,7 @@ pub struct PageModel {
 pub struct Stack {
     /// Indices into [`PageModel::frames`], innermost first.
     pub frames: Vec<u32>,
-    /// Which of them a reader is shown where there is room for one: its place in `frames`. Of no meaning where there are none.
+    /// The one of them that a reader is shown where there is room for one: its place in `frames`. Of no meaning where there are none.
     pub telling: u32,
 }
 
@@ -44,9 +44,9 @@ pub struct StackFrame {
 pub struct DevicePage {
     /// The name in the selector: `rank 0, GPU 0`.
     pub name: String,
-    /// How many events there are.
+    /// The number of events.
     pub event_count: u32,
-    /// When each event happened, in microseconds since 1970, or nothing: old traces have no times.
+    /// The time of each event, in microseconds since 1970, or nothing: old traces have no times.
     pub times_us: Vec<i64>,
     /// The names of the streams.
     pub streams: Vec<String>,
@@ -68,7 +68,7 @@ pub struct DevicePage {
     pub gpu_bytes: Option<u64>,
     /// The stages that the program marked.
     pub stages: Vec<StageRow>,
-    /// How the allocator was set when this was recorded: names and values.
+    /// The settings of the allocator when this was recorded: names and values.
     pub settings: Vec<(String, String)>,
 }
 
@@ -77,9 +77,9 @@ pub struct DevicePage {
 pub struct StageRow {
     /// Its name.
     pub name: String,
-    /// How often it was entered.
+    /// The number of times that it was entered.
     pub times: u32,
-    /// How long it took, all together, in microseconds.
+    /// The time that it took, all together, in microseconds.
     pub duration_us: i64,
     /// The most that was live at once in it.
     pub peak_live_bytes: u64,
@@ -101,7 +101,7 @@ pub struct BlockLife {
     /// The event with which it was free, not before `freed`; `None` if that did not happen. Until then it is active and
     /// counts as live, from `freed` on as pending.
     pub completed: Option<u32>,
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// The bytes that it takes in its segment.
     pub size_bytes: u64,
@@ -113,7 +113,7 @@ pub struct BlockLife {
     pub pool: u16,
     /// An index into [`PageModel::categories`].
     pub category: u16,
-    /// Where it was allocated: an index into [`PageModel::stacks`].
+    /// The place where it was allocated: an index into [`PageModel::stacks`].
     pub stack: Option<u32>,
 }
 
@@ -124,7 +124,7 @@ pub struct SegmentLife {
     pub taken: Option<u32>,
     /// The event that gave it back; `None` if that did not happen.
     pub returned: Option<u32>,
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size, in bytes.
     pub size_bytes: u64,
@@ -180,7 +180,7 @@ pub struct Figure {
     pub value: FigureValue,
     /// Half a line below it; may be empty.
     pub note: String,
-    /// Whether it needs attention.
+    /// The tone, which says whether it needs attention.
     pub tone: Tone,
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Arena {
     pub(crate) number: u64,
     pub(crate) key: ArenaKey,
     pub(crate) common: Arc<Common>,
-    /// Where its segments come from, if not from the upstream.
+    /// The source of its segments, if not the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,
@@ -334,7 +334,7 @@ pub(crate) struct ArenaState {
     pub(crate) free: [Bins; 2],
     /// Unmapped blocks by address.
     pub(crate) unmapped: [BTreeMap<u64, BlockId>; 2],
-    /// How often a free block was looked for, as far as was seen here: the clock by which cached blocks age ([`now`](Self::now)).
+    /// The number of times that a free block was looked for, as far as was seen here: the clock by which cached blocks age ([`now`](Self::now)).
     pub(crate) searches: [u64; 2],
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,

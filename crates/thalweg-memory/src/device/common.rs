@@ -29,22 +29,22 @@ pub(crate) struct Common {
     pub(crate) watch: Watch,
     pub(crate) spare: SparePages,
     pub(crate) rolls: Rolls,
-    /// How many captures are under way on the device.
+    /// The number of captures that are under way on the device.
     captures: AtomicUsize,
     /// Held to read while events are touched with no arena's lock held (the arena is being dropped, or there is none): no capture
     /// begins meanwhile.
     gate: RwLock<()>,
     /// Places for recorded events.
     sequence: AtomicU64,
-    /// How often a free block of the shared pool was looked for, by class and on all streams: PyTorch's clock. Only
-    /// `policy:pytorch` goes by it, which looks at all streams each time anyway.
+    /// The number of times that a free block of the shared pool was looked for, by class and on all streams:
+    /// PyTorch's clock. Only `policy:pytorch` goes by it, which looks at all streams each time anyway.
     searches: [AtomicU64; 2],
-    /// How often one stream was made to wait for another, so that memory could change hands.
+    /// The number of times that one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
     /// Streams that may use memory without a record of the use.
     unrecorded: RwLock<Vec<StreamId>>,
     arenas: RwLock<Arenas>,
-    /// How many arenas there were.
+    /// The number of arenas that there ever were.
     numbered: AtomicU64,
 }
 

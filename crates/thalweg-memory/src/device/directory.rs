@@ -48,7 +48,7 @@ impl Table {
 /// The arenas of the shared pool.
 pub(crate) struct Directory {
     first: Table,
-    /// How many arenas there are; held while one is added.
+    /// The number of arenas; held while one is added.
     count: Mutex<usize>,
 }
 

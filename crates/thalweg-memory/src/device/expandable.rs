@@ -67,11 +67,11 @@ pub(crate) enum Eligibility {
 pub(crate) struct PageDemand {
     /// The request that the pages are for.
     pub(crate) request: Request,
-    /// Which blocks may be taken apart.
+    /// The blocks that may be taken apart.
     pub(crate) eligibility: Eligibility,
     /// Whether they are for the very arena that gives them.
     pub(crate) own: bool,
-    /// How many at most.
+    /// The greatest number of them.
     pub(crate) wanted: usize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct PageDemand {
 struct GrowthPlan {
     /// The first block of the range: free, or unmapped.
     first: BlockId,
-    /// Where the range ends.
+    /// The address at which the range ends.
     end: u64,
     pages: usize,
 }

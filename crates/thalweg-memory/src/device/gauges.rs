@@ -27,9 +27,9 @@ use crate::ids::SizeClass;
 use crate::statistics::stats::{ByPool, DeviceStatistics, Statistic};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, thread};
 
-/// How far a published sum of bytes may be above the true one, for each class of each arena.
+/// The amount by which a published sum of bytes may be above the true one, for each class of each arena.
 const SLACK_BYTES: u64 = 512 << 10;
-/// How far a published count of blocks may be above the true one, for each class of each arena.
+/// The amount by which a published count of blocks may be above the true one, for each class of each arena.
 const SLACK_COUNT: u64 = 64;
 
 /// A quantity that is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
@@ -74,8 +74,8 @@ pub(crate) struct Gauges {
     /// The peaks of both classes together.
     peak_all: Row,
     published: [Row; 2],
-    /// How many blocks are pending, and how many bytes. The rows of what is active are kept up while there are any, and
-    /// derived when they are looked at.
+    /// The number of blocks that are pending, and of their bytes. The rows of what is active are kept up while there
+    /// are any, and derived when they are looked at.
     pending: [[u64; 2]; 2],
 }
 

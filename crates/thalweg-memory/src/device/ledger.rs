@@ -26,7 +26,7 @@ pub(crate) struct Ledger {
     pub(crate) allowed_bytes: Option<u64>,
     /// The most that was found active when memory was looked for, since everything free was given back last.
     pub(crate) most_active_bytes: u64,
-    /// Where in the program memory is being given back from, if that is wanted.
+    /// The place in the program from which memory is being given back, if that is wanted.
     pub(crate) given_back_at: Option<StackId>,
 }
 

@@ -29,9 +29,9 @@ use crate::upstream::SegmentSource;
 /// The options of a private pool (`torch.cuda.MemPool`).
 #[derive(Clone, Default)]
 pub struct PoolOptions {
-    /// Where its segments come from; the allocator's upstream if `None`.
+    /// The source of its segments; the allocator's upstream if `None`.
     pub source: Option<Arc<dyn SegmentSource>>,
-    /// When memory is short, its free blocks serve requests that go to no pool.
+    /// Whether its free blocks serve requests that go to no pool when memory is short.
     pub use_on_oom: bool,
     /// Its blocks are never cut: a request gets a whole segment.
     pub no_split: bool,

@@ -63,7 +63,7 @@ struct SlowPath<'a> {
     made: Vec<PageId>,
     /// Events that this stream was made to wait for.
     waits: Vec<EventId>,
-    /// How many more it may be made to wait for before memory is short.
+    /// The number of further ones that it may be made to wait for before memory is short.
     waits_left: usize,
     /// All else has been tried.
     is_last_resort: bool,

@@ -45,11 +45,11 @@ use crate::PoolOptions;
 /// ([`PoolOptions::may_alias`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Alias {
-    /// Where the memory was.
+    /// The address at which the memory was.
     pub address: u64,
-    /// How much.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// Where it is now.
+    /// The address at which it is now.
     pub now_at: u64,
 }
 

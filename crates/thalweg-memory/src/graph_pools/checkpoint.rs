@@ -148,7 +148,7 @@ impl PoolCheckpoint {
 #[derive(Debug)]
 #[must_use = "the blocks in it are freed when it is dropped"]
 pub struct Restored {
-    /// Where the blocks began that were live before, in ascending order. They are revoked.
+    /// The addresses at which the blocks began that were live before, in ascending order. They are revoked.
     pub freed: Vec<u64>,
     /// The blocks that are live in the checkpoint, in ascending order of their addresses.
     pub allocated: Vec<Block>,
@@ -159,9 +159,9 @@ pub struct Restored {
 pub struct LiveDifference {
     /// The pool.
     pub pool: PoolId,
-    /// Where blocks were expected and no live one begins.
+    /// The addresses at which blocks were expected and no live one begins.
     pub missing: Vec<u64>,
-    /// Where live blocks begin that were not expected.
+    /// The addresses at which live blocks begin that were not expected.
     pub unexpected: Vec<u64>,
 }
 

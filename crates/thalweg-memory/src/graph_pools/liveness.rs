@@ -55,11 +55,11 @@ impl LivenessWatch {
 /// A block that was in a caller's hands when it was looked for. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LiveBlock {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
-    /// How much there is.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// How much was asked for.
+    /// The number of bytes that were asked for.
     pub requested_bytes: u64,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,

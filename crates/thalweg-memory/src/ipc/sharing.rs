@@ -53,15 +53,15 @@ pub enum SharingKind {
 /// The memory that is shared of a block. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedExtent {
-    /// How.
+    /// The way in which it is shared.
     pub kind: SharingKind,
-    /// Where the shared memory begins: the segment, or the first of the pages.
+    /// The address at which the shared memory begins: the segment, or the first of the pages.
     pub base_address: u64,
-    /// How much is shared.
+    /// The number of bytes that are shared.
     pub extent_bytes: u64,
-    /// How far behind the beginning the block begins.
+    /// The distance from the beginning to the block, in bytes.
     pub offset_bytes: u64,
-    /// How large the block is.
+    /// The size of the block, in bytes.
     pub size_bytes: u64,
     /// The pages in the order of their addresses, without a gap; none if the memory is plain.
     pub pages: Vec<PageId>,
@@ -72,9 +72,9 @@ pub struct SharedExtent {
 pub struct SharedBlock {
     /// The handle of the memory to open.
     pub memory: MemoryHandle,
-    /// How far behind the beginning of that the block begins, in bytes.
+    /// The distance from the beginning of that to the block, in bytes.
     pub offset_bytes: u64,
-    /// How large it is, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct Freed {
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
     /// Whether an event could not be recorded, so that it is never known when the uses are over.
     pub(crate) failed: bool,
-    /// Where it was freed, if that was asked for.
+    /// The place where it was freed, if that was asked for.
     pub(crate) stack: Option<StackId>,
     /// Whether the history was told that it was freed.
     pub(crate) told: bool,

@@ -82,7 +82,7 @@ impl fmt::Debug for Scope {
 #[derive(Default, Debug)]
 pub(crate) struct Gate {
     scopes: RwLock<Vec<Scope>>,
-    /// How many there are, to be asked without the lock.
+    /// The number of them, to be asked without the lock.
     count: AtomicUsize,
 }
 

@@ -54,7 +54,7 @@ pub(crate) struct Core {
     /// It comes before the locks of buckets.
     pub(crate) moving: RwLock<()>,
     has_chores: AtomicBool,
-    /// How often a pool was about to be forgotten, and how often that was over.
+    /// The number of times that a pool was about to be forgotten, and how often that was over.
     forgettings_begun: AtomicU64,
     forgettings_ended: AtomicU64,
     pub(crate) wake: Wake,

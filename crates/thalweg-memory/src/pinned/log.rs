@@ -14,7 +14,7 @@ pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holding {
     pub(crate) requested_bytes: u64,
-    /// Where, if that was asked for.
+    /// The place in the program, if that was asked for.
     pub(crate) stack: Option<StackId>,
 }
 

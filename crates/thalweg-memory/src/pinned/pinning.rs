@@ -52,7 +52,7 @@ fn granules(bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) size_bytes: u64,
-    /// Where in the program it was pinned, if that was recorded.
+    /// The place in the program where it was pinned, if that was recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether it is never used again, and in no bucket.
     pub(crate) lost: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Accounts {
     pub(crate) statistics: HostStatistics,
     /// All blocks, by address.
     pub(crate) pieces: BTreeMap<u64, Piece>,
-    /// When they came and went, and the events of buckets that are gone.
+    /// The record of when they came and went, and the events of buckets that are gone.
     pub(crate) ring: Ring,
     reserve: Option<Reserve>,
     /// The size of a reserve that could not be had.

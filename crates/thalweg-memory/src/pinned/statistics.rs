@@ -15,7 +15,7 @@ use crate::statistics::stats::Statistic;
 /// A number of things, and their size together.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
-    /// How many.
+    /// The number of them.
     pub count: u64,
     /// Their size in bytes.
     pub bytes: u64,
@@ -60,7 +60,7 @@ pub struct TimeStatistic {
     pub max_us: u64,
     /// The shortest call, in microseconds; 0 when there was none.
     pub min_us: u64,
-    /// How many calls there were.
+    /// The number of calls.
     pub count: u64,
 }
 
@@ -90,9 +90,9 @@ pub struct HostStatistics {
     pub allocated_bytes: Statistic,
     /// The bytes of `active_requests`.
     pub active_bytes: Statistic,
-    /// How long the upstream took to pin memory.
+    /// The time that the upstream took to pin memory.
     pub host_alloc_time: TimeStatistic,
-    /// How long the upstream took to take it back.
+    /// The time that the upstream took to take it back.
     pub host_free_time: TimeStatistic,
     /// Pieces taken from the upstream or the reserve since the last reset of sums.
     pub num_host_alloc: u64,
@@ -105,7 +105,7 @@ pub struct HostStatistics {
     pub retired: Tally,
     /// The size of the reserve, if there is one.
     pub reserve_segment_bytes: u64,
-    /// How much of the reserve was ever handed out. What came from it is in `allocations`.
+    /// The number of bytes of the reserve that were ever handed out. What came from it is in `allocations`.
     pub reserve_segment_used_bytes: u64,
 }
 

@@ -27,6 +27,6 @@ pub(crate) struct PinnedBlock {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) request: Request,
-    /// Where in the program, if that was asked for.
+    /// The place in the program, if that was asked for.
     pub(crate) stack: Option<StackId>,
 }

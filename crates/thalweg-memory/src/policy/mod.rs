@@ -39,7 +39,7 @@ pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
-    /// Where in the program it is made, if that is recorded.
+    /// The place in the program where it is made, if that is recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether it asks for a certain address.
     pub(crate) exact_address: bool,
@@ -74,13 +74,13 @@ pub(crate) struct Policy {
     pub(crate) no_split: bool,
     /// Free pages may move to where a growing segment needs them.
     pub(crate) stitching: bool,
-    /// How much more than was ever active may be reserved before they do, as a fraction of that.
+    /// The amount by which more than was ever active may be reserved before they do, as a fraction of that.
     pub(crate) stitching_slack: f64,
-    /// Whether other streams' free memory serves before more is taken.
+    /// The rule by which other streams' free memory serves before more is taken.
     pub(crate) cross_stream_reuse: CrossStreamReuse,
     /// The most waits in flight for that.
     pub(crate) cross_stream_wait_limit: usize,
-    /// How many fitting blocks must be waiting before the stream is made to wait for the oldest.
+    /// The number of fitting blocks that must be waiting before the stream is made to wait for the oldest.
     pub(crate) record_use_depth: Option<usize>,
     /// Before failing, any free block that is safe to use serves.
     pub(crate) last_resort: bool,

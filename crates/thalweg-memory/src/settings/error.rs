@@ -35,7 +35,7 @@ struct Inner {
 /// One thing that is wrong at one place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
-    /// Where, in bytes of the text. Empty at its end.
+    /// The place, in bytes of the text. Empty at its end.
     pub range: Range<usize>,
     /// The key that it concerns, if that is known.
     pub key: Option<&'static str>,

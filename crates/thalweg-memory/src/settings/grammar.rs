@@ -36,7 +36,7 @@ pub(super) struct Token<'a> {
     pub kind: TokenKind,
     /// Empty at the end.
     pub text: &'a str,
-    /// Where it begins, in bytes.
+    /// The place where it begins, in bytes.
     pub start: usize,
 }
 

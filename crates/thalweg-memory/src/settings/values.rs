@@ -31,7 +31,7 @@ pub enum Backend {
 pub enum CrossStreamReuse {
     /// Never: each stream keeps what it once had.
     Never,
-    /// When that stream's work on it is known to be done.
+    /// As soon as that stream's work on it is known to be done.
     Idle,
     /// Also when it is not, by making the requesting stream wait for it on the device, within the limit on such
     /// waits.
@@ -111,7 +111,7 @@ pub struct PowerTwoDivisions {
 }
 
 impl PowerTwoDivisions {
-    /// How many intervals there are.
+    /// The number of intervals.
     pub const INTERVALS: usize = 16;
 
     /// Returns one number of divisions for all sizes; `None` unless it is a power of two.

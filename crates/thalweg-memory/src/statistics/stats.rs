@@ -119,11 +119,11 @@ pub struct DeviceStatistics {
     pub oversize_allocations: Statistic,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Statistic,
-    /// How often the upstream was asked again after the cache had been given back to it.
+    /// The number of times that the upstream was asked again after the cache had been given back to it.
     pub num_alloc_retries: u64,
-    /// How many requests failed for lack of memory.
+    /// The number of requests that failed for lack of memory.
     pub num_ooms: u64,
-    /// How often the host waited for all pending events.
+    /// The number of times that the host waited for all pending events.
     pub num_sync_all_streams: u64,
     /// Segments taken from the upstream, ever.
     pub num_device_alloc: u64,
@@ -137,9 +137,9 @@ pub struct DeviceStatistics {
     pub reserved_bytes_by_private_pools: BTreeMap<PoolId, Statistic>,
     /// Bytes that were freed and wait for uses on other streams. Thalweg's own.
     pub pending_use_bytes: u64,
-    /// How often a stream was made to wait for another, on the device, so that memory could change hands. Thalweg's own.
+    /// The number of times that a stream was made to wait for another, on the device, so that memory could change hands. Thalweg's own.
     pub num_cross_stream_waits: u64,
-    /// How often free pages were moved to where they were needed. Thalweg's own.
+    /// The number of times that free pages were moved to where they were needed. Thalweg's own.
     pub num_pages_moved: u64,
 }
 

@@ -124,7 +124,7 @@ fn count(count: u64) -> String {
 
 struct Scale {
     units: [&'static str; 7],
-    /// How many of a unit make the next.
+    /// The number of a unit that make up the next.
     step: f64,
     /// Values below this are shown as they are.
     plain: u64,

@@ -45,7 +45,7 @@ pub(crate) struct Watch {
     pub(crate) failures: OutOfMemoryObservers,
     pub(crate) rejections: OutOfMemoryObservers,
     pub(crate) files: Mutex<Option<Arc<SnapshotFiles>>>,
-    /// Whose memory snapshots contain too.
+    /// The pinned memory, which snapshots contain too.
     pub(crate) pinned: OnceLock<Arc<dyn SnapshotPart>>,
 }
 
@@ -137,9 +137,9 @@ pub trait SnapshotPart: fmt::Debug + Send + Sync {
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) ring: Ring,
-    /// Where blocks that are taken were allocated, if that was asked for.
+    /// The places where blocks that are taken were allocated, if that was asked for.
     pub(crate) allocations: FxHashMap<BlockId, StackId>,
-    /// Where segments were taken, or grew last.
+    /// The places where segments were taken, or grew last.
     pub(crate) segments: FxHashMap<SegmentId, StackId>,
 }
 

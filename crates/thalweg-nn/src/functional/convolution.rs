@@ -19,7 +19,7 @@ pub struct ConvOptions<const AXES: usize> {
     pub padding: [usize; AXES],
     /// The way from one element of the kernel to the next.
     pub dilation: [usize; AXES],
-    /// How many parts the channels fall into, each of which sees only itself.
+    /// The number of parts that the channels fall into, each of which sees only itself.
     pub groups: usize,
 }
 

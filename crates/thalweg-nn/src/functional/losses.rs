@@ -56,7 +56,7 @@ pub struct ClassLossOptions {
     pub ignore_index: i64,
     /// The part of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy takes it.
     pub label_smoothing: f64,
-    /// How the losses are reduced.
+    /// The reduction of the losses.
     pub reduction: Reduction,
 }
 

@@ -12,7 +12,7 @@ use crate::module::{Embedding, Forward, LayerNorm, Linear, Module};
 /// The sizes of a BERT (`BertConfig`); the defaults are those of `bert-base-uncased`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BertConfig {
-    /// How many tokens there are.
+    /// The number of tokens.
     pub vocab_size: usize,
     /// Features of a token.
     pub hidden_size: usize,
@@ -24,7 +24,7 @@ pub struct BertConfig {
     pub intermediate_size: usize,
     /// The greatest length of a sequence.
     pub max_position_embeddings: usize,
-    /// How many kinds of sentences there are.
+    /// The number of kinds of sentences.
     pub type_vocab_size: usize,
     /// The number that norms add to the variance.
     pub layer_norm_eps: f64,

@@ -16,7 +16,7 @@ use crate::module::{Embedding, Forward, LayerNorm, Linear, Module, StateDict};
 /// The sizes of a GPT-2 (`GPT2Config`); the defaults are those of the smallest checkpoint, with 124 million parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GPT2Config {
-    /// How many tokens there are.
+    /// The number of tokens.
     pub vocab_size: usize,
     /// The greatest length of a sequence.
     pub n_positions: usize,

@@ -11,7 +11,7 @@ use crate::module::{Embedding, Forward, Linear, Module, RMSNorm};
 /// The sizes of a Llama (`LlamaConfig`); the defaults are those of the second generation's model with 7 billion parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LlamaConfig {
-    /// How many tokens there are.
+    /// The number of tokens.
     pub vocab_size: usize,
     /// Features of a token.
     pub hidden_size: usize,

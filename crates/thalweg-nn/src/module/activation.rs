@@ -91,7 +91,7 @@ plain_modules! {
     Softplus {
         /// The steepness.
         beta: f64 = 1.0,
-        /// Where the function is the identity.
+        /// The input above which the function is the identity.
         threshold: f64 = 20.0,
     } |this, x| {
         let numbers = [this.beta, this.threshold].map(|number| Scalar::F64(number).into());

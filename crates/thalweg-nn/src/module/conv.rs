@@ -19,7 +19,7 @@ pub struct Conv<const AXES: usize> {
     /// (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
-    /// How it moves.
+    /// The way in which it moves.
     #[module(skip)]
     pub options: ConvOptions<AXES>,
 }
@@ -113,10 +113,10 @@ pub struct ConvTranspose<const AXES: usize> {
     /// (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
-    /// How the convolution moves whose transpose this is.
+    /// The way in which the convolution moves whose transpose this is.
     #[module(skip)]
     pub options: ConvOptions<AXES>,
-    /// How much longer each axis of the result is than the shortest that the convolution would make the input of.
+    /// The length by which each axis of the result is longer than the shortest that the convolution would make the input of.
     #[module(skip)]
     pub output_padding: [usize; AXES],
 }

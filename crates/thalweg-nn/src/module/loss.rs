@@ -22,7 +22,7 @@ macro_rules! losses {
         #[derive(Module, Clone, Copy, PartialEq, Debug)]
         pub struct $name {
             $( $(#[$field_doc])* #[module(skip)] pub $field: $type, )*
-            /// How the losses of all elements are reduced.
+            /// The reduction of the losses of all elements.
             #[module(skip)]
             pub reduction: Reduction,
         }
@@ -55,7 +55,7 @@ losses! {
     MSELoss {} |this, x, target| call(operator!("mse_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
     /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
     SmoothL1Loss {
-        /// Where the square ends.
+        /// The place where the square ends.
         beta: f64 = 1.0,
     } |this, x, target| {
         let arguments = [x.into(), target.into(), this.reduction.into(), this.beta.into()];
@@ -63,7 +63,7 @@ losses! {
     };
     /// delta · (|x − target| − delta / 2) where the distance is above delta, else half of its square.
     HuberLoss {
-        /// Where the square ends.
+        /// The place where the square ends.
         delta: f64 = 1.0,
     } |this, x, target| {
         let arguments = [x.into(), target.into(), this.reduction.into(), this.delta.into()];
@@ -115,7 +115,7 @@ losses! {
 /// target · (ln target − x), where x holds logarithms.
 #[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
 pub struct KLDivLoss {
-    /// How the losses of all elements are reduced.
+    /// The reduction of the losses of all elements.
     #[module(skip)]
     pub reduction: Reduction,
     /// Whether the sum is divided by the first extent, whatever `reduction` says (`reduction='batchmean'`).
@@ -156,7 +156,7 @@ macro_rules! weighted_losses {
         #[derive(Module, Clone, Debug)]
         pub struct $name {
             $( $(#[$field_doc])* #[module($attribute)] pub $field: $type, )*
-            /// How the losses are reduced.
+            /// The reduction of the losses.
             #[module(skip)]
             pub reduction: Reduction,
         }
@@ -228,7 +228,7 @@ pub struct MarginRankingLoss {
     /// By how much the better one must be better.
     #[module(skip)]
     pub margin: f64,
-    /// How the losses are reduced.
+    /// The reduction of the losses.
     #[module(skip)]
     pub reduction: Reduction,
 }
@@ -253,7 +253,7 @@ pub struct CosineEmbeddingLoss {
     /// The greatest cosine of a target −1 that costs nothing.
     #[module(skip)]
     pub margin: f64,
-    /// How the losses are reduced.
+    /// The reduction of the losses.
     #[module(skip)]
     pub reduction: Reduction,
 }
@@ -298,7 +298,7 @@ pub struct GaussianNLLLoss {
     /// The least variance.
     #[module(skip)]
     pub eps: f64,
-    /// How the losses are reduced.
+    /// The reduction of the losses.
     #[module(skip)]
     pub reduction: Reduction,
 }
@@ -339,7 +339,7 @@ pub struct MultiLabelSoftMarginLoss {
     /// A weight per class.
     #[module(buffer)]
     pub weight: Option<Tensor>,
-    /// How the losses of rows are reduced.
+    /// The reduction of the losses of rows.
     #[module(skip)]
     pub reduction: Reduction,
 }
@@ -374,7 +374,7 @@ pub struct CTCLoss {
     /// The label that stands for none.
     #[module(skip)]
     pub blank: i64,
-    /// How the losses of sequences are reduced; the mean is that over each divided by its number of labels.
+    /// The reduction of the losses of sequences; the mean is that over each divided by its number of labels.
     #[module(skip)]
     pub reduction: Reduction,
     /// Whether the loss of a sequence that does not fit into its time is 0, in place of infinity.

@@ -327,7 +327,7 @@ pub struct GroupNorm {
     /// (channels).
     #[module(parameter)]
     pub bias: Option<Tensor>,
-    /// How many groups there are.
+    /// The number of groups.
     #[module(skip)]
     pub num_groups: usize,
     /// The number that is added to the variance.
@@ -365,7 +365,7 @@ impl Forward for GroupNorm {
 /// Each element over a power of the sum of squares of its neighbours among the channels.
 #[derive(Module, Clone, Copy, PartialEq, Debug)]
 pub struct LocalResponseNorm {
-    /// How many channels are summed.
+    /// The number of channels that are summed.
     #[module(skip)]
     pub size: usize,
     /// The factor of the sum.

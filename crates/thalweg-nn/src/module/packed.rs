@@ -14,7 +14,7 @@ pub struct PackedSequence {
     /// (sum of lengths, …): the first elements of all sequences, the longest sequence first, then the second elements of those that
     /// have one, and so on.
     pub data: Tensor,
-    /// How many sequences have an element at each step. It never grows.
+    /// The number of sequences that have an element at each step. It never grows.
     pub batch_sizes: Vec<usize>,
     /// (batch) of i64: the sequences of the batch from the longest to the shortest; none if the batch has them so.
     pub sorted_indices: Option<Tensor>,

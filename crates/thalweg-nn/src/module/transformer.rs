@@ -134,11 +134,11 @@ impl Forward for TransformerBlock {
 /// The sizes of a [`Transformer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransformerOptions {
-    /// How many different tokens there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// The most tokens of a sequence.
     pub context: usize,
-    /// How many layers.
+    /// The number of layers.
     pub layers: usize,
     /// Features of a token.
     pub features: usize,

@@ -34,7 +34,7 @@ pub struct Upsample {
     /// The factors, or one for all axes.
     #[module(skip)]
     pub scale_factor: Option<Vec<f64>>,
-    /// How elements are found.
+    /// The way in which elements are found.
     #[module(skip)]
     pub mode: UpsampleMode,
 }

@@ -85,7 +85,7 @@ impl Schedule for CosineAnnealingLr {
 pub struct CosineAnnealingWarmRestarts {
     /// Epochs of the first wave: at least 1.
     pub t_0: u64,
-    /// How many times as long each next wave is: at least 1, PyTorch's default.
+    /// The factor by which each next wave is longer: at least 1, PyTorch's default.
     pub t_mult: u64,
     /// The lowest rate; PyTorch's default is 0.
     pub eta_min: f64,
@@ -128,7 +128,7 @@ pub struct CyclicLr {
     pub step_size_up: u64,
     /// Epochs on the way down: at least 1. PyTorch's default is `step_size_up`.
     pub step_size_down: u64,
-    /// How far later cycles go up.
+    /// The height of later cycles.
     pub mode: CyclicMode,
 }
 
@@ -192,7 +192,7 @@ impl Schedule for LinearLr {
 pub struct ConstantLr {
     /// The factor; PyTorch's default is 1/3.
     pub factor: f64,
-    /// How many epochs it holds; PyTorch's default is 5.
+    /// The number of epochs that it holds; PyTorch's default is 5.
     pub total_iters: u64,
 }
 
@@ -247,11 +247,11 @@ pub struct OneCycleLr {
     pub total_steps: u64,
     /// The part of the steps that rises.
     pub pct_start: f64,
-    /// How the rate rises and falls.
+    /// The way in which the rate rises and falls.
     pub anneal: Anneal,
-    /// How many times the first rate fits into the highest.
+    /// The highest rate, over the first.
     pub div_factor: f64,
-    /// How many times the last rate fits into the first.
+    /// The first rate, over the last.
     pub final_div_factor: f64,
     /// Whether the rate falls to the first one in as many steps as it rises, then to the last.
     pub three_phase: bool,

@@ -16,7 +16,7 @@ use super::Object;
 use super::pickle::{DICTIONARY, DTYPES, Node, ValueIndex, Values, Writer, dtype_of, run};
 use super::stream::{Upload, download, file_error};
 
-/// How deep containers may lie within each other.
+/// The greatest depth to which containers may lie within each other.
 const MOST_NESTED: usize = 64;
 
 /// Reads what `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around them.

@@ -343,6 +343,12 @@ fn what_does_not_fit_is_refused_in_pytorchs_words() {
     saved.state.get_mut(&1).unwrap().remove("row_var");
     refused(optimizer.load_state_dict(&saved), "parameter 1 has no saved row_var");
     refused(optimizer.load_state_dict(&OptimizerState::default()), "0 groups of parameters");
+    let mut saved = optimizer.state_dict();
+    let counted = Tensor::ones(&[], DType::F32, &device()).unwrap();
+    saved.state.get_mut(&1).unwrap().insert("step".into(), counted);
+    saved.param_groups[0].options.insert("lr".into(), -1.0);
+    refused(optimizer.load_state_dict(&saved), "Learning rate should be >= 0");
+    assert_eq!(values(&optimizer.state_dict().state[&1]["step"]), [0.0], "nothing has changed");
     // An error of the closure is the step's.
     let mut optimizer = Lbfgs::new(list, LbfgsOptions::default()).unwrap();
     refused(optimizer.step(|| Err(Error::invalid("no loss today"))).map(drop), "no loss today");

@@ -32,56 +32,56 @@ macro_rules! binary_functions_table {
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [0.25],
             }
-            /// Whether x = y.
+            /// Returns whether x = y.
             eq(x, y): "eq.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.eq(y),
                 reference: f64::from(x == y),
                 samples: [[-2.0, 3.0], [4.0, 4.0]],
                 numbers: [],
             }
-            /// Whether x ≠ y.
+            /// Returns whether x ≠ y.
             ne(x, y): "ne.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.eq(y).logical_not(),
                 reference: f64::from(x != y),
                 samples: [[-2.0, 3.0], [4.0, 4.0]],
                 numbers: [],
             }
-            /// Whether x < y.
+            /// Returns whether x < y.
             lt(x, y): "lt.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.lt(y),
                 reference: f64::from(x < y),
                 samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
                 numbers: [],
             }
-            /// Whether x ≤ y.
+            /// Returns whether x ≤ y.
             le(x, y): "le.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.le(y),
                 reference: f64::from(x <= y),
                 samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
                 numbers: [],
             }
-            /// Whether x > y.
+            /// Returns whether x > y.
             gt(x, y): "gt.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.gt(y),
                 reference: f64::from(x > y),
                 samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
                 numbers: [],
             }
-            /// Whether x ≥ y.
+            /// Returns whether x ≥ y.
             ge(x, y): "ge.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.ge(y),
                 reference: f64::from(x >= y),
                 samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
                 numbers: [],
             }
-            /// Whether both are true.
+            /// Returns whether both are true.
             logical_and(x, y): "logical_and(Tensor self, Tensor other) -> Tensor" Logical {
                 body: x.and(y),
                 reference: f64::from(x != 0.0 && y != 0.0),
                 samples: [[0.0, 1.0], [2.0, 1.0]],
                 numbers: [],
             }
-            /// Whether one of both is true.
+            /// Returns whether one of both is true.
             logical_or(x, y): "logical_or(Tensor self, Tensor other) -> Tensor" Logical {
                 body: x.or(y),
                 reference: f64::from(x != 0.0 || y != 0.0),
@@ -186,7 +186,7 @@ macro_rules! binary_functions_table {
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
-            /// Whether exactly one is true.
+            /// Returns whether exactly one is true.
             logical_xor(x, y): "logical_xor(Tensor self, Tensor other) -> Tensor" Logical {
                 body: x.xor(y),
                 reference: f64::from((x != 0.0) != (y != 0.0)),

@@ -105,21 +105,21 @@ macro_rules! functions_table {
             }
             /// x · other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
             mul_scalar(x; other): "mul.Scalar(Tensor self, Scalar other) -> Tensor" Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
-            /// Whether the sign of x is negative, that of −0 too.
+            /// Returns whether the sign of x is negative, that of −0 too.
             signbit(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
                 reference: f64::from(x.is_sign_negative()),
                 samples: [[-2.0], [0.0], [-0.0], [0.5]],
                 numbers: [],
             }
-            /// Whether x = other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x = other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             eq_scalar(x; other): "eq.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.eq(other),
                 reference: f64::from(x == other),
                 samples: [[2.0], [3.0]],
                 numbers: [3.0],
             }
-            /// Whether x > other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x > other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             gt_scalar(x; other): "gt.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.gt(other),
                 reference: f64::from(x > other),
@@ -254,14 +254,14 @@ macro_rules! functions_table {
                 samples: [[0.75], [3.5]],
                 numbers: [],
             }
-            /// Whether x is not a number.
+            /// Returns whether x is not a number.
             isnan(x) Comparison {
                 body: x.eq(x).logical_not(),
                 reference: f64::from(x.is_nan()),
                 samples: [[1.0], [f64::NAN]],
                 numbers: [],
             }
-            /// Whether x is infinite.
+            /// Returns whether x is infinite.
             isinf(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.abs().eq(f64::INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x.is_infinite()),
@@ -269,7 +269,7 @@ macro_rules! functions_table {
                 numbers: [],
                 complex: "thalweg::isinf_of_complex",
             }
-            /// Whether x is neither infinite nor NaN.
+            /// Returns whether x is neither infinite nor NaN.
             isfinite(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.abs().lt(f64::INFINITY) } else { x.eq(x) },
                 reference: f64::from(x.is_finite()),
@@ -277,14 +277,14 @@ macro_rules! functions_table {
                 numbers: [],
                 complex: "thalweg::isfinite_of_complex",
             }
-            /// Whether x is +∞.
+            /// Returns whether x is +∞.
             isposinf(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.ge(f64::INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::INFINITY),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
                 numbers: [],
             }
-            /// Whether x is −∞.
+            /// Returns whether x is −∞.
             isneginf(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.le(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::NEG_INFINITY),
@@ -323,28 +323,28 @@ macro_rules! functions_table {
                 samples: [[-0.7], [0.3]],
                 numbers: [],
             }
-            /// Whether x ≠ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≠ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             ne_scalar(x; other): "ne.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.eq(other).logical_not(),
                 reference: f64::from(x != other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Whether x < other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x < other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             lt_scalar(x; other): "lt.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.lt(other),
                 reference: f64::from(x < other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Whether x ≤ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≤ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             le_scalar(x; other): "le.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.le(other),
                 reference: f64::from(x <= other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Whether x ≥ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≥ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             ge_scalar(x; other): "ge.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.ge(other),
                 reference: f64::from(x >= other),

@@ -172,9 +172,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
     adam ADAM AdamOptions "Adam" (learning_rate: 1e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the second moment forgets.
+            /// The part of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -205,9 +205,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
     adamw ADAMW AdamWOptions "AdamW" (learning_rate: 1e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the second moment forgets.
+            /// The part of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -238,7 +238,7 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html>
     sgd SGD SgdOptions "SGD" (learning_rate: 1e-3) {
         numbers {
-            /// How slowly the buffer of gradients forgets; 0 keeps none.
+            /// The part of the buffer of gradients that a step keeps; 0 keeps none.
             momentum: 0.0, AtLeastZero;
             /// The part of a gradient that does not enter the buffer.
             dampening: 0.0, Any;
@@ -275,7 +275,7 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html>
     adagrad ADAGRAD AdagradOptions "Adagrad" (learning_rate: 1e-2) {
         numbers {
-            /// How fast the learning rate falls: it is divided by 1 + (steps − 1) · this.
+            /// The rate at which the learning rate falls: it is divided by 1 + (steps − 1) · this.
             lr_decay: 0.0, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -301,15 +301,15 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
     nadam NADAM NAdamOptions "NAdam" (learning_rate: 2e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the second moment forgets.
+            /// The part of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// How fast the momentum grows to `beta1`.
+            /// The rate at which the momentum grows to `beta1`.
             momentum_decay: 4e-3, AtLeastZero;
         }
         flags {
@@ -344,9 +344,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
     radam RADAM RAdamOptions "RAdam" (learning_rate: 1e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the second moment forgets.
+            /// The part of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -385,13 +385,13 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html>
     rmsprop RMSPROP RMSpropOptions "RMSprop" (learning_rate: 1e-2) {
         numbers {
-            /// How slowly the mean of the squares forgets.
+            /// The part of the mean of the squares that a step keeps.
             alpha: 0.99, AtLeastZero;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// How slowly the buffer of updates forgets; 0 keeps none.
+            /// The part of the buffer of updates that a step keeps; 0 keeps none.
             momentum: 0.0, AtLeastZero;
         }
         flags {
@@ -429,9 +429,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
     sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (learning_rate: 1e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the second moment forgets.
+            /// The part of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, Positive;
@@ -458,9 +458,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
     adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
         numbers {
-            /// How slowly the first moment forgets.
+            /// The part of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the greatest gradient is forgotten.
+            /// The part of the greatest gradient that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -485,7 +485,7 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adadelta.html>
     adadelta ADADELTA AdadeltaOptions "Adadelta" (learning_rate: 1.0) {
         numbers {
-            /// How slowly both means of squares forget.
+            /// The part of both means of squares that a step keeps.
             rho: 0.9, BelowOne;
             /// The term that keeps the division finite, and the first update above 0.
             epsilon as "eps": 1e-6, AtLeastZero;
@@ -510,9 +510,9 @@ optimizers! {
     /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
     lion LION LionOptions "Lion" (learning_rate: 1e-4) {
         numbers {
-            /// How much of the momentum an update has.
+            /// The part of an update that is momentum.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// How slowly the momentum forgets.
+            /// The part of the momentum that a step keeps.
             beta2 as "betas.1": 0.99, BelowOne;
             /// The part of a parameter that a step of size 1 takes away.
             weight_decay: 0.0, AtLeastZero;
@@ -534,7 +534,7 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
     asgd ASGD AsgdOptions "ASGD" (learning_rate: 1e-2) {
         numbers {
-            /// How fast parameters and step size decay.
+            /// The decay of parameters and step size.
             lambd: 1e-4, Any;
             /// The power by which the step size decays.
             alpha: 0.75, Any;

@@ -42,9 +42,9 @@ pub const LEAST_DIVIDED: usize = 2 * PART_OF_COLUMNS as usize;
 pub struct Divided {
     /// The iteration, whose inner dimensions are merged where they can be.
     pub iteration: Iteration,
-    /// How many of its inner dimensions, from the first on, tell parts apart; the next one is cut.
+    /// The number of its inner dimensions, from the first on, that tell parts apart; the next one is cut.
     pub apart: usize,
-    /// How many indices of the dimension that is cut a part has; the last one may have fewer.
+    /// The number of indices of the cut dimension that a part has; the last one may have fewer.
     pub cut: u64,
 }
 

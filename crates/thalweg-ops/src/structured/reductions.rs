@@ -63,7 +63,7 @@ pub static ALL: LoopOp =
         b.output(found, DType::Bool, OutputPlace::Row);
     });
 
-/// How many elements are not 0.
+/// The number of elements that are not 0.
 pub static COUNT_NONZERO: LoopOp =
     reduction("count_nonzero", "How many elements are not 0.", DTypeRule::Position, &[], |b, signature| {
         let one = b.input(signature.inputs[0]).to(DType::Bool).to(DType::I64);

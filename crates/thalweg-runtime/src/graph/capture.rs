@@ -25,7 +25,7 @@ pub struct CaptureOptions {
     /// The pool that the region allocates from. Where there is none, one of its own: a new one, or memory that is left of
     /// the pool of a graph that is gone.
     pub pool: Option<GraphPool>,
-    /// Which calls of other threads the capture forbids.
+    /// The calls of other threads that the capture forbids.
     pub mode: CaptureMode,
     /// The stream that captures; where there is none, one that the device keeps for captures, or another if that captures
     /// already. Never the default stream.

@@ -65,7 +65,7 @@ pub(super) struct Content {
     pub(super) member: Arc<Member>,
     /// Pinned memory that the captured copies use.
     pub(super) pinned: Vec<Arc<PinnedBlock>>,
-    /// Where it was replayed.
+    /// The streams on which it was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,
 }

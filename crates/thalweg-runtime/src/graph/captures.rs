@@ -21,7 +21,7 @@ use crate::{Error, Result, STREAMS_PER_PRIORITY, Stream};
 /// The captures of one device that are under way.
 #[derive(Default)]
 pub(crate) struct Captures {
-    /// How many, to be asked without the lock.
+    /// The number of them, to be asked without the lock.
     pub(super) count: AtomicUsize,
     under_way: Mutex<Vec<UnderWay>>,
     /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
@@ -49,7 +49,7 @@ pub(super) struct UnderWay {
     pub(crate) mode: CaptureMode,
     /// For each of its streams on which a conditional node was captured, the one that the bodies are captured on.
     pub(crate) body_streams: Vec<(Stream, Stream)>,
-    /// Why no graph can come of it, if so.
+    /// The reason why no graph can come of it, if so.
     pub(crate) broken: Option<String>,
     pub(crate) pool: GraphPool,
     pub(crate) branches: Branches,

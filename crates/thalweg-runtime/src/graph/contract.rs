@@ -18,7 +18,7 @@ use thalweg_memory::LivenessWatch;
 
 use crate::{Error, Result};
 
-/// How many dead inputs a message lists.
+/// The number of dead inputs that a message lists.
 const LISTED: usize = 4;
 
 /// The memory that a graph relies on, and the memory that it writes.
@@ -34,7 +34,7 @@ pub struct Contract {
 /// Memory that a graph uses and did not allocate: one buffer, or a part of unknown memory.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Where the buffer begins.
+    /// The address at which the buffer begins.
     pub address: u64,
     /// The buffer's size in bytes; of unknown memory, the bytes that the first command touches.
     pub size_bytes: u64,
@@ -46,7 +46,7 @@ pub struct Input {
     pub is_written: bool,
     /// The first command that uses it.
     pub label: Label,
-    /// Whose it is.
+    /// The kind of its owner.
     pub kind: InputKind,
 }
 
@@ -65,7 +65,7 @@ pub enum InputKind {
 /// A buffer that a graph leaves: allocated in the capture, and held when that ended.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Where it begins.
+    /// The address at which it begins.
     pub address: u64,
     /// Its size in bytes.
     pub size_bytes: u64,

@@ -28,7 +28,7 @@ pub(super) struct Footprint {
     pool: PoolId,
     /// Blocks that the capture allocated, by address, until another one has their place.
     own: BTreeMap<u64, Own>,
-    /// Where they were.
+    /// The addresses at which they were.
     occupied: Ranges,
     /// The ranges of them that commands wrote.
     written: Ranges,
@@ -36,7 +36,7 @@ pub(super) struct Footprint {
     left: Ranges,
     allocated_bytes: u64,
     inputs: Vec<Input>,
-    /// Where each input ends, and its place in the list, by address.
+    /// The address at which each input ends, and its place in the list, by address.
     places: BTreeMap<u64, (u64, usize)>,
     /// The holders of blocks when they were last looked up.
     live: Option<Vec<LiveBlock>>,
@@ -57,7 +57,7 @@ pub(super) struct Traces {
     pub(super) written: Ranges,
     /// The ranges of them that were not given to another block since.
     pub(super) left: Ranges,
-    /// Where its own blocks were, in bytes.
+    /// The number of bytes of its own blocks.
     pub(super) occupied_bytes: u64,
     /// The sum of its own blocks, in bytes.
     pub(super) allocated_bytes: u64,

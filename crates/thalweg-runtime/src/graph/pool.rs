@@ -22,7 +22,7 @@ struct PoolOwner {
     members: Members,
     /// Whether it was made for one capture.
     is_of_one_graph: bool,
-    /// Where graphs of the pool were replayed that are gone.
+    /// The streams on which graphs of the pool were replayed that are gone.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
 

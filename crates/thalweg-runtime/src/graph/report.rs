@@ -35,7 +35,8 @@ pub struct PoolMemory {
 pub struct CaptureCost {
     /// The commands that were captured through Thalweg.
     pub commands: u64,
-    /// How often the driver was asked where a stream stands in the capture, and behind which nodes a node comes, beyond the
-    /// commands themselves and what the allocator asks to use memory again. It grows with the commands, and no faster.
+    /// The number of times that the driver was asked where a stream stands in the capture, and behind which nodes a node
+    /// comes, beyond the commands themselves and what the allocator asks to use memory again. It grows with the commands,
+    /// and no faster.
     pub driver_calls: u64,
 }

@@ -17,7 +17,7 @@ use super::upstream::lock;
 /// The part of the device's memory that is held back at most: one in so many bytes.
 const SHARE: u64 = 4;
 
-/// How many blocks are held back at most.
+/// The number of blocks that are held back at most.
 const MOST_BLOCKS: usize = 4096;
 
 /// The freed blocks of a device that are held back.

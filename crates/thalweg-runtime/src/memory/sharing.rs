@@ -81,9 +81,9 @@ impl MemorySharing for DriverUpstream {
 pub struct SharedHandle {
     /// The bytes that another process opens, in PyTorch's format.
     pub bytes: Vec<u8>,
-    /// How far behind the beginning of that the buffer begins, in bytes.
+    /// The distance from the beginning of that to the buffer, in bytes.
     pub offset_bytes: u64,
-    /// How large the buffer is, in bytes.
+    /// The size of the buffer, in bytes.
     pub size_bytes: u64,
 }
 

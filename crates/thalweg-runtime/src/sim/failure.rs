@@ -27,23 +27,23 @@ pub enum Problem {
     Leak {
         /// Of which device.
         device: String,
-        /// How many.
+        /// The number of them.
         blocks: u64,
-        /// How large they are together.
+        /// Their size together, in bytes.
         bytes: u64,
     },
     /// Freed memory is still held back although all work is done: a use was recorded that never ends.
     NeverFree {
         /// Of which device.
         device: String,
-        /// How much.
+        /// The size, in bytes.
         bytes: u64,
     },
     /// Memory was taken from the driver, and it is lost: it is neither cached nor held by a caller.
     Lost {
         /// Of which device.
         device: String,
-        /// How much.
+        /// The size, in bytes.
         bytes: u64,
     },
 }
@@ -124,7 +124,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How many problems a report shows.
+/// The number of problems that a report shows.
 const SHOWN: usize = 12;
 
 /// A seed that fails, explained. Its `Display` is the report.

@@ -53,17 +53,17 @@ use thalweg_sim::Trace;
 
 use crate::Environment;
 
-/// How many seeds a check tries by default.
+/// The number of seeds that a check tries by default.
 const SEEDS: u64 = 100;
 
-/// How many runs the shrinking of one failure may take, and how long.
+/// The number of runs that the shrinking of one failure may take, and how long.
 const SHRINK_RUNS: usize = 400;
 const SHRINK_TIME: Duration = Duration::from_secs(30);
 
 /// After how long a time of shrinking the report is printed as it is.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long one run may take by default.
+/// The time that one run may take by default.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `program` under many seeds on one simulated GPU, as [`Check::new`] has it.
@@ -97,16 +97,17 @@ pub struct Check {
 /// The counts of a check without a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// How many runs. Fewer than there are seeds where all would have been the same ([`Check::order_only`]).
+    /// The number of runs. Fewer than there are seeds where all would have been the same ([`Check::order_only`]).
     pub runs: u64,
-    /// How many decisions the schedules made, in all runs together.
+    /// The number of decisions that the schedules made, in all runs together.
     pub decisions: u64,
-    /// How many commands ran.
+    /// The number of commands that ran.
     pub commands: u64,
-    /// How often memory was given back without the record of another stream's use, by programs that an injected fault had made
-    /// return early: no failure, since the error is. A program that goes on with the memory's stream after such an error should record.
+    /// The number of times that memory was given back without the record of another stream's use, by programs that an injected fault
+    /// had made return early: no failure, since the error is. A program that goes on with the memory's stream after such an error
+    /// should record.
     pub unrecorded_after_fault: u64,
-    /// How many races there may be that nothing decides ([`Check::deny_possible_races`]), each counted once.
+    /// The number of possible races that nothing decides ([`Check::deny_possible_races`]), each counted once.
     pub possible_races: u64,
     /// One number for all that happened: equal for equal programs, seeds and settings.
     pub trace_hash: u64,

@@ -31,7 +31,7 @@ impl fmt::Display for Panic {
 }
 
 thread_local! {
-    /// How deep in [`catch`] this thread is, and where its last panic was.
+    /// The depth of [`catch`] in which this thread is, and where its last panic was.
     static CAUGHT: RefCell<(u32, Option<String>)> = const { RefCell::new((0, None)) };
 }
 

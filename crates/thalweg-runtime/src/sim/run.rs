@@ -44,7 +44,7 @@ const HANGS: i32 = 101;
 pub(super) struct Run {
     /// The problems, the most telling first.
     pub(super) problems: Vec<Problem>,
-    /// How often memory was given back without the record of a use by a program that an injected fault made return early.
+    /// The number of times that memory was given back without the record of a use by a program that an injected fault made return early.
     pub(super) unrecorded_after_fault: u64,
     /// Races that are possible and no more.
     pub(super) possible: Vec<Finding>,
@@ -182,7 +182,7 @@ struct Sorted {
     certain: Vec<Problem>,
     /// Races that are possible and no more.
     possible: Vec<Finding>,
-    /// How many records were missing after a fault had made the program return early.
+    /// The number of records that were missing after a fault had made the program return early.
     excused: u64,
 }
 
@@ -287,7 +287,7 @@ fn used_bytes(machine: &SimDriver, device: u32) -> u64 {
     machine.memory_info(device).map_or(0, |info| info.total_bytes - info.free_bytes)
 }
 
-/// How many deviations are put into words: a report does not show more.
+/// The number of deviations that are put into words: a report does not show more.
 const NOTES: usize = 16;
 
 /// A schedule whose deviations from the default are put into words.

@@ -28,7 +28,7 @@ use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
 thread_local! {
-    /// How this thread is bound by captures. As with CUDA, it belongs to the thread and to no driver.
+    /// The way in which this thread is bound by captures. As with CUDA, it belongs to the thread and to no driver.
     static THREAD_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 

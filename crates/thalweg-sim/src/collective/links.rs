@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Collectives, Meeting};
-use crate::executor::faults::Fault;
+use crate::faults::Fault;
 
 /// The way of data between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -19,7 +19,7 @@ pub enum Link {
     Timed {
         /// The time of the first byte.
         latency: Duration,
-        /// How many bytes follow per second; at least 1.
+        /// The number of bytes that follow per second; at least 1.
         bytes_per_second: u64,
     },
     /// It never comes, until the link is set anew.
@@ -32,7 +32,7 @@ pub(super) struct Links {
     links: BTreeMap<[u32; 2], Link>,
     /// Stalls by the number of the collective at which they begin.
     planned: Vec<(u64, u32)>,
-    /// How many collectives have met since the stalls were planned.
+    /// The number of collectives that have met since the stalls were planned.
     met: u64,
     struck: u64,
 }

@@ -67,18 +67,18 @@ pub(crate) struct Part {
 /// A communicator.
 struct Communicator {
     ranks: Vec<Rank>,
-    /// How many sends and receives there were from one rank to another.
+    /// The number of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
 }
 
 struct Rank {
     /// `None` until it joins.
     device: Option<u32>,
-    /// How many collectives it was given.
+    /// The number of collectives that it was given.
     calls: u64,
-    /// How many splits it has called.
+    /// The number of splits that it has called.
     splits: u64,
-    /// How much symmetric memory it has registered, in calls.
+    /// The number of calls by which it registered symmetric memory.
     windows: u64,
     /// The group that it was given last, and in which submission.
     group: (u64, u64),
@@ -108,7 +108,7 @@ struct Meeting {
     is_running: bool,
     /// Whether all parts have arrived once.
     has_departed: bool,
-    /// When its data is there, where that takes time.
+    /// The moment at which its data is there, where that takes time.
     opens: Option<Instant>,
 }
 

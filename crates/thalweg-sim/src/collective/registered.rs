@@ -17,7 +17,7 @@ pub(super) type Windows = BTreeMap<(u64, u64), Window>;
 pub(super) struct Window {
     /// The rank that made it first, with how many bytes, and its call.
     first: (u32, u64, Label),
-    /// How many ranks have made it.
+    /// The number of ranks that have made it.
     made: u32,
 }
 

@@ -21,7 +21,7 @@ use crate::objects::graph::{Node, planned};
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
 
-/// How often a node may run its body in one launch. A GPU would go on for ever.
+/// The number of times that a node may run its body in one launch. A GPU would go on for ever.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 /// The value that a node reads. Each executable has its own.
@@ -91,7 +91,7 @@ pub(crate) struct BranchBody {
 pub(crate) struct Round {
     branch: Arc<Branch>,
     stream: u32,
-    /// How often a body has run.
+    /// The number of times that a body has run.
     number: u32,
 }
 

@@ -62,29 +62,30 @@ use super::executor::command::{Claim, CommandId};
 use super::refusal::Refusal;
 use super::schedules::{Schedule, Trace};
 
-/// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
+/// The number of times that a host thread may look at the same thing, with nothing done in between, before it must see something done first.
 const FRUITLESS_LOOKS: u32 = 16;
 
 /// For how many looks a query counts that is answered `not ready`: twice is enough, and once is not, so that a program that
 /// asks twice and gives up is seen to do so.
 const NOT_READY: u32 = 8;
 
-/// How many things that were looked at are remembered.
+/// The number of things looked at that are remembered.
 const LOOKED_AT: usize = 32;
 
-/// How long no thread may make progress, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
-/// may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another process.
+/// The time in which no thread may make progress, with a thread asleep outside of the driver, before that is a deadlock; and how
+/// long threads may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another
+/// process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often decisions look, after a thread came that was not announced, for others that are on their way, and wait for a moment if
-/// there are any. A thread that makes its first call only when another is done with its work may know of that work, as far as
-/// can be seen.
+/// The number of times that decisions look, after a thread came that was not announced, for others that are on their way, and wait
+/// for a moment if there are any. A thread that makes its first call only when another is done with its work may know of that work,
+/// as far as can be seen.
 const ARRIVAL_LOOKS: u32 = 64;
 
-/// How often threads poll in that time, at least: one that sleeps in between is not busy.
+/// The number of times that threads poll in that time, at least: one that sleeps in between is not busy.
 const LIVELOCK_POLLS: u32 = 1000;
 
-/// How many of these polls a trace notes. There are as many as the time allows, which is not the program's doing.
+/// The number of these polls that a trace notes. There are as many as the time allows, which is not the program's doing.
 const NOTED_POLLS: u32 = 100;
 
 /// The way in which a schedule sees a call.
@@ -138,27 +139,27 @@ pub(super) struct Control {
     /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
     /// ended.
     pub(super) progress: u64,
-    /// How many commands run on host threads. More than one where a thread fell asleep in its own.
+    /// The number of commands that run on host threads. More than one where a thread fell asleep in its own.
     pub(super) running: u32,
-    /// How long threads have polled with nothing left to be done.
+    /// The time for which threads have polled with nothing left to be done.
     polls: Polls,
     /// Counts the polls of all threads.
     polled: u64,
     pub(super) has_ended: bool,
     /// The answer of every call from now on.
     end: Refusal,
-    /// Why no thread made progress any more, the first time.
+    /// The reason why no thread made progress any more, the first time.
     pub(super) stuck: Option<String>,
     /// Told of that, once.
     pub(super) on_stuck: Option<OnStuck>,
     /// Told of the first observation.
     pub(super) on_observation: Option<OnObservation>,
-    /// How long the run may take.
+    /// The time that the run may take.
     pub(super) limit: Option<Limit>,
     pub(super) stall: Stall,
-    /// When the machine was made, or its last run began.
+    /// The moment at which the machine was made, or its last run began.
     began: Tick,
-    /// How often decisions will look yet for threads that are on their way to their first call.
+    /// The number of times that decisions will look yet for threads that are on their way to their first call.
     arrival_looks: u32,
 }
 
@@ -212,7 +213,7 @@ pub(super) struct Host {
     pub(super) phase: Phase,
     /// The call that it is in, or was in last.
     pub(super) call: &'static str,
-    /// How often it has got its turn.
+    /// The number of times that it has got its turn.
     pub(super) waits: u64,
     /// Whether it was given the turn to go on.
     pub(super) is_granted: bool,
@@ -220,7 +221,7 @@ pub(super) struct Host {
     pub(super) is_spinning: bool,
     pub(super) wake: Arc<Condvar>,
     looks: Looks,
-    /// When it polled last with nothing left to be done.
+    /// The moment at which it polled last with nothing left to be done.
     polled: u64,
 }
 

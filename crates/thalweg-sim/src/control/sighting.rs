@@ -39,7 +39,7 @@ impl Entering {
     }
 }
 
-/// How often a thread must be seen asleep in a row before that is believed.
+/// The number of times that a thread must be seen asleep in a row before that is believed.
 const SIGHTINGS: u32 = 4;
 
 /// A thread, and what it was seen to do.

@@ -14,8 +14,8 @@ use crate::refusal::CallResult;
 /// The time between two looks at other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
-/// How many looks in a row must find nothing outside of the driver that could go on before that is a deadlock. The system's list of
-/// threads may miss one while others end ([`control`](crate::control) says why so many are enough).
+/// The number of looks in a row that must find nothing outside of the driver that could go on before that is a deadlock. The
+/// system's list of threads may miss one while others end ([`control`](crate::control) says why so many are enough).
 const DEADLOCK_LOOKS: u32 = 16;
 
 impl<'a> Locked<'a> {

@@ -17,14 +17,14 @@ const LOOK: Duration = Duration::from_millis(5);
 /// After how many looks without a machine the thread ends.
 const IDLE_LOOKS: u32 = 200;
 
-/// How much time of a processor a thread may spend between two calls before it counts as one that waits there. A program that
+/// The time of a processor that a thread may spend between two calls before it counts as one that waits there. A program that
 /// computes for longer loses nothing but that its schedule is no longer the seed's alone.
 const SPINNING: Duration = Duration::from_millis(200);
 
-/// How many looks in a row a thread that has the turn may be seen asleep, nearly always, before that is believed.
+/// The number of looks in a row that a thread that has the turn may be seen asleep, nearly always, before that is believed.
 const SLEEPING_LOOKS: u32 = 20;
 
-/// How long a run that was told to end has for it.
+/// The time that a run has to end after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
 
 struct Watch {

@@ -42,7 +42,7 @@ pub(crate) enum Body {
 pub(crate) struct Origin {
     /// Its priority.
     pub(crate) level: u8,
-    /// Whose step it is.
+    /// The actor whose step it is.
     pub(crate) actor: Actor,
 }
 

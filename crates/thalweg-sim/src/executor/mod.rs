@@ -49,13 +49,13 @@ use super::schedules::Actor;
 /// The details of a command that only a controlled machine knows.
 struct Detail {
     number: u64,
-    /// Which of its actor's commands.
+    /// The number of the command among its actor's.
     index: u64,
     actor: Actor,
     /// Whether a host thread waits for it, directly or not.
     is_needed: bool,
     predecessors: Frontier,
-    /// Where it has begun and not ended.
+    /// The copy of its memory, if it has begun and not ended.
     snapshot: Option<Snapshot>,
 }
 
@@ -66,9 +66,9 @@ struct Details {
     commands: Vec<Detail>,
     /// Of the last command. Marks have none: they are never chosen.
     number: u64,
-    /// How many commands each actor has had.
+    /// The number of commands that each actor has had.
     counts: FxHashMap<Actor, u64>,
-    /// How many host functions are not complete.
+    /// The number of host functions that are not complete.
     host_functions: usize,
     /// The time: how many commands have ended.
     ended: u64,
@@ -85,7 +85,7 @@ struct Slot {
     awaited: bool,
     body: Option<Body>,
     successors: SmallVec<[u32; 4]>,
-    /// Where its accesses are, and the epoch of the memory when that was looked up.
+    /// The place where its accesses are, and the epoch of the memory when that was looked up.
     resolved: Option<(u64, Resolved)>,
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Executor<G> {
     lost: Vec<Option<Refusal>>,
     /// The faults that are to strike.
     pub(super) faults: Faults,
-    /// Where gated commands wait for each other.
+    /// The place where gated commands wait for each other.
     pub(super) gate: G,
     started: Instant,
     live: usize,

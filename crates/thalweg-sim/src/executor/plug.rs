@@ -1,4 +1,4 @@
-//! Traits of commands that the executor does not know: of collectives and conditional nodes.
+//! Traits by which commands that the executor does not know plug into it.
 //!
 //! - A mark can carry something that [learns](Reached) that it was reached.
 //! - A [`QueueingCommand`] is a command without a worker: when it is reached, it may queue others, and it is complete when they and

@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 
-/// How many priorities there are, from the lowest to the greatest.
+/// The number of priorities, from the lowest to the greatest.
 pub(crate) const LEVELS: usize = 6;
 
-/// How many commands of one priority are looked at before a worker gives up. The first is always among them, and it can
-/// run as soon as nothing conflicts with it, so this bounds the search and holds nothing up for ever.
+/// The number of commands of one priority that are looked at before a worker gives up. The first is always among them,
+/// and it can run as soon as nothing conflicts with it, so this bounds the search and holds nothing up for ever.
 const WINDOW: usize = 64;
 
 /// Commands that wait for nothing but a worker.

@@ -19,7 +19,7 @@ use thalweg_driver::anonymous;
 /// The unit of simulated physical memory. A multiple of the page of every host that we know (4, 16 or 64 KiB).
 pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 
-/// How many times the memory of all devices the area for mappings is.
+/// The size of the area for mappings, as a multiple of the memory of all devices.
 const AREA_FACTOR: u64 = 64;
 
 /// The files and the reservation.

@@ -15,7 +15,7 @@ use thalweg_driver::Process;
 use super::backing::Backing;
 use crate::memory::{PHYSICAL_BITS, Piece};
 
-/// How many backings wait for a machine.
+/// The number of backings that wait for a machine.
 const CACHED: usize = 16;
 /// From so many written bytes on the host's memory is given back instead of cleared.
 const CLEARED_BYTES: u64 = 4 << 20;

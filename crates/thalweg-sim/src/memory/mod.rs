@@ -46,7 +46,7 @@ use crate::table::Table;
 pub(super) const DEVICE_BASE: u64 = 0x00d0_0000_0000_0000;
 /// The first address of pinned host memory.
 pub(super) const PINNED_BASE: u64 = 0x00b0_0000_0000_0000;
-/// How many addresses pinned memory has.
+/// The number of addresses that pinned memory has.
 const PINNED_BYTES: u64 = 1 << 44;
 /// The unit of pinned memory.
 const PINNED_PAGE_BYTES: u64 = 4096;

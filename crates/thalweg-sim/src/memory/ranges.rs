@@ -26,7 +26,7 @@ impl Range {
 pub(crate) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
     total: u64,
-    /// Where the search begins, if the ranges rotate.
+    /// The place where the search begins, if the ranges rotate.
     cursor: Option<u64>,
 }
 

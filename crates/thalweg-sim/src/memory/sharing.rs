@@ -20,7 +20,7 @@ use crate::refusal::{CallResult, Refusal};
 use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, IpcHandle, ShareableHandle};
 
-/// How every token begins.
+/// The bytes with which every token begins.
 const MAGIC: [u8; 8] = *b"thw-sim1";
 const TOKEN_BYTES: usize = 32;
 

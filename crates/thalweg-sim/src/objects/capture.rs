@@ -13,8 +13,8 @@ pub(crate) struct Capture {
     pub(crate) thread: ThreadId,
     pub(crate) graph: u64,
     pub(crate) members: Vec<u64>,
-    /// Where the branches of members ended that were destroyed.
+    /// The nodes at which the branches of members ended that were destroyed.
     pub(crate) orphans: Vec<u32>,
-    /// Why it is invalid, if it is.
+    /// The reason why it is invalid, if it is.
     pub(crate) broken: Option<String>,
 }

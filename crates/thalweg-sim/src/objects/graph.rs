@@ -25,7 +25,7 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     /// Whether its capture is over.
     pub(crate) is_complete: bool,
-    /// Where it is the body of a conditional node.
+    /// The conditional node whose body it is, if it is one.
     pub(crate) body_of: Option<BodyOf>,
     /// Of a root: all bodies in it, and all conditions.
     pub(crate) bodies: Vec<u64>,

@@ -42,7 +42,7 @@ pub struct ExhaustiveRun {
 struct Search {
     /// From the first decision to the last one that has branches.
     path: Vec<Node>,
-    /// How many decisions this run has made.
+    /// The number of decisions that this run has made.
     depth: usize,
     /// Steps that lead to nothing new from where this run is.
     asleep: Vec<ActorStep>,

@@ -57,13 +57,13 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 /// Something that can happen next.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
-    /// Whose step it is.
+    /// The actor whose step it is.
     pub actor: Actor,
     /// The label of the command; `None` for a host thread.
     pub label: Option<Label>,
     /// The command's number in order of submission, from 1 on; 0 for a host thread.
     pub command: u64,
-    /// Which of its actor's commands it is, from 1 on; for a host thread, how often it has had its turn before.
+    /// The number of the command among its actor's, from 1 on; for a host thread, how often it has had its turn before.
     pub index: u64,
     /// Whether it is the host thread that has the turn.
     pub is_current: bool,

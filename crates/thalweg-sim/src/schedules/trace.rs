@@ -9,9 +9,9 @@ use super::{Actor, Choice};
 /// A step of a run, by a name that does not change when other steps come elsewhere or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StepName {
-    /// Whose step it is.
+    /// The actor whose step it is.
     pub actor: Actor,
-    /// Which of its actor's commands, from 1 on; for a host thread, how often it has had its turn before.
+    /// The number of the command among its actor's, from 1 on; for a host thread, how often it has had its turn before.
     pub index: u64,
     /// Whether it is the first half of a command.
     pub is_beginning: bool,
@@ -47,15 +47,15 @@ impl fmt::Display for Deviation {
 pub struct Trace {
     /// The decisions that were not the default, in order.
     pub deviations: Vec<Deviation>,
-    /// How many decisions there were.
+    /// The number of decisions.
     pub decisions: u64,
-    /// How many commands ran.
+    /// The number of commands that ran.
     pub commands: u64,
     /// Of every command that ran (label, actor, number) and every answer of a query, in order.
     pub hash: u64,
-    /// How often the program may have seen what the schedule decides: work that a query called unfinished, another host thread
-    /// that could go on, a host function, a random number. With none under [`Late`](super::Late), every other schedule gives
-    /// the same calls.
+    /// The number of times that the program may have seen what the schedule decides: work that a query called unfinished,
+    /// another host thread that could go on, a host function, a random number. With none under [`Late`](super::Late), every
+    /// other schedule gives the same calls.
     pub observations: u64,
     /// Whether only threads that the machine was told of called the driver.
     pub is_controlled: bool,

@@ -29,10 +29,10 @@ pub(crate) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Res
     }
 }
 
-/// How many instructions run between two looks at how large everything has become.
+/// The number of instructions that run between two looks at how large everything has become.
 const CHECK_STEPS: u32 = 4096;
 
-/// How many instructions may be run as one.
+/// The number of instructions that may be run as one.
 const MOST_AT_ONCE: usize = 64;
 
 struct Machine<'m, R> {
@@ -372,7 +372,7 @@ impl<R: Read> Machine<'_, R> {
 #[derive(Default)]
 struct Memo {
     slots: Vec<u32>,
-    /// How many numbers are in use.
+    /// The number of numbers that are in use.
     used: u32,
     /// Values that do not fit a slot: numbers, which no known writer remembers. Theirs count from 1, since a slot of 0 is empty.
     odd: Vec<Value>,

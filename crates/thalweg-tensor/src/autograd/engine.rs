@@ -124,7 +124,7 @@ pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
 /// One walk over the graph.
 struct Pass {
     caller: Stream,
-    /// How many edges still have to deliver, a node.
+    /// The number of edges that still have to deliver, per node.
     missing: FxHashMap<u64, usize>,
     buffers: FxHashMap<u64, Buffer>,
     ready: BinaryHeap<Ready>,

@@ -25,7 +25,7 @@ pub(crate) enum ViewOf {
 pub(crate) struct AutogradMeta {
     requires_grad: AtomicBool,
     history: Mutex<History>,
-    /// How often the history was replaced by a write in place, here or, of a base, in a view.
+    /// The number of times that the history was replaced by a write in place, here or, of a base, in a view.
     writes: AtomicU64,
     view_of: Option<ViewOf>,
     /// Of few tensors: made when it is first asked for.

@@ -118,7 +118,7 @@ pub struct Node {
     pub(crate) function: Box<dyn Backward>,
     /// The node that the gradient of each input goes to; `None` for an input that requires none.
     pub(crate) edges: SmallVec<[Option<Edge>; 4]>,
-    /// How many outputs the operator had.
+    /// The number of outputs that the operator had.
     pub(crate) outputs: usize,
     /// Later nodes have greater numbers; the engine runs the latest first.
     pub(crate) sequence: u64,

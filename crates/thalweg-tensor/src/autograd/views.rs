@@ -31,7 +31,7 @@ pub(crate) enum ViewBackward {
         name: &'static str,
         /// The base's shape.
         shape: Shape,
-        /// Where the view's elements lie in a contiguous tensor of that shape.
+        /// The place where the view's elements lie in a contiguous tensor of that shape.
         part: Layout,
     },
     /// The parts of complex numbers as a last dimension.

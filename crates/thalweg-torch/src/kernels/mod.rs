@@ -228,7 +228,7 @@ impl Operator {
 struct Counts {
     taken: AtomicU64,
     passed_on: AtomicU64,
-    /// Why no further call is taken.
+    /// The reason why no further call is taken.
     given_up: OnceLock<String>,
 }
 

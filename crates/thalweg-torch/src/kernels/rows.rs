@@ -161,7 +161,7 @@ pub(crate) struct RowCall<'a> {
     pub(crate) before: u64,
     pub(crate) columns: u64,
     pub(crate) after: u64,
-    /// Where rows are groups of channels, and what lies once per column lies once per channel.
+    /// The channels, where rows are groups of them, and what lies once per column lies once per channel.
     pub(super) channels: Option<Channels>,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],

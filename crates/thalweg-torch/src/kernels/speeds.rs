@@ -10,7 +10,7 @@ use thalweg_ir::DType::{self, Bf16, F32};
 pub struct Speed {
     /// PyTorch's name of the operator.
     pub operator: &'static str,
-    /// How its rows lie.
+    /// The way in which its rows lie.
     pub form: Form,
     /// The dtypes of its tensors.
     pub dtypes: &'static [DType],

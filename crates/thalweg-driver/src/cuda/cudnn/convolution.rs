@@ -63,7 +63,7 @@ impl ConvolutionPlan {
 /// The milliseconds of work that a function queues; `None` on a stream that captures. Blocks until it is done.
 pub(in crate::cuda) type Stopwatch<'a> = &'a dyn Fn(&mut dyn FnMut() -> Result<()>) -> Result<Option<f32>>;
 
-/// How often an engine runs while it is timed, behind one run that loads it.
+/// The number of times that an engine runs while it is timed, behind one run that loads it.
 const TIMED_RUNS: usize = 4;
 
 /// Returns sizes as the library takes them: they fit `i64`, which [`ConvolutionRecipe::new`] has checked.

@@ -64,7 +64,7 @@ struct AttentionPlan {
     /// The memory and the numbers that the graph names, and their ids.
     roles: Vec<Role>,
     ids: Vec<i64>,
-    /// Where in the workspace our own scratch memory is; the library's comes first.
+    /// The places of our own scratch memory in the workspace; the library's comes first.
     scratch: Vec<(Role, u64)>,
     workspace_bytes: u64,
 }

@@ -14,8 +14,8 @@ use crate::threads::{ranges, share};
 /// The fewest rows. With up to four, which a decoder has, a row has the same bits alone and beside others, so all of them are products of one kind.
 const FEWEST: u64 = 5;
 
-/// How many products of elements are worth a thread: a step of a recurrent network waits for the one before it, and a thread that is woken for a few
-/// microseconds' work costs as much.
+/// The number of products of elements that are worth a thread: a step of a recurrent network waits for the one before it, and a thread that
+/// is woken for a few microseconds' work costs as much.
 const LEAST: usize = 4 * super::LEAST;
 
 /// Returns whether a product is one of these. A left factor that is stored transposed has no rows to read where they lie.

@@ -64,7 +64,7 @@ pub enum Enabled {
     /// Nothing, and what was recorded is forgotten.
     #[default]
     Off,
-    /// Where the blocks that are there now were allocated, but no events.
+    /// The places where the blocks that are there now were allocated, but no events.
     State,
     /// Events too.
     All,
@@ -76,7 +76,7 @@ pub enum Enabled {
 pub enum ContextLevel {
     /// Never.
     Never,
-    /// When memory is allocated, for the blocks and segments of a snapshot.
+    /// At allocations, for the blocks and segments of a snapshot.
     State,
     /// Live blocks have the stacks of their allocation, and the events of allocations have them too.
     Alloc,
@@ -115,9 +115,9 @@ impl FromIterator<Action> for ActionSet {
 pub struct HistorySettings {
     /// Whether, and what.
     pub enabled: Enabled,
-    /// When stacks are taken, if there is a [source](History::set_stack_source) of them.
+    /// The moments at which stacks are taken, if there is a [source](History::set_stack_source) of them.
     pub context: ContextLevel,
-    /// How many events are kept, the newest ones; at least 1.
+    /// The number of events that are kept, the newest ones; at least 1.
     pub max_entries: usize,
     /// Events that are left out.
     pub skip_actions: ActionSet,
@@ -160,7 +160,7 @@ pub trait StackSource: Send + Sync {
 /// An event, as the code that caused it reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// What.
+    /// The action.
     pub action: Action,
     /// To which memory. Of [`Action::Oom`]: how many bytes the device had left.
     pub address: u64,
@@ -170,7 +170,7 @@ pub struct Event {
     pub stream: StreamId,
     /// The pool that it belongs to: (0, 0) for the shared one.
     pub pool_id: (u64, u64),
-    /// Where in the program: what [`History::stack_of_allocation`] or [`History::stack_of_free`] gave.
+    /// The place in the program: what [`History::stack_of_allocation`] or [`History::stack_of_free`] gave.
     pub stack: Option<StackId>,
     /// The text beside the event instead of the thread's own [`user_metadata`]: for [`Action::Annotate`].
     pub metadata: Option<TextId>,

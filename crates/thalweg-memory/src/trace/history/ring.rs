@@ -11,7 +11,7 @@ use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
 use crate::ids::StreamId;
 
-/// How many events a piece has: 64 KiB.
+/// The number of events that a piece has: 64 KiB.
 const PIECE: usize = 1024;
 
 /// An event as it is kept.
@@ -36,12 +36,12 @@ const _: () = assert!(size_of::<Entry>() == 64, "an event is one line of the cac
 pub struct Ring {
     /// All of [`PIECE`] events, but the last when the capacity says so.
     pieces: Vec<Vec<Entry>>,
-    /// Where the next event goes.
+    /// The place where the next event goes.
     next: usize,
     /// Whether there is no room left but that of the oldest event, which is at `next`.
     full: bool,
     capacity: usize,
-    /// How often the history's settings had changed when this ring last looked.
+    /// The number of changes of the history's settings when this ring last looked.
     changes: u32,
 }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-/// How many unused texts are kept.
+/// The number of unused texts that are kept.
 const IDLE: usize = 256;
 
 /// The name of a text, as long as an event or a thread has it.
@@ -161,7 +161,7 @@ pub fn user_metadata() -> Arc<str> {
 /// The calling thread is in a compiled region as long as this lives.
 #[derive(Debug)]
 pub struct CompileRegion {
-    /// How many regions are around it.
+    /// The number of regions that are around it.
     depth: usize,
     /// It belongs to the thread that made it.
     _thread: PhantomData<*const ()>,

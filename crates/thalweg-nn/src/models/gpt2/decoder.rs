@@ -109,14 +109,14 @@ pub struct GPT2Decoder {
     norm: LayerNorm,
     head: Linear,
     temperature: Option<f64>,
-    /// Where the layers' kernel hands over results, if there is one.
+    /// The place where the layers' kernel hands over results, if there is one.
     exchange: Option<Tensor>,
     /// The token to be read next, and its position.
     token: Tensor,
     position: Tensor,
     /// The tokens so far, each at its position.
     history: Tensor,
-    /// Where the blocks of the head's kernel meet.
+    /// The place where the blocks of the head's kernel meet.
     meeting: Tensor,
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Caller {
     /// The obstacle that the caller knows the call to be, if it is refused.
     pub(super) kind: Option<ObstacleKind>,
     pub(super) thread: ThreadId,
-    /// How the thread is bound by captures.
+    /// The way in which the thread is bound by captures.
     pub(super) mode: CaptureMode,
 }
 

@@ -17,7 +17,7 @@ thread_local! {
     static REGION: RefCell<Weak<Auditor>> = const { RefCell::new(Weak::new()) };
 }
 
-/// How many audits are under way in the process.
+/// The number of audits that are under way in the process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// Says of the calling thread's next command that, should a capture refuse it, the obstacle is of this kind: an operator knows

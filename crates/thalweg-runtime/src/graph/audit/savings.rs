@@ -33,7 +33,7 @@ pub struct Savings {
     pub replay: Duration,
     /// Host time of the copies that would have to be made before each replay.
     pub staging: Duration,
-    /// How long the host waited for the device.
+    /// The time that the host waited for the device.
     pub waiting: Duration,
 }
 

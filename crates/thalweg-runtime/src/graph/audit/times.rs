@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 /// The time in which a region was submitted.
 pub(super) struct SubmissionTimes {
-    /// When the region's thread submitted last, or began.
+    /// The moment at which the region's thread submitted last, or began.
     pub(super) last: Instant,
     /// From one submission to the next.
     pub(super) intervals: Vec<Duration>,
-    /// How long the host waited for the device.
+    /// The time that the host waited for the device.
     pub(super) waiting: Duration,
 }
 

@@ -1,0 +1,76 @@
+//! [`NativeKernel`]: all that a launch needs of a native kernel, and the types of its arguments and ranges.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_driver::{Access, HostKernel, LaunchMode};
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+/// The arguments of a launch: 8-byte words, passed to the kernel as one structure by value.
+pub type Words = SmallVec<[u64; 24]>;
+
+/// The ranges that a launch touches.
+pub type Accesses = SmallVec<[Access; 8]>;
+
+/// The function that a host function calls to tell of an index that is out of range: the slot that its launch's last word names, the index, the extent.
+pub type Tell = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
+
+/// A launch of a kernel that is written as CUDA C, with the same work as a host function.
+pub trait NativeKernel {
+    /// Returns the name of the entry point. Kernels of one name are the same kernel.
+    fn name(&self) -> &str;
+
+    /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point takes
+    /// [`words`](Self::words) as one structure by value.
+    fn source(&self) -> String;
+
+    /// Returns the host function, which reads the same words.
+    fn host(&self) -> Arc<dyn HostKernel>;
+
+    /// Returns the host function of a kernel that [tells](Self::tells).
+    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
+        let _ = tell;
+        self.host()
+    }
+
+    /// Returns whether the kernel tells of indices that are out of range. Then one more word follows its [`words`](Self::words), which
+    /// says where: on a GPU the address of two int64, which get the index, and the extent plus one.
+    fn tells(&self) -> bool {
+        false
+    }
+
+    /// Checks that the description can be carried out.
+    ///
+    /// # Errors
+    /// What cannot, in a sentence.
+    fn check(&self) -> Result<(), Fault>;
+
+    /// Returns the grid and the blocks of the launch; `None` if there is nothing to compute.
+    fn launch_shape(&self) -> Option<LaunchShape>;
+
+    /// Returns how much dynamic shared memory a block has.
+    fn shared_memory_bytes(&self) -> u32 {
+        0
+    }
+
+    /// Returns when the kernel may begin, and whether its blocks wait for each other.
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::InOrder
+    }
+
+    /// Returns the arguments.
+    fn words(&self) -> Words;
+
+    /// Returns the ranges that the launch touches. Empty ones are left out by the caller.
+    fn accesses(&self) -> Accesses;
+}
+
+/// A description with the addresses of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed<K, A> {
+    /// The kernel.
+    pub kernel: K,
+    /// The places where each operand begins.
+    pub at: A,
+}

@@ -1,0 +1,209 @@
+//! [`CompositeOptimizer`]: optimizers whose steps are written with operators.
+
+use std::fmt::Debug;
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::optimizer::{check_parameters, is_at_least};
+use super::{GroupState, OptimizerState, ParameterState};
+
+/// The options of an optimizer whose step needs more than formulas over elements, with the step: the rule of a [`CompositeOptimizer`].
+///
+/// A step that is a formula over the elements of parameter, gradient and states is an entry of the table
+/// (`thalweg_ops::optimizer`) instead, whose kernels step all parameters at once. Products of matrices and sums over a tensor are no
+/// such formulas, nor is a state of another shape than the parameter's.
+pub trait CompositeRule: Copy + Debug {
+    /// PyTorch's name of the optimizer.
+    const TITLE: &'static str;
+
+    /// Returns the options by PyTorch's names, as a state dictionary has them; the learning rate is `lr`.
+    fn named(&self) -> Vec<(&'static str, f64)>;
+
+    /// Returns the learning rate of the options.
+    fn learning_rate(&mut self) -> &mut f64;
+
+    /// Refuses options that are out of their bounds, and parameters that the optimizer does not step.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there are such.
+    fn check(&self, parameters: &[Tensor]) -> Result<()>;
+
+    /// Makes the states of a parameter, by PyTorch's names.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn states(&self, parameter: &Tensor) -> Result<ParameterState>;
+
+    /// Updates a parameter and its states. The learning rate is one element of f64 on the device.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn update(
+        &self,
+        rate: &Tensor,
+        parameter: &Tensor,
+        gradient: &Tensor,
+        states: &ParameterState,
+    ) -> Result<()>;
+}
+
+/// An optimizer of one group of parameters whose steps are written with operators. Nothing is read on the host, and the learning rate lies
+/// on the device, so that a captured step follows it.
+#[derive(Debug)]
+pub struct CompositeOptimizer<R> {
+    options: R,
+    parameters: Vec<Tensor>,
+    states: Vec<ParameterState>,
+    /// One element of f64.
+    rate: Tensor,
+}
+
+impl<R: CompositeRule> CompositeOptimizer<R> {
+    /// Makes an optimizer of parameters: contiguous leaves of floats, all on one device, none of which shares memory with another.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the parameters are not so, the optimizer does not step such, or an option is out of its bounds.
+    #[track_caller]
+    pub fn new(parameters: Vec<Tensor>, mut options: R) -> Result<Self> {
+        at_line(Location::caller(), || {
+            options.check(&parameters)?;
+            check_parameters(R::TITLE, &parameters, &[])?;
+            no_grad(|| {
+                let states =
+                    parameters.iter().map(|parameter| options.states(parameter)).collect::<Result<_>>()?;
+                let rate = Tensor::full(&[], *options.learning_rate(), DType::F64, parameters[0].device())?;
+                Ok(Self { options, parameters, states, rate })
+            })
+        })
+    }
+
+    /// Returns the options.
+    pub fn options(&self) -> &R {
+        &self.options
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) {
+        self.parameters.iter().for_each(Tensor::zero_grad);
+    }
+
+    /// Sets the learning rate. Asynchronous: later steps of the current stream have it, also replayed ones.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is out of its bounds.
+    #[track_caller]
+    pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
+        at_line(Location::caller(), || {
+            let options = self.with_learning_rate(learning_rate)?;
+            no_grad(|| {
+                self.rate.record_stream(&self.rate.device().current_stream());
+                self.rate.copy_(&Tensor::full(&[], learning_rate, DType::F64, self.rate.device())?)
+            })?;
+            self.options = options;
+            Ok(())
+        })
+    }
+
+    /// Returns the options with another learning rate, if it is in its bounds.
+    fn with_learning_rate(&self, learning_rate: f64) -> Result<R> {
+        let mut options = self.options;
+        *options.learning_rate() = learning_rate;
+        options.check(&self.parameters)?;
+        Ok(options)
+    }
+
+    /// Updates every parameter that has a gradient. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    #[track_caller]
+    pub fn step(&self) -> Result<()> {
+        let step = || {
+            let stream = self.rate.device().current_stream();
+            self.rate.record_stream(&stream);
+            for (parameter, states) in self.parameters.iter().zip(&self.states) {
+                let Some(gradient) = parameter.grad() else { continue };
+                // They may have been made, or backward run, on another stream.
+                for tensor in states.values().chain([parameter, &gradient]) {
+                    tensor.record_stream(&stream);
+                }
+                self.options.update(&self.rate, parameter, &gradient.detach(), states)?;
+            }
+            Ok(())
+        };
+        at_line(Location::caller(), || no_grad(step))
+    }
+
+    /// Returns states and options by PyTorch's names. The tensors are those that the optimizer goes on with.
+    pub fn state_dict(&self) -> OptimizerState {
+        let options =
+            self.options.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let group = GroupState { options, params: (0..self.parameters.len()).collect() };
+        OptimizerState { state: self.states.iter().cloned().enumerate().collect(), param_groups: vec![group] }
+    }
+
+    /// Overwrites the states and the learning rate with saved ones. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if a state is missing or does not fit, or the learning rate is out of its bounds. Then nothing has
+    /// changed.
+    #[track_caller]
+    pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
+        at_line(Location::caller(), || {
+            let (group, copies) = self.saved_states(saved)?;
+            let rate = group.options.get("lr").copied();
+            rate.map_or(Ok(self.options), |rate| self.with_learning_rate(rate))?;
+            no_grad(|| copies.iter().try_for_each(|(state, tensor)| state.copy_(tensor)))?;
+            rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))
+        })
+    }
+
+    /// Returns the saved group, and every state with what is to be written into it.
+    fn saved_states<'a>(
+        &'a self,
+        saved: &'a OptimizerState,
+    ) -> Result<(&'a GroupState, Vec<(&'a Tensor, &'a Tensor)>)> {
+        let refuse = |text: String| Err(Error::invalid(format!("{}: {text}", R::TITLE)));
+        let [group] = &saved.param_groups[..] else {
+            return refuse(format!("the state has {} groups of parameters, not 1", saved.param_groups.len()));
+        };
+        if group.params.len() != self.parameters.len() {
+            let (found, own) = (group.params.len(), self.parameters.len());
+            return refuse(format!("the saved group has {found} parameters, the optimizer's has {own}"));
+        }
+        let mut copies = Vec::new();
+        for (states, number) in self.states.iter().zip(&group.params) {
+            let Some(saved) = saved.state.get(number) else { continue };
+            for (name, state) in states {
+                match saved.get(name) {
+                    Some(tensor) if tensor.shape() == state.shape() && tensor.device() == state.device() => {
+                        copies.push((state, tensor));
+                    }
+                    Some(tensor) => {
+                        return refuse(format!(
+                            "the saved {name} of parameter {number} is {tensor:?}, and must be {:?} on {}",
+                            state.shape(),
+                            state.device()
+                        ));
+                    }
+                    None => return refuse(format!("parameter {number} has no saved {name}")),
+                }
+            }
+        }
+        Ok((group, copies))
+    }
+}
+
+/// Refuses an option that is below its least value.
+pub(super) fn refuse_below(title: &str, options: &[(&str, f64, f64)]) -> Result<()> {
+    match options.iter().find(|(_, value, least)| !is_at_least(*value, *least)) {
+        Some((name, value, least)) => {
+            Err(Error::invalid(format!("{title}: {name} should be >= {least} but is: {value}")))
+        }
+        None => Ok(()),
+    }
+}
