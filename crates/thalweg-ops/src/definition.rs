@@ -147,7 +147,7 @@ pub struct LoopOp {
     pub aten: Option<&'static str>,
     /// The meaning of the operator, in a sentence.
     pub doc: &'static str,
-    /// How many tensors it takes.
+    /// The number of tensors that it takes.
     pub input_count: usize,
     /// The names of the numbers it takes.
     pub scalars: &'static [&'static str],
@@ -157,7 +157,7 @@ pub struct LoopOp {
     pub rule: DTypeRule,
     /// Iteration space.
     pub space: Space,
-    /// How often each output is written.
+    /// The number of times that each output is written.
     pub outputs: &'static [OutputPlace],
     /// Writes the body for a signature.
     pub build: fn(&BodyBuilder, &Signature),

@@ -30,7 +30,7 @@ pub struct Overload {
     pub operator: &'static Operator,
     /// The place of the parameter `self`, for methods.
     pub receiver: Option<usize>,
-    /// How many parameters may be passed by their places.
+    /// The number of parameters that may be passed by their places.
     positional: usize,
     /// The defaults.
     defaults: Vec<Option<Value>>,

@@ -83,7 +83,7 @@ pub struct Operator {
     doc: &'static str,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
-    /// How the operator is computed.
+    /// The way in which the operator is computed.
     body: Body,
     /// The name of the form in place, where the entry gives it.
     in_place: Option<&'static str>,

@@ -40,9 +40,9 @@ pub(crate) enum Placing {
 pub(crate) struct Geometry {
     /// The extents of a plane.
     pub extents: PerAxis,
-    /// How many windows there are along each axis.
+    /// The number of windows along each axis.
     pub windows: PerAxis,
-    /// Where they lie.
+    /// The places where they lie.
     pub placing: Placing,
 }
 

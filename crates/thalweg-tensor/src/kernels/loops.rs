@@ -45,7 +45,7 @@ pub(crate) struct LoopLaunch<'a> {
     pub rows: &'a [usize],
     /// The extents of the inner dimensions.
     pub inner: &'a [usize],
-    /// Where each input and then each output lies.
+    /// The places where each input and then each output lies.
     pub placements: SmallVec<[Placement; 8]>,
     /// The bits of the scalars.
     pub scalars: &'a [u64],
@@ -303,7 +303,7 @@ pub(crate) struct Resolved {
     inputs: SmallVec<[Shape; 4]>,
     /// Shape and dtype of each output.
     outputs: SmallVec<[(Shape, DType); 2]>,
-    /// Where each input and then each output lies.
+    /// The places where each input and then each output lies.
     placements: SmallVec<[Placement; 8]>,
     /// Whether it runs in stages.
     is_staged: bool,
@@ -317,7 +317,7 @@ pub(crate) struct Resolved {
     gradient: OnceLock<(u32, Arc<GradientBody>)>,
 }
 
-/// How many calls a thread keeps resolved: a few times what the largest models have.
+/// The number of calls that a thread keeps resolved: a few times what the largest models have.
 const RESOLVED: usize = 1 << 12;
 
 thread_local! {

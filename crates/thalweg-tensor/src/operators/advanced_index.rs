@@ -161,11 +161,11 @@ pub(super) fn place(sum: &Tensor, index: &Tensor, extent: usize, stride: usize) 
 struct Indexed {
     /// The dimensions of the tensor, the indexed ones first.
     order: Shape,
-    /// How many dimensions are indexed.
+    /// The number of dimensions that are indexed.
     count: usize,
     /// The places in the indexed dimensions.
     places: Tensor,
-    /// How many of the other dimensions come before those of the places in a result.
+    /// The number of the other dimensions that come before those of the places in a result.
     leading: usize,
 }
 

@@ -118,7 +118,7 @@ operators! {
 /// The windows of a pool, and what it takes of each.
 #[derive(Clone, Copy)]
 struct Kind {
-    /// How many axes the windows have.
+    /// The number of axes that the windows have.
     axes: usize,
     /// Whether the windows cover the input, so many along each axis, or are of one size and stride.
     is_adaptive: bool,

@@ -204,7 +204,7 @@ static NORM_P: BuiltIn = BuiltIn::new("thalweg::norm_p");
 static SOFTMAX: BuiltIn = BuiltIn::new("thalweg::softmax");
 static LOG_SOFTMAX: BuiltIn = BuiltIn::new("thalweg::log_softmax");
 
-/// How many dimensions a tensor may have that is reduced, as in PyTorch.
+/// The number of dimensions that a tensor may have that is reduced, as in PyTorch.
 const MOST_DIMENSIONS: usize = 64;
 
 fn check_rank(x: &Tensor) -> Result<()> {
