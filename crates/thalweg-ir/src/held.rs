@@ -100,7 +100,7 @@ impl Held {
 
     /// Returns which inputs a thread of this class keeps; of a class that is not yet planned, all that are worth it.
     fn kept_inputs(&self, body: &Body, class: &Class) -> Vec<bool> {
-        let points = usize::from(class.held) * usize::from(class.vector);
+        let points = usize::from(class.held - class.shared) * usize::from(class.vector);
         let is_large = class.held > 0 && class.threads_of_a_row() > MOST_THREADS_WITH_VALUES;
         let mut room = if is_large { BYTES_OF_A_THREAD } else { usize::MAX };
         let inputs = 0..body.inputs.len();

@@ -55,6 +55,9 @@ pub struct Class {
     /// points, a multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for
     /// the inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
     pub held: u8,
+    /// The vectors of them that a thread has in shared memory, the last ones, where registers hold no more: those of the only input that
+    /// is kept.
+    pub shared: u8,
     /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
     /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is not an order of `lanes`, and differs
     /// from theirs by what exponentials are rounded. Rows are one inner dimension of vectors, as of rows that are held.
@@ -83,6 +86,7 @@ impl Class {
             rows_abreast: 1,
             cascade: 1,
             held: 0,
+            shared: 0,
             online: false,
             repeated: 0,
             turned: 0,

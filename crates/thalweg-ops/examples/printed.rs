@@ -65,6 +65,7 @@ fn matrix(
         inner: [second].into_iter().collect(),
         operands: operands.collect(),
         alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
     };
     Case { name: format!("{name} {rows}x{points}"), operator, signature, body, iteration }
 }
@@ -84,8 +85,13 @@ fn elementwise(
         .iter()
         .map(|&strides| Placement::Strided { rows: strides.into(), inner: Default::default() })
         .collect();
-    let iteration =
-        Iteration { rows: shape.into(), inner: Default::default(), operands, alignment_bytes: 256 };
+    let iteration = Iteration {
+        rows: shape.into(),
+        inner: Default::default(),
+        operands,
+        alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
+    };
     Case { name: name.to_owned(), operator, signature, body, iteration }
 }
 
@@ -139,6 +145,7 @@ fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
         inner: [1024].into_iter().collect(),
         operands: [input, strided([columns, 1], &[])].into_iter().collect(),
         alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
     };
     let name = format!("column_parts {points}x{columns}");
     cases.push(Case { name, operator: &structured::SUM, signature, body, iteration });

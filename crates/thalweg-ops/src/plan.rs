@@ -42,6 +42,8 @@ pub struct Iteration {
     pub operands: SmallVec<[Placement; 8]>,
     /// The greatest number of bytes to which every operand's address is aligned.
     pub alignment_bytes: u64,
+    /// The bytes of shared memory that a block may have.
+    pub shared_memory_bytes: u32,
 }
 
 /// A plan: the decisions for one launch.
@@ -125,7 +127,7 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
     };
     let alignment_bytes = iteration.alignment_bytes;
     let special = rows::online(body, &geometry, class, alignment_bytes)
-        .or_else(|| rows::held(body, &geometry, class, alignment_bytes))
+        .or_else(|| rows::held(body, &geometry, class, alignment_bytes, iteration.shared_memory_bytes))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
         .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
         .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
@@ -310,6 +312,7 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
         0 => String::new(),
         held => format!("_h{held}"),
     };
+    let shared = if class.shared > 0 { format!("_d{}", class.shared) } else { String::new() };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
     let turned = match class.turned {
         0 => String::new(),
@@ -317,7 +320,7 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     };
     write!(
         name,
-        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{repeated}{turned}"
+        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shared}{repeated}{turned}"
     )
     .expect("writing to a string succeeds");
     Kernel { name, body, class }

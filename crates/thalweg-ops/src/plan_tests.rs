@@ -23,6 +23,7 @@ fn elementwise(shape: &[u64], operands: &[&[u64]], alignment_bytes: u64) -> Laun
         inner: Dimensions::new(),
         operands: operands.iter().map(|strides| rows(strides)).collect(),
         alignment_bytes,
+        shared_memory_bytes: 227 << 10,
     };
     plan(&body(&table::add, &[DType::F32; 2]), &iteration)
 }
@@ -40,6 +41,7 @@ fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) 
             .into_iter()
             .collect(),
         alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
     };
     plan(&body(&structured::SUM, &[DType::F32]), &iteration)
 }
@@ -119,6 +121,7 @@ fn a_transposition_is_done_by_tiles() {
                 .map(|strides| self::rows(strides))
                 .collect(),
             alignment_bytes,
+            shared_memory_bytes: 227 << 10,
         };
         let _ = outer;
         let signature = structured::COPY.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a copy");
@@ -168,6 +171,7 @@ fn a_lane_with_many_points_is_a_cascade() {
         .into_iter()
         .collect(),
         alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
     };
     assert_eq!(
         plan(&body(&structured::AMAX, &[DType::F32]), &maximum).class.cascade,
@@ -235,6 +239,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
             inner: [2048].into_iter().collect(),
             operands: operands.iter().cloned().collect(),
             alignment_bytes: 256,
+            shared_memory_bytes: 227 << 10,
         };
         let signature = operator.signature(dtypes, false, Some(DType::Bf16)).expect("dtypes");
         plan(&forward(operator, &signature).body, &iteration)
@@ -258,6 +263,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
             inner: [points].into_iter().collect(),
             operands: [row(1), row(1)].into_iter().collect(),
             alignment_bytes: 256,
+            shared_memory_bytes: 227 << 10,
         };
         let signature =
             structured::SOFTMAX.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a dtype");
@@ -266,7 +272,8 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     assert_eq!(longer(8192), (256, 8, 4));
     assert_eq!(longer(16_384), (256, 8, 8));
     assert_eq!(longer(32_768), (512, 8, 8));
-    assert_eq!(longer(65_536), (1024, 8, 8));
+    assert_eq!(longer(65_536), (512, 8, 16), "half of them in shared memory");
+    assert_eq!(longer(65_544), (1024, 8, 9), "vectors, which each pass loads again");
     // The class of a row.
     let operands = [points(), once(), row(&[1], &[]), row(&[1], &[])];
     let loss = of(&structured::CROSS_ENTROPY, &[DType::Bf16, DType::I64], &operands);

@@ -28,9 +28,10 @@ impl PreparedLaunch {
         let kernel = loaded.kernel();
         let shape =
             thalweg_ir::cuda::launch_shape(kernel, geometry, device.properties().multi_processor_count);
+        let shared_memory_bytes = thalweg_ir::cuda::shared_memory_bytes(kernel);
         let sizes = LaunchArguments::sizes(kernel, geometry);
         let extents = extents(kernel, geometry, device.instrument().is_some());
-        Self { rows: geometry.rows(), shape, extents, sizes, loaded }
+        Self { rows: geometry.rows(), shape, shared_memory_bytes, extents, sizes, loaded }
     }
 }
 
@@ -86,7 +87,7 @@ impl Stream {
             function: prepared.loaded.function(),
             grid: prepared.shape.grid,
             block: prepared.shape.block,
-            shared_memory_bytes: 0,
+            shared_memory_bytes: prepared.shared_memory_bytes,
             mode: match thalweg_ir::cuda::is_programmatic(&prepared.shape) {
                 true => LaunchMode::Programmatic,
                 false => LaunchMode::InOrder,

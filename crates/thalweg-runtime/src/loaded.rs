@@ -76,6 +76,8 @@ pub struct PreparedLaunch {
     pub(crate) loaded: Arc<LoadedKernel>,
     pub(crate) rows: u64,
     pub(crate) shape: LaunchShape,
+    /// The bytes of dynamic shared memory of a block.
+    pub(crate) shared_memory_bytes: u32,
     /// The extent that each operand touches.
     pub(crate) extents: SmallVec<[Extent; 8]>,
     /// The words of the arguments that follow the scalars.

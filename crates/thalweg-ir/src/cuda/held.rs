@@ -30,6 +30,14 @@ pub(super) fn assert_is_one_dimension(kernel: &Kernel) {
     assert!(one, "{name}: a row that is held or online is one dimension without runs, not abreast of others");
 }
 
+/// Returns the bytes of shared memory that a block has for vectors of its threads.
+pub(super) fn shared_bytes(kernel: &Kernel) -> u32 {
+    let Kernel { class, body, .. } = kernel;
+    let kept = |input: &usize| class.shared > 0 && of(kernel).kept[*input];
+    let bytes = (0..body.inputs.len()).find(kept).map_or(0, |input| body.inputs[input].dtype.size_bytes());
+    u32::from(class.shared) * class.threads_of_a_row() * u32::from(class.vector) * bytes as u32
+}
+
 /// The most vectors of a thread that are handled by statements of their own rather than in a loop.
 const UNROLLED: u8 = 16;
 
@@ -37,6 +45,9 @@ impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_held(&self, held: &Held, writer: &mut Writer) {
         self.open_entry(self.sharing(held), writer);
+        if self.kernel.class.shared > 0 {
+            writer.line("extern __shared__ __align__(16) unsigned char dynamic_shared[];");
+        }
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
@@ -89,22 +100,37 @@ impl RowPrinter<'_> {
         if inputs.is_empty() {
             return;
         }
+        let class = &self.kernel.class;
         for &input in &inputs {
             let pack = self.pack(self.kernel.body.inputs[input].dtype);
-            writer.line(&format!("{pack} input{input}[{}];", self.kernel.class.held));
+            writer.line(&match class.shared {
+                0 => format!("{pack} input{input}[{}];", class.held),
+                shared => {
+                    let (own, threads) = (class.held - shared, class.threads_of_a_row());
+                    format!("split_vectors<{pack}, {own}, {threads}> input{input}(dynamic_shared);")
+                }
+            });
         }
         self.open_vectors(writer);
         for &input in &inputs {
-            self.print_load(input, &format!("input{input}[k]"), writer);
+            match class.shared {
+                0 => self.print_load(input, &format!("input{input}[k]"), writer),
+                _ => writer.line(&format!("input{input}.set(k, {});", self.loaded(input))),
+            }
         }
         writer.close("");
         writer.close("");
     }
 
     pub(super) fn print_load(&self, input: usize, target: &str, writer: &mut Writer) {
+        writer.line(&format!("{target} = {};", self.loaded(input)));
+    }
+
+    /// Returns the vector of an input that begins at `first`, as it is read from memory.
+    fn loaded(&self, input: usize) -> String {
         let pack = self.pack(self.kernel.body.inputs[input].dtype);
         let start = self.start(&format!("input{input}"));
-        writer.line(&format!("{target} = *(const {pack}*)(a.input{input} + {start} + first);"));
+        format!("*(const {pack}*)(a.input{input} + {start} + first)")
     }
 
     /// Opens the loop over the vectors of a pass, with the elements that it alone needs.
@@ -120,13 +146,19 @@ impl RowPrinter<'_> {
             let pack = self.pack(body.inputs[input].dtype);
             self.print_load(input, &format!("const {pack} input{input}"), writer);
         }
+        if self.kernel.class.shared > 0 {
+            for &input in held.loads[pass].iter().filter(|&&input| held.kept[input]) {
+                let pack = self.pack(body.inputs[input].dtype);
+                writer.line(&format!("const {pack} kept{input} = input{input}.get(k);"));
+            }
+        }
     }
 
     /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed: the
     /// compiler would give fewer threads more, where what they keep leaves room.
     fn sharing(&self, held: &Held) -> u32 {
         let Kernel { class, body, .. } = self.kernel;
-        let points = usize::from(class.held) * usize::from(class.vector);
+        let points = usize::from(class.held - class.shared) * usize::from(class.vector);
         let bytes = points * held.bytes_of_a_point(body, class.vector);
         let is_small = held.keeps_values() && bytes <= BYTES_OF_A_THREAD;
         if class.threads_of_a_row() == 512 || is_small { 1024 } else { 0 }

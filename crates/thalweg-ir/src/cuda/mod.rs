@@ -143,6 +143,11 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
     LaunchShape { grid: [blocks.clamp(1, most) as u32, 1, 1], block: [threads, 1, 1] }
 }
 
+/// Returns the bytes of dynamic shared memory that each block of a launch has.
+pub fn shared_memory_bytes(kernel: &Kernel) -> u32 {
+    if kernel.class.shared > 0 { held::shared_bytes(kernel) } else { 0 }
+}
+
 /// Returns whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
 /// once for several points.
 fn works_by_points(kernel: &Kernel) -> bool {

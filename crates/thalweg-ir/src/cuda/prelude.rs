@@ -320,6 +320,22 @@ struct philox_words {
 ",
     ),
     fragment(
+        "split_vectors",
+        "// Vectors of a thread: the first are in registers, the others in shared memory, where neighbouring threads have neighbours.
+template <class P, u32 OWN, u32 THREADS> struct split_vectors {
+    P own[OWN];
+    P* const others;
+    __device__ __forceinline__ split_vectors(unsigned char* const shared) : others((P*)shared + threadIdx.x) {}
+    __device__ __forceinline__ void set(const u32 k, const P& vector) {
+        if (k < OWN) { own[k < OWN ? k : 0] = vector; } else { others[(k - OWN) * THREADS] = vector; }
+    }
+    __device__ __forceinline__ P get(const u32 k) const {
+        return k < OWN ? own[k < OWN ? k : 0] : others[(k - OWN) * THREADS];
+    }
+};
+",
+    ),
+    fragment(
         "combine_vector",
         "// Combines the neighbouring lanes of a thread, lane t with lane t + step.
 template <u32 N, class T, class Combine>

@@ -35,6 +35,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         None if class.vector > 1 && class.repeats(number) => format!("a.input{number}[at_input{number}]"),
         None if class.vector > 1 => format!("input{number}[k].element[e]"),
         _ if class.repeats(number) => format!("a.input{number}[start_input{number}]"),
+        Some(true) if class.shared > 0 => format!("kept{number}.element[e]"),
         Some(true) => format!("input{number}[k].element[e]"),
         Some(false) => format!("input{number}.element[e]"),
         None if class.contiguous => format!("a.input{number}[at]"),

@@ -47,6 +47,9 @@ fn text_is_as_recorded() {
     let softmax = of_rows(DType::F16, OutputPlace::Point, softmax);
     assert_snapshot!("softmax_warp", cuda::print(&kernel("softmax", &softmax, rows(8))));
     assert_snapshot!("softmax_held", cuda::print(&kernel("softmax", &softmax, kernels::held(512, 8, 4))));
+    let shared = kernel("softmax", &softmax, Class { shared: 8, ..kernels::held(4096, 8, 16) });
+    assert_eq!(cuda::shared_memory_bytes(&shared), 8 * 512 * 16);
+    assert_snapshot!("softmax_shared", cuda::print(&shared));
     let cross_entropy = kernels::cross_entropy(DType::Bf16);
     assert_snapshot!(
         "cross_entropy_online",

@@ -288,6 +288,7 @@ fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
     let mut kernels = vec![
         kernel(format!("product_{short}_long"), &product, held(8192, 8, 16)),
         kernel(format!("log_softmax_{short}_long"), &log_softmax, held(4096, 4, 40)),
+        kernel(format!("log_softmax_{short}_shared"), &log_softmax, Class { shared: 8, ..held(2048, 4, 16) }),
         kernel(format!("cross_entropy_{short}_held"), &cross_entropy(dtype), class),
     ];
     for (lanes, vector) in [(256, 8), (64, 1), (2048, 4)] {

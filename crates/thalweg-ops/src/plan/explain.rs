@@ -36,7 +36,13 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
         } else {
             "elements and values stay in registers"
         };
-        return format!("rows held by {threads} threads, {held} vectors of {vector} elements each; {kept}");
+        let shared = match class.shared {
+            0 => String::new(),
+            shared => format!(", {shared} of them in shared memory"),
+        };
+        return format!(
+            "rows held by {threads} threads, {held} vectors of {vector} elements each{shared}; {kept}"
+        );
     }
     if class.online {
         return format!(

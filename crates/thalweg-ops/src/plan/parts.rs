@@ -68,6 +68,7 @@ pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Di
         inner: merged.extents(&iteration.inner),
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
+        shared_memory_bytes: iteration.shared_memory_bytes,
     };
     let behind = |dimension: usize| iteration.inner[dimension + 1..].iter().product::<u64>();
     let apart = (0..iteration.inner.len()).find(|&dimension| behind(dimension) < part)?;

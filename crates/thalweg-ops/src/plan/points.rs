@@ -36,6 +36,7 @@ pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
         inner: Dimensions::new(),
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
+        shared_memory_bytes: iteration.shared_memory_bytes,
     })
 }
 
@@ -62,6 +63,7 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
         inner: iteration.inner.clone(),
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
+        shared_memory_bytes: iteration.shared_memory_bytes,
     })
 }
 

@@ -46,17 +46,29 @@ pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_b
 /// Returns the class in which threads hold rows of this geometry, if they can: the points are one dimension that every operand
 /// walks one by one, or stays on, and there are registers for them. A block of the most threads there are holds what it has registers
 /// for, and loads the rest again.
-pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+pub(super) fn held(
+    body: &Body,
+    geometry: &Geometry,
+    class: Class,
+    alignment_bytes: u64,
+    shared_memory_bytes: u32,
+) -> Option<Class> {
     let points = geometry.points();
     if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, alignment_bytes), ..class };
-    let threads =
-        threads_with_values(body, &class, points).or_else(|| threads_of_elements(body, &class, points))?;
     let vector = u64::from(class.vector);
-    Some(Class { lanes: (threads * vector) as u16, held: points.div_ceil(threads * vector) as u8, ..class })
+    let of = |threads: u64| Class {
+        lanes: (threads * vector) as u16,
+        held: points.div_ceil(threads * vector) as u8,
+        ..class
+    };
+    threads_with_values(body, &class, points)
+        .map(of)
+        .or_else(|| in_shared_memory(body, &class, points, shared_memory_bytes))
+        .or_else(|| threads_of_elements(body, &class, points).map(of))
 }
 
 /// Returns how many threads keep elements and values of a row; `None` if they are more than a block that has registers for both.
@@ -70,6 +82,26 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
         let room = most.min((most_bytes / bytes) as u64) / vector * vector;
         let threads = points.div_ceil(room.max(1)).next_power_of_two().max(reading);
         (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some(threads)
+    })
+}
+
+/// Returns the class of two blocks to a multiprocessor whose threads keep elements of one input in registers and shared memory; `None` if
+/// there are too many, or registers are enough.
+fn in_shared_memory(body: &Body, class: &Class, points: u64, shared_memory_bytes: u32) -> Option<Class> {
+    let (held, vector) = (Held::of(body, class, false)?, u64::from(class.vector));
+    let (bytes, mut kept) =
+        (held.bytes_of_a_point(body, class.vector), held.kept.iter().filter(|&&kept| kept));
+    let is_one = kept.next().is_some() && kept.next().is_none() && held.combines() && held.passes.len() > 1;
+    let vectors = points.div_ceil(SHARING * vector);
+    let registers = (BYTES_OF_A_THREAD / bytes) as u64 / vector;
+    let shared = vectors.saturating_sub(registers);
+    let is_room = shared * SHARING * vector * bytes as u64 <= (shared_memory_bytes / 2).into();
+    let fits = vector > 1 && (1..=registers).contains(&shared) && is_room;
+    (is_one && fits).then(|| Class {
+        lanes: (SHARING * vector) as u16,
+        held: vectors as u8,
+        shared: shared as u8,
+        ..*class
     })
 }
 

@@ -77,16 +77,17 @@ impl LoopLaunch<'_> {
             return None;
         }
         let stages = stages_of(self.id, self.body)?;
-        let divided = divided(self.body, &stages, &self.iteration(1))?;
+        let divided = divided(self.body, &stages, &self.iteration(1, 0))?;
         Some((stages, divided))
     }
 
-    fn iteration(&self, alignment_bytes: u64) -> Iteration {
+    fn iteration(&self, alignment_bytes: u64, shared_memory_bytes: u32) -> Iteration {
         Iteration {
             rows: widen(self.rows),
             inner: widen(self.inner),
             operands: self.placements.clone(),
             alignment_bytes,
+            shared_memory_bytes,
         }
     }
 
@@ -158,7 +159,8 @@ impl LoopLaunch<'_> {
     fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
         self.check_rank()?;
         let body = self.body;
-        let plan = plan(body, &self.iteration(alignment_bytes));
+        let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
+        let plan = plan(body, &self.iteration(alignment_bytes, shared_memory_bytes));
         if Environment::get().explain {
             eprintln!("{}: {}", self.name, plan.explain(body));
         }

@@ -65,6 +65,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         inner: inner.into(),
         operands: inputs.chain(outputs).collect(),
         alignment_bytes: 256,
+        shared_memory_bytes: 227 << 10,
     }
 }
 

@@ -218,6 +218,53 @@ fn softmax_over_a_long_row_agrees_with_the_formula() {
     assert_close(&relative(&single.softmax(-1).unwrap()), &vec![1.0; expected.len()], 1e-5);
 }
 
+/// Lengths at which rows are kept by few threads, by two blocks to a multiprocessor, in shared memory, and no more; in vectors and not.
+const KEPT: [usize; 6] = [8192, 16_384, 32_768, 50_304, 65_536, 32_770];
+
+#[test]
+fn rows_of_every_form_agree_with_those_in_f64() {
+    for (seed, points) in KEPT.into_iter().enumerate() {
+        let [x, gradient] = [0, 100].map(|more| random(&[3, points], seed as u64 + more));
+        // The smallest number above 0 of 16 bits is 2⁻²⁴.
+        for (dtype, relative, absolute) in
+            [(DType::Bf16, 8e-3, 0.0), (DType::F16, 1e-3, 6e-8), (DType::F32, 2e-5, 0.0)]
+        {
+            let [x, gradient] = [&x, &gradient].map(|x| x.to_dtype(dtype).unwrap());
+            let results = rows_and_gradients(&x, &gradient).into_iter();
+            let [x, gradient] = [x, gradient].map(|x| x.to_dtype(DType::F64).unwrap());
+            for (form, (found, exact)) in results.zip(rows_and_gradients(&x, &gradient)).enumerate() {
+                let largest = exact.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let worst = found.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(
+                    worst <= relative * largest + absolute,
+                    "{points} points of {dtype}, form {form}: off by {worst}, of {largest}"
+                );
+            }
+        }
+    }
+}
+
+/// Returns softmax, its logarithm and the normalized rows, and then the gradient of each.
+fn rows_and_gradients(x: &Tensor, gradient: &Tensor) -> Vec<Vec<f64>> {
+    let x = x.detach().requires_grad_().unwrap();
+    let rows = [x.softmax(-1).unwrap(), x.log_softmax(-1).unwrap(), normalized(&x)];
+    let slope = |row: &Tensor| {
+        let (row, gradient) = ([row.clone()], [Some(gradient.clone())]);
+        let options = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
+        gradients_with(&row, &gradient, std::slice::from_ref(&x), options).unwrap().remove(0).unwrap()
+    };
+    let slopes: Vec<Tensor> = rows.iter().map(slope).collect();
+    rows.iter().chain(&slopes).map(values).collect()
+}
+
+/// Returns rows with mean 0 and variance 1.
+fn normalized(x: &Tensor) -> Tensor {
+    let points = x.shape()[1];
+    let [weight, bias] =
+        [1.0, 0.0].map(|value| Tensor::full(&[points], value, x.dtype(), x.device()).unwrap());
+    thalweg_nn::functional::layer_norm(x, &[points], Some(&weight), Some(&bias), 1e-5).unwrap()
+}
+
 #[test]
 fn gradients_of_gradients_over_a_long_row_agree_with_the_formula() {
     // Of Σ (d var / dx)², which is 4 var / (n − 1), the gradient is 8 (x − mean) / (n − 1)².

@@ -216,6 +216,8 @@ impl RowCall<'_> {
                 inner: SmallVec::from_slice(&[self.columns / plane, plane]),
                 operands: operands.collect(),
                 alignment_bytes,
+                // The plan knows no device.
+                shared_memory_bytes: 0,
             };
             let plan = plan(&body, &iteration);
             return Ok((id, body, plan));
@@ -228,6 +230,8 @@ impl RowCall<'_> {
             inner: SmallVec::from_elem(self.columns, 1),
             operands: operands.collect(),
             alignment_bytes,
+            // The plan knows no device.
+            shared_memory_bytes: 0,
         };
         let plan = plan(&body, &iteration);
         Ok((id, body, plan))
@@ -295,6 +299,8 @@ impl CopyCall<'_> {
             inner: SmallVec::new(),
             operands: [placed(self.strides), placed(&contiguous)].into_iter().collect(),
             alignment_bytes,
+            // The plan knows no device.
+            shared_memory_bytes: 0,
         };
         (forward.id, forward.body.clone(), plan(&forward.body, &iteration))
     }

@@ -266,6 +266,8 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
             inner: if has_inner { SmallVec::from_slice(&self.inner) } else { SmallVec::new() },
             operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
             alignment_bytes,
+            // The plan knows no device.
+            shared_memory_bytes: 0,
         };
         let plan = plan(&body.body, &iteration);
         (body.id, body.body.clone(), plan)
