@@ -1,8 +1,8 @@
 //! Prints the kernels of typical calls, to be timed without this library: for each case, into the folder that the first argument
 //! names, its CUDA C (`NAME.cu`), and a line of `cases.tsv` with what a launch needs.
 //!
-//! The columns are the case, the kernel's name, blocks, threads, the number of inputs, of outputs and of scalars, and the words
-//! behind addresses and scalars. Calls are of bfloat16 on a GPU with 132 multiprocessors.
+//! The columns are the case, the kernel's name, blocks, threads, the number of inputs, of outputs and of scalars, the words behind
+//! addresses and scalars, and bytes of dynamic shared memory. Calls are of bfloat16 on a GPU with 132 multiprocessors.
 
 use std::fmt::Write as _;
 
@@ -203,10 +203,11 @@ fn main() -> std::io::Result<()> {
         let symbol = &kernel.name;
         writeln!(
             lines,
-            "{name}\t{symbol}\t{}\t{}\t{inputs}\t{outputs}\t{scalars}\t{}",
+            "{name}\t{symbol}\t{}\t{}\t{inputs}\t{outputs}\t{scalars}\t{}\t{}",
             shape.grid[0],
             shape.block[0],
-            sizes.join(",")
+            sizes.join(","),
+            cuda::shared_memory_bytes(&kernel)
         )
         .expect("writing to a string succeeds");
         std::fs::write(format!("{folder}/{symbol}.cu"), cuda::print(&kernel))?;
