@@ -57,7 +57,10 @@ fn operators_name_the_call_and_its_line() {
         random(&[], 3).size(0),
         "size([] float64 on sim:0): dimension 0 was asked for, but the tensor has no dimensions",
     );
-    says(Tensor::full(&[2], 300, DType::U8, &device()), "full([2] uint8 on sim:0): the value 300");
+    says(
+        Tensor::full(&[2], 300, DType::U8, &device()),
+        "full([2] uint8 on sim:0): value cannot be converted to type uint8_t without overflow: 300",
+    );
     says(
         Tensor::zeros(&[1 << 62], DType::F64, &device()),
         "full([4611686018427387904] float64 on sim:0): shape",
