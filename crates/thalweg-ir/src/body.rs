@@ -364,6 +364,15 @@ pub struct Body {
 }
 
 impl Body {
+    /// Returns whether exponentials of a kernel of this body may be off by more than their budget, since every result is rounded to far
+    /// less: all floats in memory have 16 bits. In rows the instructions of exponentials count; elsewhere memory is what takes time.
+    pub fn has_fast_exponentials(&self) -> bool {
+        let is_narrow = |dtype: DType| !dtype.is_floating_point() || dtype.size_bytes() <= 2;
+        let inputs = self.inputs.iter().map(|input| input.dtype);
+        let outputs = self.outputs.iter().map(|output| output.dtype);
+        !self.reductions.is_empty() && inputs.chain(outputs).all(is_narrow)
+    }
+
     /// Returns the dtype of an expression.
     pub fn dtype(&self, id: ExprId) -> DType {
         self.dtypes[id.index()]

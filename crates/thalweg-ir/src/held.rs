@@ -186,6 +186,7 @@ fn after(body: &Body, at_points: &[bool], index: usize, left: usize) -> Option<u
         _ if !at_points[index] => return Some(left),
         Node::Load { .. } | Node::Index(_) | Node::Detach(_) => return Some(left),
         Node::Cast(_) => 0,
+        Node::Unary(Unary::Exp, _) if body.has_fast_exponentials() => 2,
         Node::Fma(..) | Node::Unary(Unary::Neg | Unary::Abs, _) => 1,
         Node::Binary(Binary::Add | Binary::Sub | Binary::Mul, ..) => 1,
         _ => return None,

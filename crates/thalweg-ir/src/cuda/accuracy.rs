@@ -7,6 +7,10 @@
 //!
 //! The budgets of functions of one number stand beside them, in the table of `functions.rs`. A bound of 0 is a promise of equal
 //! bits, save for the payload of a NaN.
+//!
+//! Exponentials of rows whose elements and results are all floats of 16 bits are CUDA's `__expf` ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)): their error
+//! is 2 + |1.173 x| units of f32, 105 at the least x of which the exponential is a normal number, where a result of 16 bits is rounded
+//! at 2¹² units and more.
 
 use crate::{Binary, DType};
 

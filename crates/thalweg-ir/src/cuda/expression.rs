@@ -329,6 +329,9 @@ impl<'k> Statements<'k> {
             },
             Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
+            Node::Unary(Unary::Exp, x) if body.dtype(x) == DType::F32 && body.has_fast_exponentials() => {
+                format!("__expf({})", self.name(x))
+            }
             Node::Unary(op, x) => unary(op, &self.name(x), body.dtype(x)),
             Node::Binary(op, a, b) => binary(op, &self.name(a), &self.name(b), body.dtype(a)),
             Node::Fma(a, b, c) => {

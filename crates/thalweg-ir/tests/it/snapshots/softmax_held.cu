@@ -83,7 +83,7 @@ struct softmax_arguments {
     u64 points;
 };
 
-extern "C" __global__ void __launch_bounds__(64, 16) softmax(const __grid_constant__ softmax_arguments a) {
+extern "C" __global__ void __launch_bounds__(64) softmax(const __grid_constant__ softmax_arguments a) {
     launch_dependents();
     wait_for_previous();
     __shared__ u64 shared[2][2];
@@ -124,7 +124,6 @@ extern "C" __global__ void __launch_bounds__(64, 16) softmax(const __grid_consta
         for (u32 e = 0; e < 8; ++e) {
             lanes1[e] = 0.0f;
         }
-        f32 held5[4][8];
         #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
             const u32 first = (k * 64 + lane) * 8;
@@ -134,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(64, 16) softmax(const __grid_consta
                     const f16 v0 = input0[k].element[e];
                     const f32 v1 = f32_from_f16(v0);
                     const f32 v4 = v1 - reduced0;
-                    const f32 v5 = expf(v4);
-                    held5[k][e] = v5;
+                    const f32 v5 = __expf(v4);
                     lanes1[e] = lanes1[e] + v5;
                 }
             }
@@ -149,7 +147,10 @@ extern "C" __global__ void __launch_bounds__(64, 16) softmax(const __grid_consta
                 pack<f16, 8> output0;
                 #pragma unroll
                 for (u32 e = 0; e < 8; ++e) {
-                    const f32 v5 = held5[k][e];
+                    const f16 v0 = input0[k].element[e];
+                    const f32 v1 = f32_from_f16(v0);
+                    const f32 v4 = v1 - reduced0;
+                    const f32 v5 = __expf(v4);
                     const f32 v7 = v5 / reduced1;
                     output0.element[e] = f16_from_f32(v7);
                 }

@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) softmax(const __grid_consta
                     const f16 v0 = kept0.element[e];
                     const f32 v1 = f32_from_f16(v0);
                     const f32 v4 = v1 - reduced0;
-                    const f32 v5 = expf(v4);
+                    const f32 v5 = __expf(v4);
                     lanes1[e] = lanes1[e] + v5;
                 }
             }
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) softmax(const __grid_consta
                     const f16 v0 = kept0.element[e];
                     const f32 v1 = f32_from_f16(v0);
                     const f32 v4 = v1 - reduced0;
-                    const f32 v5 = expf(v4);
+                    const f32 v5 = __expf(v4);
                     const f32 v7 = v5 / reduced1;
                     output0.element[e] = f16_from_f32(v7);
                 }

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const __grid_constant_
             const f16 v0 = a.input0[at];
             const f32 v1 = f32_from_f16(v0);
             const f32 v4 = v1 - reduced0;
-            const f32 v5 = expf(v4);
+            const f32 v5 = __expf(v4);
             reduced1 = reduced1 + v5;
         }
         reduced1 = combine_warp<8>(reduced1, [](const f32 x, const f32 y) { return x + y; });
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const __grid_constant_
             const f16 v0 = a.input0[at];
             const f32 v1 = f32_from_f16(v0);
             const f32 v4 = v1 - reduced0;
-            const f32 v5 = expf(v4);
+            const f32 v5 = __expf(v4);
             const f32 v7 = v5 / reduced1;
             a.output0[at] = f16_from_f32(v7);
         }
