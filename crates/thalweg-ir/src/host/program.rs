@@ -640,8 +640,11 @@ impl<'k> Compiler<'k> {
         {
             phases.push(Phase { row, spread, point });
         }
-        // Without inner dimensions every step runs once per row, over a block of rows.
-        let points = if has_inner { registers_at_points(&phases) } else { registers };
+        // Without inner dimensions every step runs once per row, over a block of rows; inputs are views as a rule.
+        let mut points = if has_inner { registers_at_points(&phases) } else { registers };
+        if !has_inner {
+            loads.iter().for_each(|load| points[bank(load.dtype)] -= 1);
+        }
         CompiledKernel {
             name: self.kernel.name.clone(),
             class: self.kernel.class,
