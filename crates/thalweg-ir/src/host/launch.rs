@@ -2,15 +2,14 @@
 
 use std::cell::Cell;
 
-use super::loops::Store;
+use super::loops::{PIECE, Shape};
 use super::operand::{Cells, Source, represents};
-use super::program::{CompiledKernel, HostStep, Op};
-use super::register::{File, Lane, View};
+use super::program::{CompiledKernel, HostStep, LoadPlan, Op, Taken, Terms};
+use super::reduction::Accumulators;
+use super::register::{File, View};
 use super::space::{Cursor, Space};
-use super::step::{Accumulators, Block, argument};
-use super::vectors::vectors;
+use super::step::{Block, Direct, argument};
 use super::{Fault, Observer, Part};
-use crate::Scalar;
 use crate::body::{Dimension, OutputPlace};
 use crate::kernel::{Geometry, OperandGeometry};
 
@@ -25,6 +24,16 @@ const SCATTERED_COST: f64 = 4.0;
 
 /// The most accumulators of a reduction across rows, so that they stay in the second-level cache.
 const ACCUMULATORS: usize = 128 * 1024;
+
+/// The elements of a run from which on blocks across rows are whole runs.
+const SHORT_RUN: usize = 32;
+
+/// The most elements that a group of rows reads in a phase and keeps in accumulators, and the most rows that it has.
+const GROUP_ELEMENTS: usize = 256 * 1024;
+const MOST_IN_GROUP: usize = 64;
+
+/// The number of elements that the rows of a block along points have together, where several fit.
+const ELEMENTS_ABREAST: usize = 8192;
 
 thread_local! {
     /// The registers of this thread's launches, kept because allocating them would cost more than a small launch.
@@ -47,9 +56,10 @@ pub(super) fn run(
     }
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
     let mut file = FILE.take().unwrap_or_default();
-    file.prepare(&launch.program.registers, &launch.program.accumulators, launch.width);
+    file.prepare(&launch.program.registers, &launch.program.accumulators, launch.room());
     launch.observer = observer;
     launch.part = part;
+    launch.view(&mut file);
     let result = launch.run(&mut file);
     FILE.set(Some(file));
     result
@@ -140,7 +150,7 @@ fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
 
 /// The level at which the step at hand runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Level {
+pub(super) enum Level {
     Launch,
     Row,
     Point,
@@ -155,31 +165,43 @@ enum Direction {
     Along,
 }
 
-struct Launch<'l> {
-    program: &'l CompiledKernel,
-    geometry: &'l Geometry,
+/// A program at work on its operands.
+pub(super) struct Launch<'l> {
+    pub program: &'l CompiledKernel,
+    pub geometry: &'l Geometry,
     scalars: &'l [u64],
-    inputs: &'l [Source<'l>],
-    outputs: &'l [Cells<'l>],
-    observer: Observer<'l>,
+    pub inputs: &'l [Source<'l>],
+    pub outputs: &'l [Cells<'l>],
+    pub observer: Observer<'l>,
     /// The part of the launch that this is.
     part: Option<Part>,
     rows: usize,
-    points: usize,
-    row_space: Space,
-    inner_space: Space,
-    row: Cursor,
-    inner: Cursor,
+    pub points: usize,
+    pub row_space: Space,
+    pub inner_space: Space,
+    pub row: Cursor,
+    pub inner: Cursor,
     /// The number of the inner cursor's point.
     point: usize,
     direction: Direction,
     /// The number of elements that a block has at most.
     width: usize,
-    /// The number of rows that a block along points has at most, and how many the one at hand has.
+    /// The number of rows that run their steps of rows together, where blocks lie along points those of several blocks, and of those that do
+    /// at present.
     group: usize,
+    rows_in_group: usize,
+    /// The number of rows that a block along points has at most, and that of points of each.
+    abreast: usize,
+    length: usize,
+    /// The rows of the block at hand: the number of the first in its group, and how many they are.
+    first: usize,
     together: usize,
     /// The number of lanes that get a value at all: those beyond keep the neutral value, which changes nothing.
     lanes: usize,
+    /// A bit for each of the first 64 operands: whether the elements of every innermost block are next to each other in it.
+    dense: u64,
+    /// Likewise, of which inputs registers are views in the whole launch.
+    viewed: u64,
 }
 
 impl<'l> Launch<'l> {
@@ -208,17 +230,18 @@ impl<'l> Launch<'l> {
             .of_whole_rows(points)
             .filter(|_| direction == Direction::Along && program.class.cascade <= 1);
         let (program, longest) = whole.map_or((program, program.block), |kept| (kept, points));
-        let group = match direction {
-            Direction::Along => group(program, (rows, points)),
-            Direction::Across => 1,
-        };
-        let width = match direction {
-            Direction::Across if program.reductions.is_empty() => rows.min(program.block),
+        let (abreast, length, group) = match direction {
+            Direction::Along => {
+                let abreast = abreast(program, (rows, points));
+                (abreast, points.min(longest), group(program, abreast, (rows, points), lanes))
+            }
+            Direction::Across if program.reductions.is_empty() => {
+                (1, 1, whole_runs(program, &row_space, rows))
+            }
             Direction::Across => {
                 let accumulators = lanes * usize::from(program.class.cascade);
-                rows.min(program.block).min((ACCUMULATORS / accumulators).max(1))
+                (1, 1, rows.min(program.block).min((ACCUMULATORS / accumulators).max(1)))
             }
-            Direction::Along => group * points.min(longest),
         };
         let (row, inner) = (row_space.start(), inner_space.start());
         Self {
@@ -237,20 +260,116 @@ impl<'l> Launch<'l> {
             inner,
             point: 0,
             direction,
-            width: width.max(1),
-            group,
+            width: group.max(abreast * length).max(1),
+            group: group.max(1),
+            rows_in_group: 1,
+            abreast,
+            length,
+            first: 0,
             together: 1,
             lanes,
+            dense: 0,
+            viewed: 0,
         }
+    }
+
+    /// Finds the operands that innermost blocks read and write where they lie, and makes registers views of those inputs.
+    fn view(&mut self, file: &mut File) {
+        let is_dense = |operand: usize| match self.direction {
+            Direction::Along => {
+                self.inner_space.run_stride(operand) == 1
+                    && self.inner_space.is_flat(operand)
+                    && (self.abreast == 1 || self.row_space.is_flat(operand))
+            }
+            Direction::Across => {
+                self.row_space.run_stride(operand) == 1
+                    && (self.has_lines() || self.row_space.is_flat(operand))
+            }
+        };
+        let operands = self.geometry.operands.len().min(u64::BITS as usize);
+        let dense = (0..operands).filter(|&operand| !self.program.is_anywhere(operand) && is_dense(operand));
+        self.dense = dense.fold(0, |dense, operand| dense | 1 << operand);
+        let [several, length] = match self.direction {
+            Direction::Along => [usize::from(self.abreast > 1), self.length],
+            Direction::Across => [usize::from(self.has_lines()), self.row_space.run()],
+        };
+        for &LoadPlan { input, dtype, register, readers } in &self.program.loads {
+            let at = usize::from(input);
+            let line = self.line_stride(at);
+            let by_lines = self.takes_lines() && readers >= Taken::ByLine;
+            let fits = by_lines || several == 0 || line == length;
+            if fits && bit(self.dense, at) && matches!(self.inputs[at], Source::Slice(_)) {
+                self.viewed |= 1 << at;
+                with_dtype!(dtype, T => file.view::<T>(register, View { input, offset: None, line }));
+            }
+        }
+    }
+
+    /// Returns whether innermost blocks are taken line by line: not those of short rows, which are as one.
+    pub fn takes_lines(&self) -> bool {
+        match self.direction {
+            Direction::Along => self.abreast == 1 || self.length >= PIECE,
+            Direction::Across => self.has_lines(),
+        }
+    }
+
+    /// Returns how many elements a register has: those of a block, or a piece for each line.
+    fn room(&self) -> usize {
+        let lines = match self.direction {
+            Direction::Along => self.abreast,
+            Direction::Across if self.has_lines() => self.group / self.row_space.run(),
+            Direction::Across => 1,
+        };
+        self.width.max(lines * PIECE)
+    }
+
+    /// Returns whether blocks across rows are whole runs of the innermost of two dimensions.
+    fn has_lines(&self) -> bool {
+        self.program.reductions.is_empty()
+            && self.row_space.is_plane()
+            && self.row_space.run() >= SHORT_RUN
+            && self.group.is_multiple_of(self.row_space.run())
+    }
+
+    /// Returns how many lines an innermost block of `count` elements has.
+    fn lines(&self, count: usize) -> usize {
+        match self.direction {
+            Direction::Along => self.together,
+            Direction::Across if self.has_lines() => count / self.row_space.run(),
+            Direction::Across => 1,
+        }
+    }
+
+    /// Returns the distance from one line of an innermost block to the next in an operand.
+    pub fn line_stride(&self, operand: usize) -> usize {
+        match self.direction {
+            Direction::Along => self.row_space.run_stride(operand),
+            Direction::Across => self.row_space.outer_stride(operand),
+        }
+    }
+
+    /// Returns whether steps of a level are the innermost ones.
+    pub fn is_innermost(&self, level: Level) -> bool {
+        level == Level::Point || (level == Level::Row && self.program.class.inner_rank == 0)
+    }
+
+    /// Returns whether blocks of a level lie along the points of rows.
+    pub fn is_along(&self, level: Level) -> bool {
+        (self.direction, level) == (Direction::Along, Level::Point)
+    }
+
+    /// Notes where the block at hand begins in each operand.
+    fn note_places(&self, file: &mut File) {
+        file.places.clear();
+        file.places.extend(self.row.offsets.iter().zip(&self.inner.offsets).map(|(row, inner)| row + inner));
     }
 
     fn run(&mut self, file: &mut File) -> Result<(), Fault> {
         let program = self.program;
         self.steps(file, &program.uniform, Level::Launch, self.width)?;
-        let rows_at_once = if self.direction == Direction::Across { self.width } else { self.group };
         let mut first = 0;
         while first < self.rows {
-            let count = rows_at_once.min(self.rows - first);
+            let count = self.group.min(self.rows - first);
             self.rows(file, count)?;
             self.row_space.advance(&mut self.row, count);
             first += count;
@@ -258,68 +377,110 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    /// Returns all phases of a block of rows.
+    /// Runs all phases of a group of rows.
     fn rows(&mut self, file: &mut File, count: usize) -> Result<(), Fault> {
         let program = self.program;
-        if self.direction == Direction::Along {
-            self.together = count;
-        }
+        self.rows_in_group = count;
+        self.note_places(file);
         for phase in &program.phases {
-            if self.point != 0 {
-                self.inner.reset();
-                self.point = 0;
-            }
             self.steps(file, &phase.row, Level::Row, count)?;
             if phase.point.is_empty() {
                 continue;
             }
-            while self.point < self.points {
-                let (step, count) = match self.direction {
-                    Direction::Across => (1, count),
-                    Direction::Along => {
-                        let step = (self.width / self.group).min(self.points - self.point);
-                        (step, step * count)
-                    }
-                };
-                self.steps(file, &phase.point, Level::Point, count)?;
-                self.inner_space.advance(&mut self.inner, step);
-                self.point += step;
+            if self.direction == Direction::Across {
+                self.steps(file, &phase.spread, Level::Row, count)?;
+                self.points(file, &phase.point, count)?;
+                continue;
             }
-        }
-        if self.point != 0 {
-            self.inner.reset();
-            self.point = 0;
+            let start = self.row.clone();
+            self.first = 0;
+            while self.first < count {
+                self.together = self.abreast.min(count - self.first);
+                self.steps(file, &phase.spread, Level::Row, self.together)?;
+                self.points(file, &phase.point, self.together)?;
+                self.row_space.advance(&mut self.row, self.together);
+                self.first += self.together;
+            }
+            (self.row, self.first) = (start, 0);
         }
         self.steps(file, &program.stores, Level::Row, count)
     }
 
+    /// Runs steps over all points of a block of rows.
+    fn points(&mut self, file: &mut File, steps: &[HostStep], rows: usize) -> Result<(), Fault> {
+        while self.point < self.points {
+            let length = self.length.min(self.points - self.point);
+            self.note_places(file);
+            self.steps(file, steps, Level::Point, length * rows)?;
+            self.point += length;
+            if self.point < self.points {
+                self.inner_space.advance(&mut self.inner, length);
+            }
+        }
+        if self.points > self.length {
+            self.inner.reset();
+        }
+        self.point = 0;
+        Ok(())
+    }
+
     /// Runs steps over a block of `count` elements.
-    #[inline]
     fn steps(&self, file: &mut File, steps: &[HostStep], level: Level, count: usize) -> Result<(), Fault> {
+        let viewed = if self.is_innermost(level) { self.viewed } else { 0 };
+        let lines = if self.is_innermost(level) { self.lines(count) } else { 1 };
+        let shape = Shape { lines, length: count / lines };
         for step in steps {
-            let direct = step.output.and_then(|output| self.place(output, level, count));
-            let mut block = Block { file, inputs: self.inputs, count, direct };
-            self.step(&mut block, step, level)?;
-            if let (Some(output), None) = (step.output, direct) {
-                let dtype = self.program.outputs[usize::from(output)].0;
-                with_dtype!(dtype, T => self.store::<T>(&mut block, step.target, output, level));
+            match (step.op, step.output) {
+                (Op::Load { input }, _) if bit(viewed, usize::from(input)) => {}
+                (_, None) => {
+                    let mut block = Block { file, inputs: self.inputs, count, shape, direct: None };
+                    self.step(&mut block, step, level)?;
+                }
+                (_, Some(output)) => self.step_to_output(file, (step, output), level, shape)?,
             }
         }
         Ok(())
     }
 
-    /// Returns an output with the element that a block begins at, if the block's elements are next to each other in it.
-    fn place(&self, output: u16, level: Level, count: usize) -> Option<(Cells<'l>, usize)> {
-        let mut first = None;
-        let output = usize::from(output);
-        self.parts(self.program.inputs.len() + output, level, count, |_, offset, length, stride| {
-            if stride == 1 && length == count {
-                first = Some(offset);
-            }
-        });
-        first.map(|first| (self.outputs[output], first))
+    /// Runs a step whose target is an output.
+    #[inline(never)]
+    fn step_to_output(
+        &self,
+        file: &mut File,
+        (step, output): (&HostStep, u16),
+        level: Level,
+        shape: Shape,
+    ) -> Result<(), Fault> {
+        let count = shape.lines * shape.length;
+        let direct = self.place(output, level, shape);
+        let mut block = Block { file, inputs: self.inputs, count, shape, direct };
+        self.step(&mut block, step, level)?;
+        if direct.is_none() {
+            let dtype = self.program.outputs[usize::from(output)].0;
+            with_dtype!(dtype, T => self.store::<T>(&mut block, step.target, output, level));
+        }
+        Ok(())
     }
 
+    /// Returns the place of a block in an output, if the elements of its lines are next to each other there.
+    fn place(&self, output: u16, level: Level, Shape { lines, length }: Shape) -> Option<Direct<'l>> {
+        let output = usize::from(output);
+        let operand = self.program.inputs.len() + output;
+        let (cells, line) = (self.outputs[output], self.line_stride(operand));
+        if self.is_innermost(level) && bit(self.dense, operand) {
+            let first = self.row.offsets[operand] + self.inner.offsets[operand];
+            return Some(Direct { cells, first, line });
+        }
+        let mut direct = None;
+        self.parts(operand, level, lines * length, |_, first, count, stride| {
+            if stride == 1 && count == lines * length {
+                direct = Some(Direct { cells, first, line: length });
+            }
+        });
+        direct
+    }
+
+    #[inline(never)]
     fn step(&self, block: &mut Block<'_, '_>, step: &HostStep, level: Level) -> Result<(), Fault> {
         match step.op {
             Op::Constant(value) => block.fill_scalar(step, value),
@@ -340,18 +501,18 @@ impl<'l> Launch<'l> {
             Op::Select => block.select(step),
             Op::Random => block.random(step),
             Op::Cast { to } => block.cast(to, step),
-            Op::Spread => block.spread(step, self.places()),
-            Op::Start { reduction } => self.accumulators(step, reduction, block.count).start(block),
+            Op::Spread => {
+                let pieces = self.direction == Direction::Along && self.takes_lines();
+                block.spread(step, self.first, self.length, pieces);
+            }
+            Op::Start { reduction } => self.accumulators(step, reduction).start(block),
             Op::Accumulate { reduction } => {
-                let accumulators = self.accumulators(step, reduction, block.count);
-                match self.direction {
-                    Direction::Across => accumulators.across(block, step.operands[0], self.point),
-                    Direction::Along => accumulators.along(block, step.operands[0], self.point),
-                }
+                self.accumulate(block, self.accumulators(step, reduction), step.operands[0]);
             }
-            Op::Finish { reduction } => {
-                self.accumulators(step, reduction, block.count).finish(block, step.target)
+            Op::AccumulateOf { reduction, terms } => {
+                self.accumulate_terms(block, self.accumulators(step, reduction), (terms, step));
             }
+            Op::Finish { reduction } => self.accumulators(step, reduction).finish(block, step.target),
             Op::Store { output } => {
                 with_dtype!(step.dtype, T => self.store::<T>(block, step.operands[0], output, level));
             }
@@ -363,27 +524,44 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    fn accumulators(&self, step: &HostStep, reduction: u16, count: usize) -> Accumulators {
+    /// Combines terms into a reduction's accumulators.
+    fn accumulate(&self, block: &mut Block<'_, '_>, accumulators: Accumulators, register: u16) {
+        match self.direction {
+            Direction::Across => accumulators.across(block, register, self.point),
+            Direction::Along => accumulators.along(block, register, self.first, self.point),
+        }
+    }
+
+    /// Adds the terms of a sum: as they are computed, or when they all are.
+    fn accumulate_terms(
+        &self,
+        block: &mut Block<'_, '_>,
+        accumulators: Accumulators,
+        (terms, step): (Terms, &HostStep),
+    ) {
+        if self.direction == Direction::Along && self.takes_lines() && accumulators.adds_terms() {
+            return accumulators.along_of(block, (terms, step), self.first, self.point);
+        }
+        block.terms(terms, step);
+        self.accumulate(block, accumulators, step.target);
+    }
+
+    fn accumulators(&self, step: &HostStep, reduction: u16) -> Accumulators {
         let plan = self.program.reductions[usize::from(reduction)];
         Accumulators {
             op: plan.op,
             dtype: step.dtype,
             number: plan.accumulator,
             lanes: self.lanes,
-            columns: if self.direction == Direction::Across { count } else { 1 },
-            together: self.together,
+            columns: if self.direction == Direction::Across { self.rows_in_group } else { 1 },
+            rows: if self.direction == Direction::Across { 1 } else { self.rows_in_group },
             levels: u32::from(self.program.class.cascade),
         }
     }
 
-    /// Returns at how many places of a block each of its rows stands.
-    fn places(&self) -> usize {
-        if self.direction == Direction::Across { 1 } else { self.width / self.group }
-    }
-
     /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements lie evenly in an operand.
     #[inline]
-    fn parts(
+    pub fn parts(
         &self,
         operand: usize,
         level: Level,
@@ -391,7 +569,7 @@ impl<'l> Launch<'l> {
         mut visit: impl FnMut(usize, usize, usize, usize),
     ) {
         let (row, inner) = (self.row.offsets[operand], self.inner.offsets[operand]);
-        if (self.direction, level) != (Direction::Along, Level::Point) {
+        if !self.is_along(level) {
             let stride = self.row_space.run_stride(operand);
             return self.row_space.runs(&self.row, operand, count, |at, offset, length| {
                 visit(at, inner + offset, length, stride);
@@ -417,204 +595,6 @@ impl<'l> Launch<'l> {
                 });
             }
         });
-    }
-
-    #[inline(never)]
-    fn load<T: Lane>(
-        &self,
-        block: &mut Block<'_, '_>,
-        step: &HostStep,
-        input: u16,
-        level: Level,
-    ) -> Result<(), Fault> {
-        let operand = usize::from(input);
-        if self.points == 0 && level == Level::Row && !self.geometry.inner_shape.is_empty() {
-            return Err(Fault::new(format!(
-                "{}: a row output reads input {operand} at the row's first point, but rows have no points",
-                self.program.name
-            )));
-        }
-        let source = match &self.inputs[operand] {
-            Source::Cells(cells) => {
-                let cells = T::cells(cells).expect("operands were checked against the program");
-                self.copy(
-                    block,
-                    step,
-                    level,
-                    operand,
-                    |at| cells[at].get(),
-                    |range, target| {
-                        for (target, cell) in target.iter_mut().zip(&cells[range]) {
-                            *target = cell.get();
-                        }
-                    },
-                );
-                return Ok(());
-            }
-            Source::Slice(slice) => slice,
-        };
-        let elements = T::slice(source).expect("operands were checked against the program");
-        let mut view = None;
-        self.parts(operand, level, block.count, |_, offset, length, stride| {
-            if stride == 1 && length == block.count {
-                view = Some(View { input, offset });
-            }
-        });
-        if view.is_some() {
-            T::bank_mut(block.file).registers[usize::from(step.target)].view = view;
-        } else {
-            self.copy(
-                block,
-                step,
-                level,
-                operand,
-                |at| elements[at],
-                |range, target| {
-                    target.copy_from_slice(&elements[range]);
-                },
-            );
-        }
-        Ok(())
-    }
-
-    /// Reads the elements of a block: one by one, or a range where they are next to each other.
-    #[inline(always)]
-    fn copy<T: Lane>(
-        &self,
-        block: &mut Block<'_, '_>,
-        step: &HostStep,
-        level: Level,
-        operand: usize,
-        one: impl Fn(usize) -> T,
-        range: impl Fn(std::ops::Range<usize>, &mut [T]),
-    ) {
-        let count = block.count;
-        block.file.write(step.target, count, |_, target: &mut [T]| {
-            self.parts(operand, level, count, |at, offset, length, stride| {
-                let target = &mut target[at..at + length];
-                match stride {
-                    0 => target.fill(one(offset)),
-                    1 => range(offset..offset + length, target),
-                    _ => {
-                        let mut place = offset;
-                        for target in target {
-                            *target = one(place);
-                            place += stride;
-                        }
-                    }
-                }
-            });
-        });
-    }
-
-    #[inline(never)]
-    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, register: u16, output: u16, level: Level) {
-        let operand = self.program.inputs.len() + usize::from(output);
-        let cells =
-            T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
-        let values = block.file.read::<T>(block.inputs, register, block.count);
-        self.parts(operand, level, block.count, |at, offset, length, stride| {
-            let values = &values[at..at + length];
-            if stride == 1 {
-                vectors(Store { cells: &cells[offset..offset + length], values });
-            } else {
-                let mut place = offset;
-                for &value in values {
-                    cells[place].set(value);
-                    place += stride;
-                }
-            }
-        });
-    }
-
-    #[inline(never)]
-    fn scatter<T: Lane>(&self, block: &mut Block<'_, '_>, step: &HostStep, output: u16) -> Result<(), Fault> {
-        let operand = self.program.inputs.len() + usize::from(output);
-        let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
-            unreachable!("operands were checked against the program");
-        };
-        let cells =
-            T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
-        let values = block.file.read::<T>(block.inputs, step.operands[0], block.count);
-        let places = block.file.read::<i64>(block.inputs, step.operands[1], block.count);
-        let guards = block.file.read::<u8>(block.inputs, step.operands[2], block.count);
-        for ((&value, &place), _) in values.iter().zip(places).zip(guards).filter(|(_, guard)| **guard != 0) {
-            if (place as u64) >= elements {
-                return Err(Fault::new(format!(
-                    "{}: element {place} of output {output} was written, which has {elements} elements",
-                    self.program.name
-                )));
-            }
-            cells[place as usize].set(value);
-        }
-        self.note(operand, places, guards);
-        Ok(())
-    }
-
-    /// Tells of the indices that are out of range.
-    fn report(&self, block: &Block<'_, '_>, step: &HostStep) {
-        let Some(tell) = self.observer.out_of_range else { return };
-        let guards = block.file.read::<u8>(block.inputs, step.operands[0], block.count);
-        let [indices, extents] =
-            [1, 2].map(|operand| block.file.read::<i64>(block.inputs, step.operands[operand], block.count));
-        for ((_, &index), &extent) in
-            guards.iter().zip(indices).zip(extents).filter(|((guard, _), _)| **guard != 0)
-        {
-            tell(index, extent);
-        }
-    }
-
-    /// Notes elements that data chose.
-    fn note(&self, operand: usize, places: &[i64], guards: &[u8]) {
-        let Some(noting) = self.observer.chosen else { return };
-        for (&place, _) in places.iter().zip(guards).filter(|(_, guard)| **guard != 0) {
-            noting(operand, place as u64);
-        }
-    }
-
-    #[inline(never)]
-    fn gather<T: Lane>(
-        &self,
-        block: &mut Block<'_, '_>,
-        step: &HostStep,
-        input: u16,
-        otherwise: Scalar,
-    ) -> Result<(), Fault> {
-        let operand = usize::from(input);
-        let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
-            unreachable!("operands were checked against the program");
-        };
-        block.fill_scalar(step, otherwise);
-        let (inputs, count) = (block.inputs, block.count);
-        let mut outside = None;
-        block.file.write(step.target, count, |file, target: &mut [T]| {
-            let places = file.read::<i64>(inputs, step.operands[0], count);
-            let guards = file.read::<u8>(inputs, step.operands[1], count);
-            self.note(operand, places, guards);
-            outside = match &self.inputs[operand] {
-                Source::Slice(slice) => {
-                    let slice = T::slice(slice).expect("operands were checked against the program");
-                    let slice = &slice[..elements as usize];
-                    if let Some(run) = whole_run(places, guards, slice) {
-                        target.copy_from_slice(run);
-                        return;
-                    }
-                    read_chosen(target, places, guards, |at| slice.get(at).copied())
-                }
-                Source::Cells(cells) => {
-                    let cells = T::cells(cells).expect("operands were checked against the program");
-                    let cells = &cells[..elements as usize];
-                    read_chosen(target, places, guards, |at| cells.get(at).map(Cell::get))
-                }
-            };
-        });
-        match outside {
-            None => Ok(()),
-            Some(place) => Err(Fault::new(format!(
-                "{}: element {place} of input {operand} was read, which has {elements} elements",
-                self.program.name
-            ))),
-        }
     }
 
     fn coordinate(&self, block: &mut Block<'_, '_>, step: &HostStep, dimension: Dimension, level: Level) {
@@ -644,44 +624,39 @@ impl<'l> Launch<'l> {
     }
 }
 
-/// Returns the elements that a block reads, if all guards hold and the places follow one another: then it is copied as a whole.
-fn whole_run<'a, T>(places: &[i64], guards: &[u8], elements: &'a [T]) -> Option<&'a [T]> {
-    let (&first, &last) = (places.first()?, places.last()?);
-    if last.wrapping_sub(first) != places.len() as i64 - 1 {
-        return None;
-    }
-    let follow = places
-        .iter()
-        .zip(0i64..)
-        .fold(true, |follow, (&place, at)| follow & (place.wrapping_sub(at) == first));
-    let hold = guards.iter().fold(true, |hold, &guard| hold & (guard != 0));
-    (follow && hold)
-        .then(|| elements.get(usize::try_from(first).ok()?..=usize::try_from(last).ok()?))
-        .flatten()
+/// Returns how many rows a block across rows has: whole runs of the innermost of two dimensions if several fit, which are its lines then.
+fn whole_runs(program: &CompiledKernel, row_space: &Space, rows: usize) -> usize {
+    let (most, run) = (rows.min(program.block), row_space.run());
+    if row_space.is_plane() && (SHORT_RUN..=most).contains(&run) { most - most % run } else { most }
 }
 
-/// Reads the elements whose guard holds, and returns the last place at which there is none.
-#[inline(always)]
-fn read_chosen<T>(
-    target: &mut [T],
-    places: &[i64],
-    guards: &[u8],
-    read: impl Fn(usize) -> Option<T>,
-) -> Option<i64> {
-    let mut outside = None;
-    for ((target, &place), _) in target.iter_mut().zip(places).zip(guards).filter(|(_, guard)| **guard != 0) {
-        match read(place as usize) {
-            Some(element) => *target = element,
-            None => outside = Some(place),
-        }
-    }
-    outside
+/// Returns a bit of a mask, in which the bits behind the last are 0.
+fn bit(mask: u64, number: usize) -> bool {
+    number < u64::BITS as usize && mask >> number & 1 == 1
 }
 
 /// Returns how many rows a block along points has: several where they are short.
-fn group(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
+fn abreast(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
     // Runs of a cascade are those of one row.
-    if program.class.cascade > 1 || points == 0 { 1 } else { (program.block / points).clamp(1, rows.max(1)) }
+    if program.class.cascade > 1 || points == 0 || points > program.block {
+        return 1;
+    }
+    // Blocks of short rows are copied and spread as a whole, so they shall stay in the first-level cache.
+    let elements = if points < PIECE { program.block } else { program.block.max(ELEMENTS_ABREAST) };
+    (elements / points).clamp(1, rows.max(1))
+}
+
+/// Returns how many rows run their steps of rows together, where blocks have so many: as many as come back from the second-level cache if several
+/// phases read them.
+fn group(program: &CompiledKernel, abreast: usize, (rows, points): (usize, usize), lanes: usize) -> usize {
+    // Values that stay for later phases are those of one block.
+    if program.class.cascade > 1 || program.keeps || points == 0 {
+        return abreast;
+    }
+    let elements = points * program.point_operands.len() * usize::from(program.phases.len() > 1)
+        + lanes * program.reductions.len();
+    let most = (GROUP_ELEMENTS / elements.max(1)).min(MOST_IN_GROUP).min(rows);
+    (most / abreast * abreast).max(abreast)
 }
 
 /// Returns the cheaper direction for the loops over points.
@@ -694,7 +669,11 @@ fn direction(
     if program.point_steps == 0 || points == 0 {
         return Direction::Across;
     }
-    let all_steps = program.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
+    let all_steps = program
+        .phases
+        .iter()
+        .map(|phase| phase.row.len() + phase.spread.len() + phase.point.len())
+        .sum::<usize>();
     let cost = |serial: usize, together: usize, extent: usize, steps: usize, space: &Space| {
         let blocks = serial.div_ceil(together) as f64 * extent.div_ceil(program.block) as f64;
         let elements = serial as f64 * extent as f64;
@@ -712,7 +691,7 @@ fn direction(
     };
     let across = cost(points, 1, rows, program.point_steps, row_space);
     let along =
-        cost(rows, group(program, (rows, points)), points, all_steps + program.stores.len(), inner_space)
+        cost(rows, abreast(program, (rows, points)), points, all_steps + program.stores.len(), inner_space)
             + (rows * lanes * program.reductions.len()) as f64;
     if along < across { Direction::Along } else { Direction::Across }
 }

@@ -5,10 +5,122 @@ use std::cell::Cell;
 
 use super::vectors::Loop;
 
+/// The most elements of a line that a loop takes at a time.
+pub(super) const PIECE: usize = 128;
+
+/// The lines of a block, one per row, and the elements of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shape {
+    pub lines: usize,
+    pub length: usize,
+}
+
+/// The elements of a block that a loop reads: lines, or a piece of each line that stands for all of it.
+#[derive(Clone, Copy)]
+pub(super) struct Operand<'l, T> {
+    elements: &'l [T],
+    /// From one line, or piece, to the next.
+    line: usize,
+    repeats: bool,
+}
+
+impl<'l, T> Operand<'l, T> {
+    /// Returns lines that begin `line` elements apart.
+    #[inline(always)]
+    pub fn new(elements: &'l [T], line: usize) -> Self {
+        Self { elements, line, repeats: false }
+    }
+
+    /// Returns lines of which a piece each is given.
+    #[inline(always)]
+    pub fn repeating(pieces: &'l [T]) -> Self {
+        Self { elements: pieces, line: PIECE, repeats: true }
+    }
+
+    /// Returns the elements of a line, all of which are given.
+    #[inline(always)]
+    pub fn line(&self, number: usize, length: usize) -> &'l [T] {
+        debug_assert!(!self.repeats, "a step that takes whole lines reads a piece");
+        &self.elements[number * self.line..][..length]
+    }
+
+    #[inline(always)]
+    fn pieces(&self, number: usize, length: usize) -> Pieces<'l, T> {
+        let first = number * self.line;
+        if self.repeats {
+            let piece = &self.elements[first..][..PIECE];
+            return Pieces { whole: piece.as_chunks().0, rest: &piece[..length % PIECE], step: 0 };
+        }
+        let (whole, rest) = self.elements[first..][..length].as_chunks();
+        Pieces { whole, rest, step: 1 }
+    }
+
+    /// Returns whether the lines of a block follow each other.
+    #[inline(always)]
+    fn is_one(&self, length: usize) -> bool {
+        !self.repeats && self.line == length
+    }
+}
+
+/// A line, piece by piece.
+struct Pieces<'l, T> {
+    whole: &'l [[T; PIECE]],
+    /// The elements behind the last whole piece.
+    rest: &'l [T],
+    /// From one piece to the next: 0 where one stands for all.
+    step: usize,
+}
+
+impl<'l, T> Pieces<'l, T> {
+    #[inline(always)]
+    fn get(&self, number: usize) -> &'l [T; PIECE] {
+        &self.whole[number * self.step]
+    }
+
+    /// Returns some elements of the piece that they lie in.
+    #[inline(always)]
+    fn part(&self, first: usize, count: usize) -> &'l [T] {
+        let piece = self.whole.get(first / PIECE * self.step).map_or(self.rest, |piece| piece);
+        &piece[first % PIECE..][..count]
+    }
+
+    /// Returns the elements of a tile, which are those of a piece, or in one.
+    #[inline(always)]
+    fn tile<const TILE: usize>(&self, first: usize) -> &'l [T; TILE] {
+        self.part(first, TILE).try_into().expect("a tile of the round")
+    }
+}
+
+/// The elements of a block that a loop writes.
+pub(super) struct Target<'l, T> {
+    pub cells: &'l [Cell<T>],
+    /// From one line to the next.
+    pub line: usize,
+    pub shape: Shape,
+}
+
+impl<'l, T> Target<'l, T> {
+    /// Returns the elements of a line.
+    #[inline(always)]
+    pub fn line(&self, number: usize) -> &'l [Cell<T>] {
+        &self.cells[number * self.line..][..self.shape.length]
+    }
+
+    /// Returns the lines as one, if those of all operands follow each other, too.
+    #[inline(always)]
+    fn merged(mut self, operands_are_one: bool) -> Self {
+        let Shape { lines, length } = self.shape;
+        if operands_are_one && self.line == length {
+            self.shape = Shape { lines: 1, length: lines * length };
+        }
+        self
+    }
+}
+
 /// target = f(a).
 pub(super) struct Map1<'l, A, T, F> {
-    pub target: &'l [Cell<T>],
-    pub a: &'l [A],
+    pub target: Target<'l, T>,
+    pub a: &'l Operand<'l, A>,
     pub f: F,
 }
 
@@ -23,15 +135,26 @@ impl<A: Copy, T, F: Fn(A) -> T> Loop for Map1<'_, A, T, F> {
                 target.set(f(a));
             }
         }
-        each(self.target, self.a, self.f);
+        let Self { target, a, f } = self;
+        let is_one = a.is_one(target.shape.length);
+        let target = target.merged(is_one);
+        let Shape { lines, length } = target.shape;
+        for line in 0..lines {
+            let (whole, rest) = target.line(line).as_chunks::<PIECE>();
+            let a = a.pieces(line, length);
+            for (at, target) in whole.iter().enumerate() {
+                each(target, a.get(at), &f);
+            }
+            each(rest, a.rest, &f);
+        }
     }
 }
 
 /// target = f(a, b).
 pub(super) struct Map2<'l, A, T, F> {
-    pub target: &'l [Cell<T>],
-    pub a: &'l [A],
-    pub b: &'l [A],
+    pub target: Target<'l, T>,
+    pub a: &'l Operand<'l, A>,
+    pub b: &'l Operand<'l, A>,
     pub f: F,
 }
 
@@ -46,16 +169,27 @@ impl<A: Copy, T, F: Fn(A, A) -> T> Loop for Map2<'_, A, T, F> {
                 target.set(f(a, b));
             }
         }
-        each(self.target, self.a, self.b, self.f);
+        let Self { target, a, b, f } = self;
+        let length = target.shape.length;
+        let target = target.merged(a.is_one(length) && b.is_one(length));
+        let Shape { lines, length } = target.shape;
+        for line in 0..lines {
+            let (whole, rest) = target.line(line).as_chunks::<PIECE>();
+            let (a, b) = (a.pieces(line, length), b.pieces(line, length));
+            for (at, target) in whole.iter().enumerate() {
+                each(target, a.get(at), b.get(at), &f);
+            }
+            each(rest, a.rest, b.rest, &f);
+        }
     }
 }
 
 /// target = f(a, b, c).
 pub(super) struct Map3<'l, A, T, F> {
-    pub target: &'l [Cell<T>],
-    pub a: &'l [A],
-    pub b: &'l [T],
-    pub c: &'l [T],
+    pub target: Target<'l, T>,
+    pub a: &'l Operand<'l, A>,
+    pub b: &'l Operand<'l, T>,
+    pub c: &'l Operand<'l, T>,
     pub f: F,
 }
 
@@ -70,7 +204,33 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
                 target.set(f(a, b, c));
             }
         }
-        each(self.target, self.a, self.b, self.c, self.f);
+        let Self { target, a, b, c, f } = self;
+        let length = target.shape.length;
+        let target = target.merged(a.is_one(length) && b.is_one(length) && c.is_one(length));
+        let Shape { lines, length } = target.shape;
+        for line in 0..lines {
+            let (whole, rest) = target.line(line).as_chunks::<PIECE>();
+            let (a, b, c) = (a.pieces(line, length), b.pieces(line, length), c.pieces(line, length));
+            for (at, target) in whole.iter().enumerate() {
+                each(target, a.get(at), b.get(at), c.get(at), &f);
+            }
+            each(rest, a.rest, b.rest, c.rest, &f);
+        }
+    }
+}
+
+/// The value at all places of target.
+pub(super) struct Fill<'l, T> {
+    pub target: &'l mut [T],
+    pub value: T,
+}
+
+impl<T: Copy> Loop for Fill<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        self.target.fill(self.value);
     }
 }
 
@@ -133,7 +293,7 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
     }
 }
 
-/// The number of lanes that [`AccumulateRounds`] keeps in registers of the processor at a time.
+/// The number of lanes that stay in registers of the processor at a time, where there are not so many as a [`PIECE`] has.
 pub(super) const TILE: usize = 32;
 
 /// accumulators = f(accumulators, values) for values that are whole rounds of all lanes, which are a multiple of [`TILE`].
@@ -148,21 +308,103 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for AccumulateRounds<'_, T, F> {
 
     #[inline(always)]
     fn call(self) {
+        #[inline(always)]
+        fn rounds<const TILE: usize, T: Copy>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+            let lanes = accumulators.len();
+            for (tile, accumulators) in accumulators.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+                let mut kept = *accumulators;
+                for round in values.chunks_exact(lanes) {
+                    let values: &[T; TILE] =
+                        round[tile * TILE..][..TILE].try_into().expect("a tile of the round");
+                    for lane in 0..TILE {
+                        kept[lane] = f(kept[lane], values[lane]);
+                    }
+                }
+                *accumulators = kept;
+            }
+        }
         let Self { accumulators, values, f } = self;
-        let lanes = accumulators.len();
-        let (tiles, []) = accumulators.as_chunks_mut::<TILE>() else {
-            unreachable!("lanes are a multiple of the tile")
-        };
-        for (tile, accumulators) in tiles.iter_mut().enumerate() {
-            let mut kept = *accumulators;
-            for round in values.chunks_exact(lanes) {
-                let values: &[T; TILE] =
-                    round[tile * TILE..][..TILE].try_into().expect("a tile of the round");
-                for lane in 0..TILE {
-                    kept[lane] = f(kept[lane], values[lane]);
+        if accumulators.len().is_multiple_of(PIECE) {
+            rounds::<PIECE, T>(accumulators, values, f);
+        } else {
+            rounds::<TILE, T>(accumulators, values, f);
+        }
+    }
+}
+
+/// accumulators + f(a, b, c) for the elements of lines, each of which has so many lanes of its own, from lane number `lane` on, round after
+/// round.
+pub(super) struct SumOf<'l, F> {
+    pub accumulators: &'l mut [f32],
+    pub lanes: usize,
+    pub lane: usize,
+    pub a: &'l Operand<'l, f32>,
+    pub b: &'l Operand<'l, f32>,
+    pub c: &'l Operand<'l, f32>,
+    pub length: usize,
+    pub f: F,
+}
+
+impl<F: Fn(f32, f32, f32) -> f32> Loop for SumOf<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        #[inline(always)]
+        fn each(
+            accumulators: &mut [f32],
+            (a, b, c): (&[f32], &[f32], &[f32]),
+            f: impl Fn(f32, f32, f32) -> f32,
+        ) {
+            for (((accumulator, &a), &b), &c) in accumulators.iter_mut().zip(a).zip(b).zip(c) {
+                *accumulator += f(a, b, c);
+            }
+        }
+        type Terms<'l> = (Pieces<'l, f32>, Pieces<'l, f32>, Pieces<'l, f32>);
+        #[inline(always)]
+        fn rounds<const TILE: usize>(
+            accumulators: &mut [f32],
+            (a, b, c): &Terms<'_>,
+            [first, end]: [usize; 2],
+            f: impl Fn(f32, f32, f32) -> f32,
+        ) {
+            let lanes = accumulators.len();
+            for (tile, accumulators) in accumulators.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+                let mut kept = *accumulators;
+                let mut at = first + tile * TILE;
+                while at < end {
+                    let (a, b, c) = (a.tile::<TILE>(at), b.tile::<TILE>(at), c.tile::<TILE>(at));
+                    for lane in 0..TILE {
+                        kept[lane] += f(a[lane], b[lane], c[lane]);
+                    }
+                    at += lanes;
+                }
+                *accumulators = kept;
+            }
+        }
+        let Self { accumulators, lanes, lane, a, b, c, length, f } = self;
+        for (line, accumulators) in accumulators.chunks_exact_mut(lanes).enumerate() {
+            let terms = (a.pieces(line, length), b.pieces(line, length), c.pieces(line, length));
+            let (mut first, mut lane) = (0, lane);
+            while first < length {
+                let end = first + (length - first) / lanes * lanes;
+                let tiles = |tile: usize| {
+                    lane == 0 && end > first && lanes.is_multiple_of(tile) && first.is_multiple_of(tile)
+                };
+                if tiles(PIECE) {
+                    rounds::<PIECE>(accumulators, &terms, [first, end], &f);
+                    first = end;
+                } else if tiles(TILE) {
+                    rounds::<TILE>(accumulators, &terms, [first, end], &f);
+                    first = end;
+                } else {
+                    let part = (length - first).min(lanes - lane).min(PIECE - first % PIECE);
+                    let (a, b, c) = &terms;
+                    let terms = (a.part(first, part), b.part(first, part), c.part(first, part));
+                    each(&mut accumulators[lane..lane + part], terms, &f);
+                    (first, lane) = (first + part, (lane + part) % lanes);
                 }
             }
-            *accumulators = kept;
         }
     }
 }

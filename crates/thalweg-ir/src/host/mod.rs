@@ -14,7 +14,9 @@
 //!
 //! # Directions
 //! A block lies either *across* rows (element *i* belongs to row *i* of the block, and points are walked one by one) or
-//! *along* the points of one row. Both combine values in the order that [`Class::lanes`](crate::Class::lanes) fixes, so
+//! *along* the points of one row, or of several, as lines of the block. Rows come in *groups*: steps of rows run once for a group, and
+//! steps at points for one block of it after the other. Loops take a block line by line, so inputs and outputs are read and written where they lie,
+//! and a value that is the same at all points of a row stands in a register as one piece. Both directions combine values in the order that [`Class::lanes`](crate::Class::lanes) fixes, so
 //! the choice is made a launch at a time, by what it costs, and never changes a bit of the result.
 //!
 //! # Choices where the primitives leave room
@@ -29,12 +31,16 @@
 //! It starts no threads (code that does asks for [`parts`](HostProgram::parts)), keeps no pointers and knows no device. Memory that an output shares with an input comes as
 //! [`Cells`], so an ill-placed overlap gives strange numbers and never undefined behaviour.
 
+mod allocation;
 mod arithmetic;
 mod launch;
 mod loops;
+mod memory;
 mod operand;
 mod parts;
+mod passes;
 mod program;
+mod reduction;
 mod register;
 mod space;
 mod step;

@@ -38,7 +38,12 @@ impl HostProgram {
     /// `least` elements to compute, counted once for each step of the program. `None` where there are fewer than two.
     #[must_use]
     pub fn parts(&self, geometry: &Geometry, least: u64, most: u64) -> Option<Vec<Part>> {
-        let steps = self.0.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
+        let steps = self
+            .0
+            .phases
+            .iter()
+            .map(|phase| phase.row.len() + phase.spread.len() + phase.point.len())
+            .sum::<usize>();
         let work = geometry.rows().saturating_mul(geometry.points()).saturating_mul(steps as u64);
         let wanted = (work / least).min(most);
         if wanted < 2 {

@@ -14,6 +14,7 @@ use crate::body::{
 };
 use crate::{Body, Class, DType, Kernel};
 
+use super::allocation::{Allocated, allocate};
 use super::register::{BANKS, Lane, bytes_of_element};
 use super::{BLOCK_BYTES, BLOCKS};
 
@@ -44,12 +45,14 @@ pub(super) enum Op {
     Random,
     /// The operand in another dtype.
     Cast { to: DType },
-    /// Puts the value of each row at all its points.
+    /// Puts the value of each row at all its points, or at those of a piece.
     Spread,
     /// Sets a reduction's accumulators to the neutral value.
     Start { reduction: u16 },
     /// Combines the operand into a reduction's accumulators.
     Accumulate { reduction: u16 },
+    /// Adds what is computed of the operands to a sum's accumulators. The target is room for it.
+    AccumulateOf { reduction: u16, terms: Terms },
     /// Combines a reduction's accumulators into the target.
     Finish { reduction: u16 },
     /// Writes the operand to an output.
@@ -62,7 +65,7 @@ pub(super) enum Op {
 
 impl Op {
     /// Returns whether it computes each element of its target from those of its operands.
-    const fn is_computed(self) -> bool {
+    pub const fn is_computed(self) -> bool {
         matches!(
             self,
             Self::Unary(_)
@@ -85,6 +88,13 @@ pub(super) struct Pair {
     pub place: Place,
 }
 
+/// The values that a sum adds up: of two operands, or of three.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Terms {
+    Binary(Binary),
+    Pair(Pair),
+}
+
 /// The place of a value among two operands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Place {
@@ -105,6 +115,48 @@ pub(super) struct HostStep<R = u16> {
     pub operands: [R; 3],
     /// The output that it writes in place of the register, where the block's elements are next to each other there.
     pub output: Option<u16>,
+    /// The way in which those that read the target take its elements.
+    pub readers: Taken,
+}
+
+/// The way in which steps take the elements of a block, the most particular first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Taken {
+    /// All elements, next to each other.
+    Whole,
+    /// Line by line, of which each row has one: lines may lie anywhere.
+    ByLine,
+    /// Piece by piece: one [piece](super::loops::PIECE) of a line may stand for all of it.
+    ByPiece,
+}
+
+impl<R> HostStep<R> {
+    /// Returns how its loop takes its operands.
+    pub fn takes(&self) -> Taken {
+        let reduced = |dtype: DType| dtype.compute() != dtype;
+        match self.op {
+            Op::Binary(Binary::Pow) => Taken::Whole,
+            Op::Binary(Binary::Div) if !self.dtype.is_floating_point() => Taken::Whole,
+            Op::Cast { to } if reduced(to) || reduced(self.dtype) => Taken::ByLine,
+            Op::Accumulate { .. } => Taken::ByLine,
+            Op::AccumulateOf { .. } => Taken::ByPiece,
+            op if op.is_computed() => Taken::ByPiece,
+            _ => Taken::Whole,
+        }
+    }
+
+    /// Returns about how many additions it costs.
+    fn cost(&self) -> usize {
+        match self.op {
+            Op::Unary(Unary::Neg | Unary::Abs | Unary::Not | Unary::Conj) => 1,
+            Op::Binary(Binary::Div | Binary::Rem | Binary::Pow | Binary::Atan2)
+            | Op::Unary(_)
+            | Op::Random => 8,
+            Op::Gather { .. } => 8,
+            Op::Load { .. } | Op::Spread | Op::Accumulate { .. } => 0,
+            _ => 1,
+        }
+    }
 }
 
 impl HostStep {
@@ -127,6 +179,8 @@ impl HostStep {
 pub(super) struct Phase {
     /// Once a row.
     pub row: Vec<HostStep>,
+    /// Once a block of points, in front of them: what puts values of rows at points.
+    pub spread: Vec<HostStep>,
     /// Once a point.
     pub point: Vec<HostStep>,
 }
@@ -137,6 +191,15 @@ pub(super) struct ReductionPlan {
     pub op: ReduceOp,
     /// Its accumulators' number in their bank.
     pub accumulator: u16,
+}
+
+/// An input that the innermost steps read at the point.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadPlan {
+    pub input: u16,
+    pub dtype: DType,
+    pub register: u16,
+    pub readers: Taken,
 }
 
 /// A compiled kernel.
@@ -164,11 +227,16 @@ pub(super) struct CompiledKernel {
     pub kept: Option<Box<CompiledKernel>>,
     /// The number of registers of each bank.
     pub registers: [u16; BANKS],
+    /// The inputs that the innermost steps read at the point.
+    pub loads: Vec<LoadPlan>,
     /// The number of accumulators of each bank.
     pub accumulators: [u16; BANKS],
-    /// The number of steps that run at points, and the inputs and outputs that they touch with the number of operands
-    /// before them: what the direction is chosen by.
+    /// Whether a value at points stays for later phases.
+    pub keeps: bool,
+    /// The number of steps that run at points and what they cost, and the inputs and outputs that they touch with the number of operands before
+    /// them: what the direction is chosen by.
     pub point_steps: usize,
+    pub point_cost: usize,
     pub point_operands: Vec<u16>,
 }
 
@@ -176,9 +244,12 @@ pub(super) struct CompiledKernel {
 pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
     let mut program = compile_form(kernel, false);
     let kept = (program.phases.len() > 1).then(|| compile_form(kernel, true));
-    program.kept = kept.filter(|kept| kept.point_steps < program.point_steps).map(Box::new);
+    program.kept = kept.filter(|kept| kept.point_cost + WORTH_KEEPING <= program.point_cost).map(Box::new);
     program
 }
+
+/// The additions from which on values at points are worth a place in memory until a later phase.
+const WORTH_KEEPING: usize = 4;
 
 /// Compiles one form of a kernel: values at points are computed anew in each phase, or kept from the first that needs them.
 fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
@@ -187,26 +258,29 @@ fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
     compiler.emit();
     compiler.store_outputs();
     compiler.pair();
+    compiler.accumulate_directly();
     compiler.spread();
     compiler.write_directly();
+    compiler.find_readers();
     compiler.finish()
 }
 
 /// The value of an expression in static single assignment form.
-type ValueId = u32;
+pub(super) type ValueId = u32;
 
 /// No value.
-const NONE: ValueId = ValueId::MAX;
+pub(super) const NONE: ValueId = ValueId::MAX;
 
 /// The place where a value is computed, and the dtype that it has.
 #[derive(Clone, Copy)]
-struct ValueInfo {
-    dtype: DType,
-    section: usize,
+pub(super) struct ValueInfo {
+    pub dtype: DType,
+    pub section: usize,
 }
 
-struct Compiler<'k> {
-    kernel: &'k Kernel,
+/// A kernel on its way to steps.
+pub(super) struct Compiler<'k> {
+    pub kernel: &'k Kernel,
     /// Whether a value at points stays for later phases.
     keeps: bool,
     /// The expressions that differ from point to point of a row, and those that are the same in the whole launch.
@@ -214,31 +288,35 @@ struct Compiler<'k> {
     uniform: Vec<bool>,
     /// The first phase in which an expression can be computed.
     phase: Vec<usize>,
-    phases: usize,
+    pub phases: usize,
     needed_reductions: Vec<bool>,
     needed_at_row: Vec<bool>,
     /// By phase, then by expression.
     needed_at_point: Vec<Vec<bool>>,
     row_values: Vec<ValueId>,
     point_values: Vec<Vec<ValueId>>,
-    values: Vec<ValueInfo>,
-    /// 0: the launch; 1 + 2p: rows of phase p; 2 + 2p: points of phase p; last: row outputs.
-    sections: Vec<Vec<HostStep<ValueId>>>,
+    pub values: Vec<ValueInfo>,
+    /// 0: the launch; 1 + 3p: rows of phase p; 2 + 3p: their values at points; 3 + 3p: points of phase p; last: row outputs.
+    pub sections: Vec<Vec<HostStep<ValueId>>>,
 }
 
-const UNIFORM: usize = 0;
+pub(super) const UNIFORM: usize = 0;
 
-fn row_section(phase: usize) -> usize {
-    1 + 2 * phase
+pub(super) fn row_section(phase: usize) -> usize {
+    1 + 3 * phase
 }
 
-fn point_section(phase: usize) -> usize {
-    2 + 2 * phase
+pub(super) fn spread_section(phase: usize) -> usize {
+    2 + 3 * phase
 }
 
-/// Returns whether a section runs at points. The last one, of row outputs, is odd.
-fn is_of_points(section: usize) -> bool {
-    section != UNIFORM && section.is_multiple_of(2)
+pub(super) fn point_section(phase: usize) -> usize {
+    3 + 3 * phase
+}
+
+/// Returns whether a section runs at points. The last one, of row outputs, does not.
+pub(super) fn is_of_points(section: usize) -> bool {
+    section != UNIFORM && section.is_multiple_of(3)
 }
 
 impl<'k> Compiler<'k> {
@@ -279,7 +357,7 @@ impl<'k> Compiler<'k> {
             row_values: vec![NONE; count],
             point_values: vec![vec![NONE; count]; last + 1],
             values: Vec::new(),
-            sections: vec![Vec::new(); 2 * (last + 1) + 2],
+            sections: vec![Vec::new(); 3 * (last + 1) + 2],
         }
     }
 
@@ -477,15 +555,16 @@ impl<'k> Compiler<'k> {
     }
 
     /// Appends a step without a target and gives its number in the section.
-    fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
+    pub fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
-        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list, output: None });
+        let step = HostStep { op, dtype, target: NONE, operands: list, output: None, readers: Taken::Whole };
+        self.sections[section].push(step);
         self.sections[section].len() - 1
     }
 
     /// Gives a step a target.
-    fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
+    pub fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
         let value = self.values.len() as ValueId;
         self.values.push(ValueInfo { dtype, section });
         self.sections[section][step].target = value;
@@ -526,110 +605,6 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    /// Makes one step of two where the second alone reads what the first writes: that is not written then.
-    fn pair(&mut self) {
-        let reads = self.reads();
-        let plain = |step: &HostStep<ValueId>| match step.op {
-            Op::Binary(op @ (Binary::Add | Binary::Sub | Binary::Mul)) if step.dtype == DType::F32 => {
-                Some(op)
-            }
-            _ => None,
-        };
-        for section in &mut self.sections {
-            let mut paired: Vec<HostStep<ValueId>> = Vec::with_capacity(section.len());
-            for mut step in section.drain(..) {
-                let [a, b, _] = step.operands;
-                let writer = |value: ValueId, wanted: u32, steps: &[HostStep<ValueId>]| {
-                    let at = steps.iter().rposition(|step| step.target == value)?;
-                    let first = plain(&steps[at])?;
-                    (reads[value as usize] == wanted).then_some((at, first))
-                };
-                let found = plain(&step).and_then(|second| {
-                    if a == b {
-                        let (at, first) = writer(a, 2, &paired)?;
-                        return (second == Binary::Mul)
-                            .then_some((at, Pair { first, second, place: Place::Both }));
-                    }
-                    let left = writer(a, 1, &paired).map(|found| (found, Place::Left));
-                    let ((at, first), place) =
-                        left.or_else(|| Some((writer(b, 1, &paired)?, Place::Right)))?;
-                    Some((at, Pair { first, second, place }))
-                });
-                if let Some((at, pair)) = found {
-                    let [first, second, _] = paired.remove(at).operands;
-                    let other = match pair.place {
-                        Place::Left => b,
-                        Place::Right => a,
-                        Place::Both => first,
-                    };
-                    (step.op, step.operands) = (Op::Pair(pair), [first, second, other]);
-                }
-                paired.push(step);
-            }
-            *section = paired;
-        }
-    }
-
-    /// Lets steps at points read values of rows from registers of their own, where each row's value stands at all its points.
-    fn spread(&mut self) {
-        let mut spread = vec![NONE; self.values.len()];
-        for phase in 0..self.phases {
-            let own = point_section(phase);
-            let mut steps = std::mem::take(&mut self.sections[own]);
-            for operand in
-                steps.iter_mut().flat_map(|step| &mut step.operands).filter(|value| **value != NONE)
-            {
-                let ValueInfo { dtype, section } = self.values[*operand as usize];
-                if section == UNIFORM || is_of_points(section) {
-                    continue;
-                }
-                let known = spread[*operand as usize];
-                if known == NONE {
-                    let step = self.push(Op::Spread, dtype, &[*operand], section);
-                    spread[*operand as usize] = self.define(step, dtype, section);
-                }
-                *operand = spread[*operand as usize];
-            }
-            self.sections[own] = steps;
-        }
-    }
-
-    /// Returns how often each value is read.
-    fn reads(&self) -> Vec<u32> {
-        let mut reads = vec![0; self.values.len()];
-        let operands = self.sections.iter().flatten().flat_map(|step| step.operands);
-        operands.filter(|&operand| operand != NONE).for_each(|operand| reads[operand as usize] += 1);
-        reads
-    }
-
-    /// Lets a step write an output that alone reads what it computes. An output may take the place of an input, so nothing is read
-    /// from memory behind such a step.
-    fn write_directly(&mut self) {
-        let reads = self.reads();
-        let last = self.sections.len() - 1;
-        let [from, to] = match self.kernel.class.inner_rank {
-            0 => [row_section(self.phases - 1), last],
-            _ => [point_section(self.phases - 1); 2],
-        };
-        let reads_memory = |step: &HostStep<ValueId>| matches!(step.op, Op::Load { .. } | Op::Gather { .. });
-        let first = self.sections[from].iter().rposition(reads_memory).map_or(0, |at| at + 1);
-        let mut may = vec![false; self.values.len()];
-        for step in self.sections[from][first..].iter().filter(|step| step.op.is_computed()) {
-            may[step.target as usize] = reads[step.target as usize] == 1;
-        }
-        let mut outputs = vec![None; self.values.len()];
-        self.sections[to].retain(|step| match step.op {
-            Op::Store { output } if may[step.operands[0] as usize] => {
-                outputs[step.operands[0] as usize] = Some(output);
-                false
-            }
-            _ => true,
-        });
-        for step in self.sections[from].iter_mut().filter(|step| step.target != NONE) {
-            step.output = outputs[step.target as usize];
-        }
-    }
-
     fn finish(self) -> CompiledKernel {
         let body = self.body();
         let mut accumulators = [0; BANKS];
@@ -644,25 +619,32 @@ impl<'k> Compiler<'k> {
                 ReductionPlan { op: reduction.op, accumulator }
             })
             .collect();
-        let point_steps = (0..self.phases).map(|phase| self.sections[point_section(phase)].len()).sum();
-        let point_operands = (0..self.phases)
-            .flat_map(|phase| &self.sections[point_section(phase)])
+        let has_inner = self.kernel.class.inner_rank > 0;
+        let at_points = || (0..self.phases).flat_map(|phase| &self.sections[point_section(phase)]);
+        let (point_steps, point_cost) = (at_points().count(), at_points().map(HostStep::cost).sum());
+        let point_operands = at_points()
             .filter_map(|step| match (step.op, step.output) {
                 (Op::Load { input }, _) => Some(input),
                 (Op::Store { output }, _) | (_, Some(output)) => Some(body.inputs.len() as u16 + output),
                 _ => None,
             })
             .collect();
-        let (mut sections, registers) = allocate(self.sections, &self.values);
+        let is_innermost = |section| if has_inner { is_of_points(section) } else { section != UNIFORM };
+        let Allocated { mut sections, registers, loads } =
+            allocate(self.sections, &self.values, is_innermost);
         let stores = sections.pop().expect("row outputs have a section");
         let mut sections = sections.into_iter();
         let uniform = sections.next().expect("the launch has a section");
         let mut phases = Vec::with_capacity(self.phases);
-        while let (Some(row), Some(point)) = (sections.next(), sections.next()) {
-            phases.push(Phase { row, point });
+        while let (Some(row), Some(spread), Some(point)) = (sections.next(), sections.next(), sections.next())
+        {
+            phases.push(Phase { row, spread, point });
         }
-        // Without inner dimensions every step runs once per row, over a block of rows.
-        let points = if self.kernel.class.inner_rank == 0 { registers } else { at_points(&phases) };
+        // Without inner dimensions every step runs once per row, over a block of rows; inputs are views as a rule.
+        let mut points = if has_inner { registers_at_points(&phases) } else { registers };
+        if !has_inner {
+            loads.iter().for_each(|load| points[bank(load.dtype)] -= 1);
+        }
         CompiledKernel {
             name: self.kernel.name.clone(),
             class: self.kernel.class,
@@ -680,18 +662,21 @@ impl<'k> Compiler<'k> {
             reductions,
             block: block(&points),
             kept: None,
+            keeps: self.keeps,
             registers,
+            loads,
             accumulators,
             point_steps,
+            point_cost,
             point_operands,
         }
     }
 }
 
 /// Returns how many registers of each bank have an element for each point: those that steps at points write, and values of rows at all points.
-fn at_points(phases: &[Phase]) -> [u16; BANKS] {
-    let spread = |step: &&HostStep| step.op == Op::Spread;
-    let steps = phases.iter().flat_map(|phase| phase.row.iter().filter(spread).chain(&phase.point));
+fn registers_at_points(phases: &[Phase]) -> [u16; BANKS] {
+    let steps = phases.iter().flat_map(|phase| phase.spread.iter().chain(&phase.point));
+    let steps = steps.filter(|step| step.readers != Taken::ByPiece);
     let mut written: Vec<(usize, u16)> = steps.filter_map(HostStep::written).collect();
     written.sort_unstable();
     written.dedup();
@@ -718,63 +703,8 @@ fn block(registers: &[u16; BANKS]) -> usize {
     (fits + 1).next_power_of_two().div_ceil(2).clamp(least, most)
 }
 
-fn bank(dtype: DType) -> usize {
+pub(super) fn bank(dtype: DType) -> usize {
     with_dtype!(dtype, T => <T as Lane>::BANK)
-}
-
-/// Gives values registers, each bank apart.
-fn allocate(
-    sections: Vec<Vec<HostStep<ValueId>>>,
-    values: &[ValueInfo],
-) -> (Vec<Vec<HostStep>>, [u16; BANKS]) {
-    let mut last_use = vec![(usize::MAX, 0); values.len()];
-    for (section, steps) in sections.iter().enumerate() {
-        for (number, step) in steps.iter().enumerate() {
-            for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
-                last_use[operand as usize] = (section, number);
-            }
-        }
-    }
-    let mut assigned = vec![0u16; values.len()];
-    let mut free: [Vec<u16>; BANKS] = Default::default();
-    let mut registers = [0u16; BANKS];
-    let mut allocated = Vec::with_capacity(sections.len());
-    for (section, steps) in sections.into_iter().enumerate() {
-        let mut list = Vec::with_capacity(steps.len());
-        for (number, step) in steps.into_iter().enumerate() {
-            if step.target != NONE {
-                let bank = bank(values[step.target as usize].dtype);
-                assigned[step.target as usize] = free[bank].pop().unwrap_or_else(|| {
-                    registers[bank] += 1;
-                    registers[bank] - 1
-                });
-            }
-            let register = |value: ValueId| if value == NONE { 0 } else { assigned[value as usize] };
-            list.push(HostStep {
-                op: step.op,
-                dtype: step.dtype,
-                target: register(step.target),
-                operands: step.operands.map(register),
-                output: step.output,
-            });
-            for (place, &operand) in step.operands.iter().enumerate() {
-                let ends = operand != NONE
-                    && last_use[operand as usize] == (section, number)
-                    && values[operand as usize].section == section
-                    && !step.operands[..place].contains(&operand);
-                if ends {
-                    free[bank(values[operand as usize].dtype)].push(assigned[operand as usize]);
-                }
-            }
-        }
-        allocated.push(list);
-        for (value, info) in values.iter().enumerate() {
-            if last_use[value].0 == section && info.section != section && info.section != UNIFORM {
-                free[bank(info.dtype)].push(assigned[value]);
-            }
-        }
-    }
-    (allocated, registers)
 }
 
 impl CompiledKernel {

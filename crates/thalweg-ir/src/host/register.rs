@@ -1,32 +1,77 @@
 //! The registers of a running program, and the types that their elements have.
 
 use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 
+use super::loops::{Fill, Operand, PIECE, Shape};
 use super::operand::{Cells, Slice, Source};
+use super::vectors::vectors;
 use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
+
+/// The alignment in bytes at which elements start, that of a line of the cache: vectors that lie across two lines are read and written at half the speed.
+const ALIGNMENT: usize = 64;
+
+/// Elements that start at a multiple of [`ALIGNMENT`].
+#[derive(Debug, Default)]
+pub(super) struct Elements<T> {
+    /// With room in front of the first element.
+    data: Vec<T>,
+    first: usize,
+}
+
+impl<T: Lane> Elements<T> {
+    /// Makes room for so many elements, whose values are not specified afterwards.
+    pub fn reserve(&mut self, count: usize) {
+        if self.len() < count {
+            self.data.resize(count + ALIGNMENT / size_of::<T>(), T::default());
+            self.first = self.data.as_ptr().align_offset(ALIGNMENT).min(self.data.len() - count);
+        }
+    }
+}
+
+impl<T> Deref for Elements<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        &self.data[self.first..]
+    }
+}
+
+impl<T> DerefMut for Elements<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.first..]
+    }
+}
 
 /// A block of elements: its own, or a view of an input that spares a copy.
 #[derive(Debug, Default)]
 pub(super) struct Register<T> {
     /// As many elements as the largest block so far.
-    pub data: Vec<T>,
+    pub data: Elements<T>,
     /// The place where the elements are instead, if they are those of an input.
     pub view: Option<View>,
+    /// Whether there is only one [piece](super::loops::PIECE) of each line, which stands for all of it.
+    pub repeats: bool,
 }
 
-/// Consecutive elements of an input that is a [`Slice`].
+/// Elements of an input that is a [`Slice`], line by line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     pub input: u16,
-    pub offset: usize,
+    /// The first element, where it is not that of the block at hand.
+    pub offset: Option<usize>,
+    /// From one line to the next, where there are several.
+    pub line: usize,
 }
 
 /// The registers of one element type, and the accumulators of reductions over it.
 #[derive(Debug, Default)]
 pub(super) struct Bank<T> {
     pub registers: Vec<Register<T>>,
-    pub accumulators: Vec<Vec<T>>,
+    pub accumulators: Vec<Elements<T>>,
 }
 
 /// An element type of registers.
@@ -52,6 +97,8 @@ macro_rules! define_file {
         #[derive(Debug, Default)]
         pub(super) struct File {
             $($($element: Bank<$element>,)*)*
+            /// The element of each operand that the block at hand begins at.
+            pub places: Vec<usize>,
         }
 
         impl File {
@@ -103,43 +150,83 @@ fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u
     while bank.registers.len() < wanted {
         bank.registers.push(Register::default());
     }
-    for register in bank.registers[..wanted].iter_mut().filter(|register| register.data.len() < block) {
-        register.data.resize(block, T::default());
-    }
+    bank.registers[..wanted].iter_mut().for_each(|register| register.data.reserve(block));
     let wanted = usize::from(accumulators[T::BANK]);
     if bank.accumulators.len() < wanted {
-        bank.accumulators.resize(wanted, Vec::new());
+        bank.accumulators.resize_with(wanted, Elements::default);
     }
 }
 
 impl File {
-    /// Returns the first `count` elements of a register.
+    /// Returns the first `count` elements of a register whose lines follow each other.
     #[inline]
     pub fn read<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], register: u16, count: usize) -> &'f [T] {
         let register = &T::bank(self).registers[usize::from(register)];
-        let Some(View { input, offset }) = register.view else {
-            return &register.data[..count];
-        };
-        match &inputs[usize::from(input)] {
+        debug_assert!(!register.repeats, "a step that takes whole blocks reads a piece");
+        match register.view {
+            Some(view) => &self.viewed::<T>(inputs, view)[..count],
+            None => &register.data[..count],
+        }
+    }
+
+    /// Returns the elements of a block in a register.
+    #[inline]
+    pub fn operand<'f, T: Lane>(
+        &'f self,
+        inputs: &'f [Source<'_>],
+        register: u16,
+        Shape { lines, length }: Shape,
+    ) -> Operand<'f, T> {
+        let register = &T::bank(self).registers[usize::from(register)];
+        match register.view {
+            Some(view) => Operand::new(self.viewed(inputs, view), view.line),
+            None if register.repeats => Operand::repeating(&register.data[..lines * PIECE]),
+            None => Operand::new(&register.data[..lines * length], length),
+        }
+    }
+
+    /// Returns an input from the first element of a view on.
+    #[inline]
+    fn viewed<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], view: View) -> &'f [T] {
+        let input = usize::from(view.input);
+        let offset = view.offset.unwrap_or_else(|| self.places[input]);
+        match &inputs[input] {
             Source::Slice(slice) => {
-                let elements = T::slice(slice).expect("operands were checked against the program");
-                &elements[offset..offset + count]
+                &T::slice(slice).expect("operands were checked against the program")[offset..]
             }
             Source::Cells(_) => unreachable!("only slices are viewed"),
         }
     }
 
+    /// Fills a piece of each line with the line's value, which then stands for all.
+    #[inline(never)]
+    pub fn repeat<T: Lane>(&mut self, register: u16, lines: usize, value: impl Fn(&Self, usize) -> T) {
+        self.write(register, lines * PIECE, |file, target: &mut [T]| {
+            for (line, target) in target.chunks_exact_mut(PIECE).enumerate() {
+                vectors(Fill { target, value: value(file, line) });
+            }
+        });
+        T::bank_mut(self).registers[usize::from(register)].repeats = true;
+    }
+
+    /// Makes a register a view of an input.
+    #[inline]
+    pub fn view<T: Lane>(&mut self, register: u16, view: View) {
+        let register = &mut T::bank_mut(self).registers[usize::from(register)];
+        (register.view, register.repeats) = (Some(view), false);
+    }
+
     /// Takes the elements of a register out of it, which then has none of an input.
     #[inline]
-    pub fn take<T: Lane>(&mut self, register: u16) -> Vec<T> {
+    pub fn take<T: Lane>(&mut self, register: u16) -> Elements<T> {
         let slot = &mut T::bank_mut(self).registers[usize::from(register)];
-        slot.view = None;
+        (slot.view, slot.repeats) = (None, false);
         std::mem::take(&mut slot.data)
     }
 
     /// Puts elements back.
     #[inline]
-    pub fn put<T: Lane>(&mut self, register: u16, data: Vec<T>) {
+    pub fn put<T: Lane>(&mut self, register: u16, data: Elements<T>) {
         T::bank_mut(self).registers[usize::from(register)].data = data;
     }
 

@@ -93,6 +93,16 @@ impl Space {
         self.stride(operand, self.last())
     }
 
+    /// Returns whether there are two dimensions.
+    pub fn is_plane(&self) -> bool {
+        self.extents.len() == 2
+    }
+
+    /// Returns an operand's stride in the outermost dimension.
+    pub fn outer_stride(&self, operand: usize) -> usize {
+        self.stride(operand, 0)
+    }
+
     /// Returns whether an operand walks all dimensions as one, [`Space::run_stride`] apart.
     pub fn is_flat(&self, operand: usize) -> bool {
         operand < 64 && self.flat >> operand & 1 == 1

@@ -6,16 +6,15 @@ use std::cell::Cell;
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, Spread, Store, TILE, Trees};
+use super::loops::{Map1, Map2, Map3, Operand, Shape, Spread, SumOf, Target};
 use super::operand::{Cells, Source};
-use super::program::{HostStep, Pair as PairOfSteps, Place};
+use super::program::{HostStep, Pair as PairOfSteps, Place, Taken, Terms};
 use super::register::{File, Lane};
-use super::vectors::{Loop as _, has_fma, vectors};
+use super::vectors::{has_fma, vectors};
 use crate::Scalar;
-use crate::body::{Binary, ReduceOp, Unary};
+use crate::body::{Binary, Unary};
 use crate::complex::Pair;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
-use crate::kernel::RUN;
 use crate::{Category, DType, Scalar as Value, philox};
 
 /// The registers, the inputs that they may be views of, and how many elements of a block are in use.
@@ -23,35 +22,90 @@ pub(super) struct Block<'f, 'a> {
     pub file: &'f mut File,
     pub inputs: &'f [Source<'a>],
     pub count: usize,
-    /// The output that the step at hand writes in place of its register, with the element that it begins at.
-    pub direct: Option<(Cells<'a>, usize)>,
+    /// The place of the elements.
+    pub shape: Shape,
+    /// The place that the step at hand writes instead of its register.
+    pub direct: Option<Direct<'a>>,
+}
+
+/// The place of a block in an output.
+#[derive(Clone, Copy)]
+pub(super) struct Direct<'a> {
+    pub cells: Cells<'a>,
+    pub first: usize,
+    /// From one line to the next, where there are several.
+    pub line: usize,
+}
+
+/// Evaluates an expression with `$f` standing for two of addition, subtraction and multiplication, one after the other.
+macro_rules! with_pair {
+    ($pair:expr, $f:ident => $body:expr) => {{
+        macro_rules! after {
+            ($first:expr) => {
+                match ($pair.second, $pair.place) {
+                    (Binary::Mul, Place::Both) => {
+                        let $f = |a: f32, b: f32, _: f32| {
+                            let value = $first(a, b);
+                            value * value
+                        };
+                        $body
+                    }
+                    (Binary::Add, Place::Left) => {
+                        let $f = |a: f32, b: f32, c: f32| $first(a, b) + c;
+                        $body
+                    }
+                    (Binary::Add, _) => {
+                        let $f = |a: f32, b: f32, c: f32| c + $first(a, b);
+                        $body
+                    }
+                    (Binary::Sub, Place::Left) => {
+                        let $f = |a: f32, b: f32, c: f32| $first(a, b) - c;
+                        $body
+                    }
+                    (Binary::Sub, _) => {
+                        let $f = |a: f32, b: f32, c: f32| c - $first(a, b);
+                        $body
+                    }
+                    (_, Place::Left) => {
+                        let $f = |a: f32, b: f32, c: f32| $first(a, b) * c;
+                        $body
+                    }
+                    _ => {
+                        let $f = |a: f32, b: f32, c: f32| c * $first(a, b);
+                        $body
+                    }
+                }
+            };
+        }
+        match $pair.first {
+            Binary::Add => after!(|a: f32, b: f32| a + b),
+            Binary::Sub => after!(|a: f32, b: f32| a - b),
+            _ => after!(|a: f32, b: f32| a * b),
+        }
+    }};
 }
 
 impl Block<'_, '_> {
     /// Fills the target of a step, or the output that it writes in its place, by a function that may read registers, never the target.
     #[inline(always)]
-    fn fill_target<T: Lane>(&mut self, step: &HostStep, fill: impl FnOnce(&File, &[Cell<T>])) {
-        let (direct, count) = (self.direct, self.count);
-        let mut data = if direct.is_none() { self.file.take::<T>(step.target) } else { Vec::new() };
-        let target = match &direct {
-            Some((cells, first)) => {
-                let cells = T::cells(cells).expect("operands were checked against the program");
-                &cells[*first..*first + count]
-            }
-            None => Cell::from_mut(&mut data[..count]).as_slice_of_cells(),
-        };
-        fill(self.file, target);
-        if direct.is_none() {
-            self.file.put(step.target, data);
+    fn fill_target<T: Lane>(&mut self, step: &HostStep, fill: impl FnOnce(&File, Target<'_, T>)) {
+        let shape = self.shape;
+        if let Some(Direct { cells, first, line }) = self.direct {
+            let cells = &T::cells(&cells).expect("operands were checked against the program")[first..];
+            return fill(self.file, Target { cells, line, shape });
         }
+        let mut data = self.file.take::<T>(step.target);
+        let cells = Cell::from_mut(&mut data[..self.count]).as_slice_of_cells();
+        fill(self.file, Target { cells, line: shape.length, shape });
+        self.file.put(step.target, data);
     }
 
     /// Computes target = f(a).
     #[inline(always)]
     fn map1<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A) -> T) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<T>]| {
-            let a = file.read::<A>(inputs, step.operands[0], count);
+        let (inputs, shape) = (self.inputs, self.shape);
+        self.fill_target(step, |file, target: Target<'_, T>| {
+            let a = &file.operand(inputs, step.operands[0], shape);
             vectors(Map1 { target, a, f });
         });
     }
@@ -59,10 +113,10 @@ impl Block<'_, '_> {
     /// Computes target = f(a, b).
     #[inline(always)]
     fn map2<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, A) -> T) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<T>]| {
-            let a = file.read::<A>(inputs, step.operands[0], count);
-            let b = file.read::<A>(inputs, step.operands[1], count);
+        let (inputs, shape) = (self.inputs, self.shape);
+        self.fill_target(step, |file, target: Target<'_, T>| {
+            let a = &file.operand(inputs, step.operands[0], shape);
+            let b = &file.operand(inputs, step.operands[1], shape);
             vectors(Map2 { target, a, b, f });
         });
     }
@@ -70,48 +124,39 @@ impl Block<'_, '_> {
     /// Computes target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a
     /// small part of what the divisions would.
     fn divide<T: Bits>(&mut self, step: &HostStep) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<T>]| {
-            let a = file.read::<T>(inputs, step.operands[0], count);
-            let b = file.read::<T>(inputs, step.operands[1], count);
-            if b.iter().all(|&b| b == T::ONE) {
-                return vectors(Store { cells: target, values: a });
-            }
-            for ((target, &a), &b) in target.iter().zip(a).zip(b) {
-                target.set(a.div(b));
-            }
-        });
+        let divisors = self.file.read::<T>(self.inputs, step.operands[1], self.count);
+        if divisors.iter().all(|&divisor| divisor == T::ONE) {
+            return self.map1(step, |a: T| a);
+        }
+        self.map2(step, T::div);
     }
 
     /// Computes target = aᵇ. One power for all elements is common (an optimizer's decay to the number of the step), and a pass that finds
     /// it costs a small part of what the powers would.
     fn pow<T: Float>(&mut self, step: &HostStep) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<T>]| {
-            let a = file.read::<T>(inputs, step.operands[0], count);
-            let b = file.read::<T>(inputs, step.operands[1], count);
-            match (a.first(), b.first()) {
-                (Some(&first), Some(&exponent))
-                    if a.iter().all(|&a| a == first)
-                        && b.iter().all(|&b| b == exponent)
-                        && first != T::ZERO =>
-                {
-                    let power = first.pow(exponent);
-                    target.iter().for_each(|target| target.set(power));
-                }
-                _ => vectors(Map2 { target, a, b, f: T::pow }),
+        let [bases, exponents] =
+            [0, 1].map(|operand| self.file.read::<T>(self.inputs, step.operands[operand], self.count));
+        match (bases.first(), exponents.first()) {
+            (Some(&base), Some(&exponent))
+                if bases.iter().all(|&a| a == base)
+                    && exponents.iter().all(|&b| b == exponent)
+                    && base != T::ZERO =>
+            {
+                let power = base.pow(exponent);
+                self.map1(step, |_: T| power);
             }
-        });
+            _ => self.map2(step, T::pow),
+        }
     }
 
     /// Computes target = f(a, b, c).
     #[inline(always)]
     fn map3<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, T, T) -> T) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<T>]| {
-            let a = file.read::<A>(inputs, step.operands[0], count);
-            let b = file.read::<T>(inputs, step.operands[1], count);
-            let c = file.read::<T>(inputs, step.operands[2], count);
+        let (inputs, shape) = (self.inputs, self.shape);
+        self.fill_target(step, |file, target: Target<'_, T>| {
+            let a = &file.operand(inputs, step.operands[0], shape);
+            let b = &file.operand(inputs, step.operands[1], shape);
+            let c = &file.operand(inputs, step.operands[2], shape);
             vectors(Map3 { target, a, b, c, f });
         });
     }
@@ -230,27 +275,42 @@ impl Block<'_, '_> {
     }
 
     /// Computes two of addition, subtraction and multiplication, one after the other.
-    pub fn pair(&mut self, PairOfSteps { first, second, place }: PairOfSteps, step: &HostStep) {
-        macro_rules! after {
-            ($first:expr) => {
-                match (second, place) {
-                    (Binary::Mul, Place::Both) => self.map3(step, |a: f32, b: f32, _| {
-                        let value = $first(a, b);
-                        value * value
-                    }),
-                    (Binary::Add, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) + c),
-                    (Binary::Add, _) => self.map3(step, |a: f32, b, c: f32| c + $first(a, b)),
-                    (Binary::Sub, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) - c),
-                    (Binary::Sub, _) => self.map3(step, |a: f32, b, c: f32| c - $first(a, b)),
-                    (_, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) * c),
-                    _ => self.map3(step, |a: f32, b, c: f32| c * $first(a, b)),
-                }
+    pub fn pair(&mut self, pair: PairOfSteps, step: &HostStep) {
+        with_pair!(pair, f => self.map3(step, f));
+    }
+
+    /// Computes the terms of a sum.
+    pub fn terms(&mut self, terms: Terms, step: &HostStep) {
+        match terms {
+            Terms::Binary(op) => self.binary_number::<f32>(op, step),
+            Terms::Pair(pair) => self.pair(pair, step),
+        }
+    }
+
+    /// Adds the terms of a sum to accumulators, of which each line has so many lanes, from lane number `lane` on.
+    pub fn add_terms(
+        &self,
+        (terms, step): (Terms, &HostStep),
+        accumulators: &mut [f32],
+        (lanes, lane): (usize, usize),
+    ) {
+        let (inputs, shape) = (self.inputs, self.shape);
+        let [first, second, third] = step.operands;
+        let third = if matches!(terms, Terms::Pair(_)) { third } else { second };
+        let a = &self.file.operand(inputs, first, shape);
+        let b = &self.file.operand(inputs, second, shape);
+        let c = &self.file.operand(inputs, third, shape);
+        let length = shape.length;
+        macro_rules! sum {
+            ($f:expr) => {
+                vectors(SumOf { accumulators, lanes, lane, a, b, c, length, f: $f })
             };
         }
-        match first {
-            Binary::Add => after!(|a: f32, b: f32| a + b),
-            Binary::Sub => after!(|a: f32, b: f32| a - b),
-            _ => after!(|a: f32, b: f32| a * b),
+        match terms {
+            Terms::Binary(Binary::Add) => sum!(|a, b, _| a + b),
+            Terms::Binary(Binary::Sub) => sum!(|a, b, _| a - b),
+            Terms::Binary(_) => sum!(|a, b, _| a * b),
+            Terms::Pair(pair) => with_pair!(pair, f => sum!(f)),
         }
     }
 
@@ -272,13 +332,20 @@ impl Block<'_, '_> {
         });
     }
 
-    /// Puts each element at so many places, one element after the other.
-    pub fn spread(&mut self, step: &HostStep, places: usize) {
+    /// Puts each element at so many places, one element after the other, or at those of a piece if they stand for all: those of rows from row
+    /// number `first` on.
+    pub fn spread(&mut self, step: &HostStep, first: usize, places: usize, pieces: bool) {
         let (inputs, count) = (self.inputs, self.count);
-        with_dtype!(step.dtype, T => self.file.write(step.target, count * places, |file, target: &mut [T]| {
-            let values = file.read::<T>(inputs, step.operands[0], count);
-            vectors(Spread { target, values, places });
-        }));
+        let operand = step.operands[0];
+        with_dtype!(step.dtype, T => match step.readers {
+            Taken::ByPiece if pieces => self.file.repeat(step.target, count, |file, row| {
+                file.read::<T>(inputs, operand, first + count)[first + row]
+            }),
+            _ => self.file.write(step.target, count * places, |file, target: &mut [T]| {
+                let values = &file.read::<T>(inputs, operand, first + count)[first..];
+                vectors(Spread { target, values, places });
+            }),
+        });
     }
 
     pub fn select(&mut self, step: &HostStep) {
@@ -320,17 +387,20 @@ impl Block<'_, '_> {
         if to != DType::F32 {
             return self.map1(step, |a: H| a);
         }
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<f32>]| {
-            H::extend(file.read(inputs, step.operands[0], count), target);
-        });
+        self.convert(step, H::extend);
     }
 
     /// Rounds an f32 to a float of 8 or 16 bits.
     fn round<H: Lane + Reduced>(&mut self, step: &HostStep) {
-        let (inputs, count) = (self.inputs, self.count);
-        self.fill_target(step, |file, target: &[Cell<H>]| {
-            H::round(file.read(inputs, step.operands[0], count), target);
+        self.convert(step, H::round);
+    }
+
+    /// Converts elements line by line.
+    fn convert<A: Lane, T: Lane>(&mut self, step: &HostStep, convert: impl Fn(&[A], &[Cell<T>])) {
+        let (inputs, shape) = (self.inputs, self.shape);
+        self.fill_target(step, |file, target: Target<'_, T>| {
+            let a = file.operand(inputs, step.operands[0], shape);
+            (0..shape.lines).for_each(|line| convert(a.line(line, shape.length), target.line(line)));
         });
     }
 }
@@ -383,13 +453,18 @@ macro_rules! reduced_by_one {
     )*};
 }
 
+/// Returns cells as the target of a loop.
+fn line<T>(cells: &[Cell<T>]) -> Target<'_, T> {
+    Target { cells, line: cells.len(), shape: Shape { lines: 1, length: cells.len() } }
+}
+
 impl Reduced for bf16 {
     fn extend(values: &[Self], target: &[Cell<f32>]) {
-        vectors(Map1 { target, a: values, f: extend_bf16 });
+        vectors(Map1 { target: line(target), a: &Operand::new(values, values.len()), f: extend_bf16 });
     }
 
     fn round(values: &[f32], target: &[Cell<Self>]) {
-        vectors(Map1 { target, a: values, f: round_bf16 });
+        vectors(Map1 { target: line(target), a: &Operand::new(values, values.len()), f: round_bf16 });
     }
 }
 
@@ -410,235 +485,6 @@ fn round_bf16(value: f32) -> bf16 {
 }
 
 reduced_by_one! { f8e4m3 f8e5m2 }
-
-/// Returns the value that a reduction starts with.
-fn neutral<T: Number>(op: ReduceOp) -> T {
-    match op {
-        ReduceOp::Sum => T::ZERO,
-        ReduceOp::Product => T::ONE,
-        ReduceOp::Max => T::LOWEST,
-        ReduceOp::Min => T::HIGHEST,
-    }
-}
-
-/// Computes accumulators = op(accumulators, values), element by element.
-fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
-    #[inline(always)]
-    fn each<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-        // A few elements are not worth the choice.
-        if values.len() < 32 {
-            return Accumulate { accumulators, values, f }.call();
-        }
-        vectors(Accumulate { accumulators, values, f });
-    }
-    match op {
-        ReduceOp::Sum => each(accumulators, values, T::add),
-        ReduceOp::Product => each(accumulators, values, T::mul),
-        ReduceOp::Max => each(accumulators, values, T::greater),
-        ReduceOp::Min => each(accumulators, values, T::smaller),
-    }
-}
-
-/// Computes accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
-/// in registers of the processor.
-fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
-    #[inline(always)]
-    fn rounds<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-        vectors(AccumulateRounds { accumulators, values, f });
-    }
-    match op {
-        ReduceOp::Sum => rounds(accumulators, values, T::add),
-        ReduceOp::Product => rounds(accumulators, values, T::mul),
-        ReduceOp::Max => rounds(accumulators, values, T::greater),
-        ReduceOp::Min => rounds(accumulators, values, T::smaller),
-    }
-}
-
-/// Combines every `lanes` neighbours, a power of two of them, as a tree, neighbours first. The results come first.
-fn combine_trees<T: Number>(op: ReduceOp, values: &mut [T], lanes: usize) {
-    #[inline(always)]
-    fn each<T: Number>((values, lanes): (&mut [T], usize), f: impl Fn(T, T) -> T) {
-        vectors(Trees { values, lanes, f });
-    }
-    let values = (values, lanes);
-    match op {
-        ReduceOp::Sum => each(values, T::add),
-        ReduceOp::Product => each(values, T::mul),
-        ReduceOp::Max => each(values, T::greater),
-        ReduceOp::Min => each(values, T::smaller),
-    }
-}
-
-/// Returns op(… op(accumulator, first value) …, last value).
-fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
-    let values = values.iter().copied();
-    match op {
-        ReduceOp::Sum => values.fold(accumulator, T::add),
-        ReduceOp::Product => values.fold(accumulator, T::mul),
-        ReduceOp::Max => values.fold(accumulator, T::greater),
-        ReduceOp::Min => values.fold(accumulator, T::smaller),
-    }
-}
-
-/// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one per row of
-/// the block. The lowest level comes first. Of a block along the points of `together` rows, the lanes of each row.
-#[derive(Clone, Copy)]
-pub(super) struct Accumulators {
-    pub op: ReduceOp,
-    pub dtype: DType,
-    pub number: u16,
-    pub lanes: usize,
-    pub columns: usize,
-    pub together: usize,
-    pub levels: u32,
-}
-
-/// Evaluates an expression with `$type` standing for the arithmetic type of a dtype.
-macro_rules! with_number {
-    ($dtype:expr, $type:ident => $body:expr) => {
-        with_dtype!($dtype,
-            bool => {
-                type $type = u8;
-                $body
-            },
-            integer $type => $body,
-            reduced $type => unreachable!("arithmetic is done in compute types"),
-            float $type => $body,
-        )
-    };
-}
-
-impl Accumulators {
-    fn of<'f, T: Lane>(&self, file: &'f mut File) -> &'f mut Vec<T> {
-        &mut T::bank_mut(file).accumulators[usize::from(self.number)]
-    }
-
-    /// Returns the value that every accumulator starts with.
-    fn neutral<T: Number>(&self) -> T {
-        match (self.dtype, neutral::<T>(self.op)) {
-            // The highest bool is 1, not 255.
-            (DType::Bool, value) => value.smaller(T::ONE),
-            (_, value) => value,
-        }
-    }
-
-    /// Returns how many accumulators a level has.
-    const fn level(&self) -> usize {
-        self.lanes * self.columns * self.together
-    }
-
-    /// Sets every accumulator to the neutral value.
-    pub fn start(&self, block: &mut Block<'_, '_>) {
-        with_number!(self.dtype, T => {
-            let value = self.neutral::<T>();
-            let accumulators = self.of::<T>(block.file);
-            accumulators.clear();
-            accumulators.resize(self.level() * self.levels as usize, value);
-        });
-    }
-
-    /// Returns how many points of a row the runs of a level have together.
-    fn points_of_runs(&self, level: u32) -> usize {
-        self.lanes * (RUN as usize).pow(level)
-    }
-
-    /// Moves the results of runs that end before point number `end` up.
-    fn go_up<T: Number>(&self, accumulators: &mut [T], end: usize) {
-        for level in 1..self.levels {
-            if !end.is_multiple_of(self.points_of_runs(level)) {
-                return;
-            }
-            self.combine_up(accumulators, level);
-        }
-    }
-
-    /// Combines the accumulators of the level below into those of a level, and starts them anew.
-    fn combine_up<T: Number>(&self, accumulators: &mut [T], level: u32) {
-        let (below, above) = accumulators[(level as usize - 1) * self.level()..].split_at_mut(self.level());
-        combine(self.op, &mut above[..self.level()], below);
-        below.fill(self.neutral());
-    }
-
-    /// Combines a block across rows: point number `point` of each.
-    pub fn across(&self, block: &mut Block<'_, '_>, register: u16, point: usize) {
-        let first = (point & (self.lanes - 1)) * self.columns;
-        with_number!(self.dtype, T => {
-            let mut accumulators = std::mem::take(self.of::<T>(block.file));
-            let values = block.file.read::<T>(block.inputs, register, block.count);
-            combine(self.op, &mut accumulators[first..first + self.columns], values);
-            self.go_up(&mut accumulators, point + 1);
-            *self.of(block.file) = accumulators;
-        });
-    }
-
-    /// Combines a block along the points of a row, from point number `point` on.
-    pub fn along(&self, block: &mut Block<'_, '_>, register: u16, point: usize) {
-        with_number!(self.dtype, T => {
-            let mut accumulators = std::mem::take(self.of::<T>(block.file));
-            let mut values = block.file.read::<T>(block.inputs, register, block.count);
-            if self.together > 1 {
-                let rows = accumulators.chunks_exact_mut(self.lanes).zip(values.chunks_exact(values.len() / self.together));
-                rows.for_each(|(accumulators, values)| self.along_lanes(accumulators, values, 0));
-                *self.of(block.file) = accumulators;
-                return;
-            }
-            let mut point = point;
-            while !values.is_empty() {
-                let run = if self.levels > 1 { self.points_of_runs(1) } else { usize::MAX };
-                let (now, later) = values.split_at(values.len().min(run - point % run));
-                self.along_lanes(&mut accumulators[..self.lanes], now, point);
-                (values, point) = (later, point + now.len());
-                self.go_up(&mut accumulators, point);
-            }
-            *self.of(block.file) = accumulators;
-        });
-    }
-
-    /// Combines values into the lanes of the lowest level, from point number `point` on.
-    fn along_lanes<T: Number>(&self, accumulators: &mut [T], mut values: &[T], point: usize) {
-        if let [accumulator] = accumulators {
-            *accumulator = fold(self.op, *accumulator, values);
-            return;
-        }
-        let mut lane = point & (self.lanes - 1);
-        if lane == 0 && self.lanes.is_multiple_of(TILE) && self.lanes < values.len() {
-            let (whole, rest) = values.split_at(values.len() - values.len() % self.lanes);
-            combine_rounds(self.op, accumulators, whole);
-            values = rest;
-        }
-        while !values.is_empty() {
-            let (now, later) = values.split_at(values.len().min(self.lanes - lane));
-            combine(self.op, &mut accumulators[lane..], now);
-            (values, lane) = (later, 0);
-        }
-    }
-
-    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one per row of the block.
-    pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
-        with_number!(self.dtype, T => {
-            let mut all = std::mem::take(self.of::<T>(block.file));
-            (1..self.levels).for_each(|level| self.combine_up(&mut all, level));
-            let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
-            let (columns, mut lanes) = (self.columns, self.lanes);
-            if columns == 1 {
-                combine_trees(self.op, accumulators, lanes);
-                lanes = 1;
-            }
-            while lanes > 1 {
-                lanes /= 2;
-                for lane in 0..lanes {
-                    let (first, second) = accumulators.split_at_mut((2 * lane + 1) * columns);
-                    combine(self.op, &mut first[2 * lane * columns..], &second[..columns]);
-                    first.copy_within(2 * lane * columns.., lane * columns);
-                }
-            }
-            block.file.write(register, block.count, |_, target: &mut [T]| {
-                target.copy_from_slice(&accumulators[..target.len()]);
-            });
-            *self.of(block.file) = all;
-        });
-    }
-}
 
 /// Returns the number that an argument's bits stand for.
 pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {

@@ -301,6 +301,78 @@ fn values_that_stay_for_later_phases_change_no_bit() {
     }
 }
 
+/// Runs a kernel over operands of numbers that follow from their places, and compares the results with the model's.
+fn runs_as_the_model(kernel: &Kernel, geometry: &Geometry) {
+    let numbers = |operand: usize, dtype: DType, salt: u64| {
+        let value = |at: u64| Scalar::F64(((at * 7919 + salt * 31) % 2003) as f64 / 1001.0 - 1.0);
+        Memory::of(dtype, (0..geometry.span(operand)).map(|at| model::Value::scalar(value(at), dtype)))
+    };
+    let count = kernel.body.inputs.len();
+    let inputs: Vec<Memory> =
+        (0..count).map(|input| numbers(input, kernel.body.inputs[input].dtype, input as u64)).collect();
+    let outputs = kernel.body.outputs.iter().enumerate();
+    let mut outputs: Vec<Memory> =
+        outputs.map(|(number, output)| numbers(count + number, output.dtype, 9)).collect();
+    let mut expected = outputs.clone();
+    model::run(kernel, geometry, &[], &inputs, &mut expected);
+    let cells: Vec<Cells<'_>> = outputs.iter_mut().map(Memory::cells).collect();
+    let sources: Vec<Source<'_>> = inputs.iter().map(|input| Source::Slice(input.slice())).collect();
+    HostProgram::compile(kernel).run(geometry, &[], &sources, &cells).expect("the launch is well-formed");
+    same(kernel, geometry, &outputs, &expected).expect("the numbers of the model");
+}
+
+#[test]
+fn operands_that_repeat_give_the_bits_of_the_model() {
+    // Points: a matrix times a column plus a row, into a matrix with gaps behind its rows.
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        for [rows, run] in [[12, 40], [3, 200], [33, 32], [2, 5000], [300, 31], [1, 129]] {
+            let builder = BodyBuilder::new();
+            let [x, column, row] = [(); 3].map(|()| builder.input(dtype).to(dtype.compute()));
+            builder.output(x * column + row, dtype, OutputPlace::Row);
+            builder.output(column.exp() * row, dtype, OutputPlace::Row);
+            let operands = vec![
+                strided(&[run, 1], &[]),
+                strided(&[1, 0], &[]),
+                strided(&[0, 1], &[]),
+                strided(&[run + 3, 1], &[]),
+                strided(&[run, 1], &[]),
+            ];
+            let kernel = kernel(builder.finish(), class(2, 0, 1));
+            runs_as_the_model(&kernel, &geometry(&[rows, run], &[], operands));
+        }
+    }
+}
+
+#[test]
+fn rows_with_values_of_their_own_give_the_bits_of_the_model() {
+    // Two phases over rows of all lengths: fewer points than a piece, some pieces and a rest, more than a block.
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        for (lanes, [rows, points]) in
+            [(32, [130, 40]), (128, [37, 128]), (128, [70, 300]), (512, [5, 1500]), (32, [3, 9000])]
+        {
+            let builder = BodyBuilder::new();
+            let [x, own, shared] = [(); 3].map(|()| builder.input(dtype).to(dtype.compute()));
+            let mean = builder.reduce(ReduceOp::Sum, x * shared);
+            let centred = x - mean;
+            let square = builder.reduce(ReduceOp::Sum, centred * centred);
+            let highest = builder.reduce(ReduceOp::Max, own * centred);
+            builder.output(centred * square + own * shared, dtype, OutputPlace::Point);
+            builder.output(square, dtype, OutputPlace::Row);
+            builder.output(highest, dtype, OutputPlace::Row);
+            let operands = vec![
+                strided(&[points + 5], &[1]),
+                strided(&[1], &[0]),
+                strided(&[0], &[1]),
+                strided(&[points], &[1]),
+                strided(&[1], &[]),
+                strided(&[1], &[]),
+            ];
+            let kernel = kernel(builder.finish(), class(1, 1, lanes));
+            runs_as_the_model(&kernel, &geometry(&[rows], &[points], operands));
+        }
+    }
+}
+
 #[test]
 fn a_contiguous_launch_through_its_arguments() {
     let builder = BodyBuilder::new();
