@@ -23,7 +23,7 @@ pub(crate) fn named(dtype: DType) -> &'static str {
 }
 
 /// Returns the C++ type of a dtype's elements, as PyTorch's messages about numbers have it.
-pub(crate) fn cpp_type(dtype: DType) -> &'static str {
+fn cpp_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
         DType::U8 => "uint8_t",
@@ -52,7 +52,12 @@ pub(crate) fn unaliased_cpp_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the error of a number that a dtype does not hold, in PyTorch's words.
+/// Returns what PyTorch says of a number that a dtype does not hold.
+pub(crate) fn overflow_text(dtype: DType) -> String {
+    format!("value cannot be converted to type {} without overflow", cpp_type(dtype))
+}
+
+/// Returns the error of a number that a dtype does not hold.
 pub(crate) fn overflow(dtype: DType) -> Error {
-    Error::invalid(format!("value cannot be converted to type {} without overflow", cpp_type(dtype)))
+    Error::invalid(overflow_text(dtype))
 }

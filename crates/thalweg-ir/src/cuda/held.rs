@@ -33,8 +33,9 @@ pub(super) fn assert_is_one_dimension(kernel: &Kernel) {
 /// Returns the bytes of shared memory that a block has for vectors of its threads.
 pub(super) fn shared_bytes(kernel: &Kernel) -> u32 {
     let Kernel { class, body, .. } = kernel;
-    let kept = |input: &usize| class.shared > 0 && of(kernel).kept[*input];
-    let bytes = (0..body.inputs.len()).find(kept).map_or(0, |input| body.inputs[input].dtype.size_bytes());
+    let held = of(kernel);
+    let kept = body.inputs.iter().zip(held.kept).find(|(_, kept)| *kept);
+    let bytes = kept.map_or(0, |(input, _)| input.dtype.size_bytes());
     u32::from(class.shared) * class.threads_of_a_row() * u32::from(class.vector) * bytes as u32
 }
 

@@ -65,10 +65,15 @@ pub(super) fn held(
         held: points.div_ceil(threads * vector) as u8,
         ..class
     };
-    threads_with_values(body, &class, points)
-        .map(of)
-        .or_else(|| in_shared_memory(body, &class, points, shared_memory_bytes))
-        .or_else(|| threads_of_elements(body, &class, points).map(of))
+    if let Some(threads) = threads_with_values(body, &class, points) {
+        return Some(of(threads));
+    }
+    let elements = Elements { held: Held::of(body, &class, false)?, points, vector };
+    let bytes = elements.held.bytes_of_a_point(body, class.vector);
+    match elements.in_shared_memory(bytes, shared_memory_bytes) {
+        Some(shared) => Some(Class { shared, ..of(SHARING) }),
+        None => elements.threads(bytes).map(of),
+    }
 }
 
 /// Returns how many threads keep elements and values of a row; `None` if they are more than a block that has registers for both.
@@ -85,42 +90,43 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     })
 }
 
-/// Returns the class of two blocks to a multiprocessor whose threads keep elements of one input in registers and shared memory; `None` if
-/// there are too many, or registers are enough.
-fn in_shared_memory(body: &Body, class: &Class, points: u64, shared_memory_bytes: u32) -> Option<Class> {
-    let (held, vector) = (Held::of(body, class, false)?, u64::from(class.vector));
-    let (bytes, mut kept) =
-        (held.bytes_of_a_point(body, class.vector), held.kept.iter().filter(|&&kept| kept));
-    let is_one = kept.next().is_some() && kept.next().is_none() && held.combines() && held.passes.len() > 1;
-    let vectors = points.div_ceil(SHARING * vector);
-    let registers = (BYTES_OF_A_THREAD / bytes) as u64 / vector;
-    let shared = vectors.saturating_sub(registers);
-    let is_room = shared * SHARING * vector * bytes as u64 <= (shared_memory_bytes / 2).into();
-    let fits = vector > 1 && (1..=registers).contains(&shared) && is_room;
-    (is_one && fits).then(|| Class {
-        lanes: (SHARING * vector) as u16,
-        held: vectors as u8,
-        shared: shared as u8,
-        ..*class
-    })
+/// Elements of a row that its threads keep, and none of the values that are computed of them.
+struct Elements {
+    held: Held,
+    points: u64,
+    vector: u64,
 }
 
-/// Returns how many threads keep elements of a row, as many as they have registers for; `None` if they would load too many again.
-fn threads_of_elements(body: &Body, class: &Class, points: u64) -> Option<u64> {
-    let (held, vector) = (Held::of(body, class, false)?, u64::from(class.vector));
-    let bytes = held.bytes_of_a_point(body, class.vector);
-    let room = POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
-    let fitting = points.div_ceil(room.max(1)).next_power_of_two();
-    let fits = room > 0 && fitting <= BLOCK;
-    if !held.combines() {
-        let is_short = vector > 1 && points.div_ceil(BLOCK * vector) <= POINTS_OF_A_LANE;
-        return (fits || is_short).then_some(BLOCK);
+impl Elements {
+    /// Returns how many vectors each of [`SHARING`] threads has in shared memory, if it keeps elements of one input, of which registers
+    /// hold half at least; `None` if there are too many, or registers are enough. A point takes so many bytes.
+    fn in_shared_memory(&self, bytes: usize, shared_memory_bytes: u32) -> Option<u8> {
+        let Self { held, points, vector } = self;
+        let kept = held.kept.iter().filter(|&&kept| kept).count();
+        let is_one = kept == 1 && held.combines() && held.passes.len() > 1;
+        let registers = (BYTES_OF_A_THREAD / bytes) as u64 / vector;
+        let shared = points.div_ceil(SHARING * vector).saturating_sub(registers);
+        let is_room = shared * SHARING * vector * bytes as u64 <= (shared_memory_bytes / 2).into();
+        let fits = *vector > 1 && (1..=registers).contains(&shared) && is_room;
+        (is_one && fits).then_some(shared as u8)
     }
-    let threads = if fits { fitting.max(SHARING) } else { SHARING };
-    let short = |threads: &u64| vector > 1 && points.div_ceil(threads * vector) <= POINTS_OF_A_LANE;
-    match fits || points <= SHARING * POINTS_OF_A_THREAD && short(&SHARING) {
-        true => Some(threads),
-        false => Some(BLOCK).filter(short),
+
+    /// Returns how many threads keep as many elements as they have registers for; `None` if they would load too many again.
+    fn threads(&self, bytes: usize) -> Option<u64> {
+        let Self { held, points, vector } = self;
+        let room = POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
+        let fitting = points.div_ceil(room.max(1)).next_power_of_two();
+        let fits = room > 0 && fitting <= BLOCK;
+        let is_short = |threads| *vector > 1 && points.div_ceil(threads * vector) <= POINTS_OF_A_LANE;
+        if !held.combines() {
+            (fits || is_short(BLOCK)).then_some(BLOCK)
+        } else if fits {
+            Some(fitting.max(SHARING))
+        } else if *points <= SHARING * POINTS_OF_A_THREAD && is_short(SHARING) {
+            Some(SHARING)
+        } else {
+            is_short(BLOCK).then_some(BLOCK)
+        }
     }
 }
 

@@ -69,9 +69,6 @@ pub(super) fn with_complex_number(
 
 /// Returns the overload of an operator that takes tensors in the place of numbers, of as many as there is one for.
 fn of_tensors(operator: &'static Operator) -> Option<&'static Operator> {
-    if let Body::InPlace(functional) = operator.body {
-        return find_operator(&in_place::name(of_tensors(functional)?)).ok();
-    }
     let replaced = |other: &Operator| {
         let (numbers, tensors) = (&operator.schema.parameters, &other.schema.parameters);
         let is_replaced = |(number, tensor): (&Parameter, &Parameter)| {
@@ -84,6 +81,9 @@ fn of_tensors(operator: &'static Operator) -> Option<&'static Operator> {
         has_all.then(|| numbers.iter().zip(tensors).filter(|&pair| is_replaced(pair)).count())
     };
     let find = || {
+        if let Body::InPlace(functional) = operator.body {
+            return find_operator(&in_place::name(of_tensors(functional)?)).ok();
+        }
         let overloads = operators().into_iter().filter(|other| other.base_name == operator.base_name);
         let counted = overloads.filter_map(|other| Some((replaced(other)?, other)));
         counted.filter(|&(count, _)| count > 0).max_by_key(|&(count, _)| count).map(|(_, other)| other)

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::loops::{self, LoopCall};
 use crate::dispatch::Call;
-use crate::dtype_name::cpp_type;
+use crate::dtype_name::overflow_text;
 use crate::tensor::Tensors;
 
 /// Returns a tensor with one value, which the dtype must hold.
@@ -41,8 +41,5 @@ pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if whole || range.contains(&number) || (dtype.is_floating_point() && !number.is_finite()) {
         return Ok(value);
     }
-    Err(Error::invalid(format!(
-        "value cannot be converted to type {} without overflow: {number}",
-        cpp_type(dtype)
-    )))
+    Err(Error::invalid(format!("{}: {number}", overflow_text(dtype))))
 }
