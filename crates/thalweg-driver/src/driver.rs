@@ -44,6 +44,7 @@ use crate::memory::{
 };
 use crate::module::{FunctionAttributes, Image};
 use crate::properties::{DeviceProperties, Version};
+use crate::tensor_map::{TensorMap, TensorTiles};
 use crate::{
     Code, CommunicatorHandle, ConditionHandle, DevicePointer, Error, EventHandle, FunctionHandle,
     GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
@@ -501,6 +502,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// [`InvalidValue`](crate::Code::InvalidValue).
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
         forwarded(self.inner(), "launch")?.launch(stream, launch)
+    }
+
+    /// Returns a tensor and its tiles as an argument of kernels whose multiprocessors copy tiles by themselves: those of compute capability 9.0 and later. The
+    /// memory is not looked at. A driver older than CUDA 12.0 answers [`NotSupported`](crate::Code::NotSupported).
+    fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
+        forwarded(self.inner(), "tensor_map")?.tensor_map(tiles)
     }
 
     /// Returns the bytes of scratch memory that a call of a vendor's library must be given; the call's addresses and its workspace are

@@ -36,6 +36,7 @@ mod memory;
 mod module;
 mod process;
 mod properties;
+mod tensor_map;
 
 pub use activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
@@ -75,3 +76,4 @@ pub use process::{at_exit, descriptor_of_process, effective_user_id};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
 };
+pub use tensor_map::{TILE_ROW_BYTES, TensorMap, TensorTiles};

@@ -83,6 +83,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(one_query::sources());
     all.extend(matmul::few_rows::cuda::VARIANTS.map(|variant| (variant.name.to_owned(), variant.print())));
     all.extend(matmul::quantized::sources());
+    all.extend(matmul::warp_groups::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

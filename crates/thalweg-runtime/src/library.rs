@@ -20,6 +20,7 @@ use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerA
 use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
+use thalweg_kernels::matmul::warp_groups::{self, MappedOperands, Tiles, WarpGroupMatmul};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function, library_accesses, library_words};
 use thalweg_kernels::{NativeKernel, Placed};
 
@@ -95,6 +96,31 @@ impl Stream {
             && (!few_rows::cuda::needs_tensor_cores(product.dtype) || self.device().has_tensor_cores())
     }
 
+    /// Returns whether the device has a kernel by groups of warps for a product.
+    pub(crate) fn can_take_groups(&self, product: &Matmul) -> bool {
+        let device = self.device();
+        let has_groups = device.is_simulated() || device.properties().compute_capability.major == 9;
+        has_groups && warp_groups::fits(product)
+    }
+
+    /// Queues a product by groups of warps.
+    fn matmul_by_groups(
+        &self,
+        product: &Matmul,
+        tiles: Tiles,
+        at: [DevicePointer; 3],
+        bias: Option<DevicePointer>,
+        label: Label,
+    ) -> Result<()> {
+        let device = self.device();
+        let processors = device.properties().multi_processor_count;
+        let kernel = WarpGroupMatmul { product: *product, tiles, processors };
+        let [a, b, d] = kernel.tensors(at);
+        let map = |tensor| self.check(device.driver().tensor_map(&tensor));
+        let maps = [map(a)?, map(b)?, map(d)?];
+        self.launch_native(&Placed { kernel, at: MappedOperands { at, bias, maps } }, label)
+    }
+
     /// Returns whether a product is one of few rows where tuning does not choose.
     fn has_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
         product.m <= MOST_ROWS_BY_DEFAULT
@@ -140,8 +166,14 @@ impl Stream {
     ) -> Result<()> {
         let algorithm = match solution {
             Solution::Library(algorithm) => Some(algorithm),
-            Solution::Default | Solution::Tiles | Solution::Rows => None,
+            Solution::Default | Solution::Tiles | Solution::Rows | Solution::Groups(_) => None,
         };
+        if let Solution::Groups(tiles) = solution
+            && self.can_take_groups(product)
+            && warp_groups::is_aligned(at, bias)
+        {
+            return self.matmul_by_groups(product, tiles, at, bias, label);
+        }
         let is_ours = solution == Solution::Default && preferred_blas_library() == BlasLibrary::Default;
         let in_tiles = solution == Solution::Tiles || (is_ours && fused::fits(product));
         let by_rows =

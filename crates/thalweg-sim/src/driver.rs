@@ -11,7 +11,7 @@ use thalweg_driver::{
     HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
     MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
     PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Registration, Result, ShareableHandle,
-    StreamHandle, Version,
+    StreamHandle, TensorMap, TensorTiles, Version,
 };
 
 use super::SimDriver;
@@ -593,6 +593,17 @@ impl Driver for SimDriver {
 
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
         self.submit("cuLaunchKernel", |state| state.launch(stream.raw(), launch))
+    }
+
+    fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
+        tiles.check()?;
+        // What is described, as it is: a host function knows where its operands lie.
+        let mut words = [0; 16];
+        let [rows, elements] = tiles.tile;
+        let numbers = [tiles.address.address()].into_iter().chain(tiles.extents).chain(tiles.strides);
+        let numbers = numbers.chain([u64::from(rows), u64::from(elements)]);
+        words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number);
+        Ok(TensorMap(words))
     }
 
     fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {

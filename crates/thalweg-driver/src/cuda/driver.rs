@@ -19,6 +19,7 @@ use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
+use crate::tensor_map::{TensorMap, TensorTiles};
 use crate::{
     CommunicatorHandle, ComputeCapability, ConditionHandle, DevicePointer, DeviceProperties, Driver,
     EventFlags, EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle,
@@ -262,6 +263,7 @@ impl Driver for CudaDriver {
         fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle;
         fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
         fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
+        fn tensor_map(tiles: &TensorTiles) -> TensorMap;
         fn library_workspace(device: u32, call: &GpuCall) -> u64;
         fn matmul_algorithms(device: u32, call: &MatmulCall, most: u32) -> Vec<MatmulAlgorithm>;
         fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();

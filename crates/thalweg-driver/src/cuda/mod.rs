@@ -61,6 +61,7 @@ mod state;
 mod stream;
 mod sys;
 mod table;
+mod tensor_map;
 
 pub use context::ContextGuard;
 pub use nvml::{

@@ -196,6 +196,7 @@ fn arguments_of_the_driver() {
             cuFuncGetParamInfo(_, _, _, _);
             cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
             cuLaunchKernelEx(_, _, _, _);
+            cuTensorMapEncodeTiled(_, _, _, _, _, _, _, _, _, _, _, _);
     };
     theirs.extend(calls_of_memory());
     theirs.extend(calls_of_graphs());

@@ -508,6 +508,9 @@ entry_points! {
              extra: *mut *mut c_void);
         launch_kernel_ex = "cuLaunchKernelEx" @ 11060 c"cuLaunchKernelEx"
             (config: *const LaunchConfig, function: RawFunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+        tensor_map_encode_tiled = "cuTensorMapEncodeTiled" @ 12000 c"cuTensorMapEncodeTiled"
+            (map: *mut c_void, elements: c_uint, rank: c_uint, address: u64, extents: *const u64, strides: *const u64,
+             tile: *const c_uint, steps: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);
 
         stream_begin_capture = "cuStreamBeginCapture" @ 10010 c"cuStreamBeginCapture_v2"
             (stream: RawStream, mode: c_uint);

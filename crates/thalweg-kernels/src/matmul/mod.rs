@@ -17,6 +17,7 @@ pub mod fused;
 pub mod host;
 mod native;
 pub mod quantized;
+pub mod warp_groups;
 
 use crate::arguments;
 use thalweg_ir::DType;

@@ -177,9 +177,13 @@ fn epilogue_of(bytes: &[u8]) -> Option<MatmulEpilogue> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    run_words_on_host(launch, launch.arguments)
+}
+
+/// Runs the product that these bytes of a launch's arguments describe, as [`library_words`] has them.
+pub(super) fn run_words_on_host(launch: &HostLaunch<'_>, bytes: &[u8]) -> Result<(), HostFault> {
     let refused = || HostFault("matmul: the arguments are not in its layout".to_owned());
-    let (words, epilogue) =
-        launch.arguments.split_at_checked(size_of::<[u64; ARGUMENT_WORDS]>()).ok_or_else(refused)?;
+    let (words, epilogue) = bytes.split_at_checked(size_of::<[u64; ARGUMENT_WORDS]>()).ok_or_else(refused)?;
     let epilogue = epilogue_of(epilogue).ok_or_else(refused)?;
     let (mut product, [a, b, d]) = Matmul::unpack(words).ok_or_else(refused)?;
     let [a_span, b_span, d_span] = product.spans();

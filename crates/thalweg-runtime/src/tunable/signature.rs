@@ -4,6 +4,7 @@ use std::fmt;
 
 use thalweg_driver::{ComputeFormat, MatmulAlgorithm};
 use thalweg_ir::DType;
+use thalweg_kernels::matmul::warp_groups::Tiles as GroupTiles;
 use thalweg_kernels::matmul::{Matmul, Operand};
 
 use crate::{Error, Result};
@@ -138,12 +139,15 @@ pub(crate) enum Solution {
     Tiles,
     /// By Thalweg's kernel for few rows.
     Rows,
+    /// By Thalweg's kernel for groups of warps, with tiles of this shape.
+    Groups(GroupTiles),
     /// By an algorithm of the library.
     Library(MatmulAlgorithm),
 }
 
 const TILES: &str = "Gemm_Thalweg_tiles";
 const ROWS: &str = "Gemm_Thalweg_rows";
+const GROUPS: &str = "Gemm_Thalweg_groups_";
 
 /// The words of a library's algorithm, in PyTorch's order.
 const WORDS: [&str; 9] = ["id", "tile", "stages", "splitk", "red", "swizzle", "custom", "inner", "cluster"];
@@ -154,6 +158,7 @@ impl fmt::Display for Solution {
             Self::Default => f.write_str("Default"),
             Self::Tiles => f.write_str(TILES),
             Self::Rows => f.write_str(ROWS),
+            Self::Groups(tiles) => write!(f, "{GROUPS}{}", tiles.name()),
             Self::Library(of) => {
                 write!(f, "Gemm_Cublaslt")?;
                 let numbers = [
@@ -181,6 +186,9 @@ impl Solution {
             TILES => return Some(Self::Tiles),
             ROWS => return Some(Self::Rows),
             _ => {}
+        }
+        if let Some(name) = name.strip_prefix(GROUPS) {
+            return GroupTiles::ALL.into_iter().find(|tiles| tiles.name() == name).map(Self::Groups);
         }
         let mut words = name.strip_prefix("Gemm_Cublaslt_")?.split('_');
         let mut numbers = [0_i64; WORDS.len()];
@@ -272,12 +280,20 @@ mod tests {
         let name =
             "Gemm_Cublaslt_id_66_tile_20_stages_36_splitk_3_red_2_swizzle_1_custom_7_inner_4_cluster_2";
         assert_eq!(Solution::Library(algorithm).to_string(), name);
-        for solution in [Solution::Default, Solution::Tiles, Solution::Rows, Solution::Library(algorithm)] {
+        let groups = GroupTiles::ALL.map(Solution::Groups);
+        let others = [Solution::Default, Solution::Tiles, Solution::Rows, Solution::Library(algorithm)];
+        for solution in others.into_iter().chain(groups) {
             assert_eq!(Solution::parse(&solution.to_string()), Some(solution));
         }
-        for other in
-            ["Gemm_Rocblas_1", "", "Gemm_Cublaslt_id_66", &format!("{name}_more_1"), &name[..name.len() - 1]]
-        {
+        for other in [
+            "Gemm_Rocblas_1",
+            "",
+            "Gemm_Thalweg_groups_",
+            "Gemm_Thalweg_groups_narrow",
+            "Gemm_Cublaslt_id_66",
+            &format!("{name}_more_1"),
+            &name[..name.len() - 1],
+        ] {
             assert_eq!(Solution::parse(other), None, "{other}");
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::{DType, Element, bf16, f16, with_dtype};
 use thalweg_kernels::matmul::fused;
+use thalweg_kernels::matmul::warp_groups::Tiles;
 
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
@@ -162,6 +163,9 @@ impl<'s> Trial<'s> {
         }
         if own_kernels && self.stream.can_take_few_rows(product) {
             candidates.push(Solution::Rows);
+        }
+        if own_kernels && self.stream.can_take_groups(product) {
+            candidates.extend(Tiles::ALL.map(Solution::Groups));
         }
         let operands = self.sets[0].operands();
         let found = self.stream.library_algorithms(product, self.precision, &operands, algorithms)?;

@@ -370,6 +370,31 @@ fn a_small_product_of_f32_has_both_our_kernel_and_the_library_as_candidates() {
 }
 
 #[test]
+fn a_product_by_groups_of_warps_is_a_candidate_and_runs_by_its_name() {
+    let bench = Bench::free("groups");
+    let stream = bench.device.default_stream();
+    let product = Product::new(&stream, 8, 16, 4);
+    // Rows of A are 8 bytes: not for the copy engine, so that the result is stale and the default is taken.
+    let aligned = Product::new(&stream, 8, 16, 8);
+    let mut text: String = tunable::get_validators(&bench.device)
+        .iter()
+        .map(|(key, value)| format!("Validator,{key},{value}\n"))
+        .collect();
+    for (k, tiles) in [(4, "wide"), (8, "pair")] {
+        text +=
+            &format!("GemmTunableOp_BFloat16_NN,nn_16_8_{k}_ld_16_{k}_16,Gemm_Thalweg_groups_{tiles},0.5\n");
+    }
+    fs::write(bench.file("results.csv"), text).unwrap();
+    tunable::tuning_enable(false);
+    product.run(&stream).unwrap();
+    product.check(&stream);
+    assert_eq!(bench.calls().len(), 1, "the library's");
+    aligned.run(&stream).unwrap();
+    aligned.check(&stream);
+    assert_eq!(bench.calls().len(), 0, "our kernel's");
+}
+
+#[test]
 fn precision_reaches_the_librarys_calls() {
     let bench = Bench::free("precision");
     tunable::enable(false);

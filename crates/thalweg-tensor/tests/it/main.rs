@@ -70,3 +70,4 @@ mod streams;
 mod support;
 mod table;
 mod views;
+mod warp_groups;
