@@ -139,11 +139,6 @@ impl Held {
         self.roots[..self.passes.len()].iter().any(|roots| !roots.is_empty())
     }
 
-    /// Returns whether values that a pass computes are kept for later ones.
-    pub fn keeps_values(&self) -> bool {
-        self.made_in.iter().any(Option::is_some)
-    }
-
     /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. A `vector` of 1
     /// takes a register for each element.
     pub fn bytes_of_a_point(&self, body: &Body, vector: u8) -> usize {

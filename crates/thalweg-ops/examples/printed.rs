@@ -2,7 +2,8 @@
 //! names, its CUDA C (`NAME.cu`), and a line of `cases.tsv` with what a launch needs.
 //!
 //! The columns are the case, the kernel's name, blocks, threads, the number of inputs, of outputs and of scalars, the words behind
-//! addresses and scalars, and bytes of dynamic shared memory. Calls are of bfloat16 on a GPU with 132 multiprocessors.
+//! addresses and scalars, and bytes of dynamic shared memory. Calls are of bfloat16 on a GPU with 132 multiprocessors; with a second argument `float32`, cases over rows
+//! and columns are of that one, and there are no others.
 
 use std::fmt::Write as _;
 
@@ -105,29 +106,29 @@ fn parts_of(operator: &'static LoopOp, dtypes: &[DType], to: DType) -> (Signatur
     (signature, body)
 }
 
-/// Adds the cases over rows of this many points, and over columns.
-fn matrices(shape: [u64; 2], cases: &mut Vec<Case>) {
+/// Adds the cases of a dtype over rows of this many points, and over columns.
+fn matrices(shape: [u64; 2], dtype: DType, cases: &mut Vec<Case>) {
     use Lies::{Columns, Points, Rows};
     let mut row = |name: &str, operator: &'static LoopOp, dtypes: &[DType], lies: &[Lies]| {
-        let signature = signature(operator, dtypes, Bf16);
+        let signature = signature(operator, dtypes, dtype);
         let body = forward(operator, &signature).body.clone();
         cases.push(matrix(name, operator, (signature, body), shape, lies, false));
     };
-    row("softmax", &structured::SOFTMAX, &[Bf16], &[Points; 2]);
-    row("log_softmax", &structured::LOG_SOFTMAX, &[Bf16], &[Points; 2]);
+    row("softmax", &structured::SOFTMAX, &[dtype], &[Points; 2]);
+    row("log_softmax", &structured::LOG_SOFTMAX, &[dtype], &[Points; 2]);
     let lies = [Points, Columns, Columns, Points, Rows, Rows];
-    row("layer_norm", &structured::LAYER_NORM_AFFINE, &[Bf16; 3], &lies);
-    row("sum", &structured::SUM, &[Bf16], &[Points, Rows]);
+    row("layer_norm", &structured::LAYER_NORM_AFFINE, &[dtype; 3], &lies);
+    row("sum", &structured::SUM, &[dtype], &[Points, Rows]);
     let lies = [Points, Columns, Rows, Rows, Points, Points];
-    row("layer_norm_backward", &structured::LAYER_NORM_BACKWARD, &[Bf16, Bf16, F32, F32, Bf16], &lies);
-    row("cross_entropy", &structured::CROSS_ENTROPY, &[Bf16, I64], &[Points, Rows, Rows, Rows]);
+    row("layer_norm_backward", &structured::LAYER_NORM_BACKWARD, &[dtype, dtype, F32, F32, dtype], &lies);
+    row("cross_entropy", &structured::CROSS_ENTROPY, &[dtype, I64], &[Points, Rows, Rows, Rows]);
     let lies = [Points, Rows, Rows, Rows, Points];
-    row("cross_entropy_backward", &structured::CROSS_ENTROPY_BACKWARD, &[Bf16, I64, F32, Bf16], &lies);
-    let of_softmax = signature(&structured::SOFTMAX, &[Bf16], Bf16);
+    row("cross_entropy_backward", &structured::CROSS_ENTROPY_BACKWARD, &[dtype, I64, F32, dtype], &lies);
+    let of_softmax = signature(&structured::SOFTMAX, &[dtype], dtype);
     let derived = gradient(&structured::SOFTMAX, &of_softmax, 1).expect("softmax has a gradient");
     let parts = (of_softmax, derived.body.clone());
     cases.push(matrix("softmax_backward", &structured::SOFTMAX, parts, shape, &[Points; 3], false));
-    let parts = parts_of(&structured::SUM, &[Bf16], Bf16);
+    let parts = parts_of(&structured::SUM, &[dtype], dtype);
     cases.push(matrix("column_sum", &structured::SUM, parts, shape, &[Points, Rows], true));
 }
 
@@ -154,7 +155,7 @@ fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
     cases.push(matrix("column_rest", &structured::SUM, rest, [parts, columns], &lies, true));
 }
 
-fn cases() -> Vec<Case> {
+fn cases(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in [
         [262_144, 1024],
@@ -166,7 +167,10 @@ fn cases() -> Vec<Case> {
         [5336, 50_304],
         [2048, 131_072],
     ] {
-        matrices(shape, &mut cases);
+        matrices(shape, dtype, &mut cases);
+    }
+    if dtype != Bf16 {
+        return cases;
     }
     for shape in [[262_144, 1024], [32_768, 8192], [4096, 65_536]] {
         stages(shape, &mut cases);
@@ -191,7 +195,8 @@ fn main() -> std::io::Result<()> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| "target/printed".to_owned());
     std::fs::create_dir_all(&folder)?;
     let mut lines = String::new();
-    for case in cases() {
+    let dtype = if std::env::args().nth(2).as_deref() == Some("float32") { F32 } else { Bf16 };
+    for case in cases(dtype) {
         let Case { name, operator, signature, body, iteration } = case;
         let plan = plan(&body, &iteration);
         let kernel = kernel(operator.name, signature.compute, body, plan.class);

@@ -7,7 +7,7 @@ use std::ffi::c_uint;
 
 use super::graph::handle_of;
 use super::handles::lock;
-use super::module::{describe, packed};
+use super::module::{Passed, describe};
 use super::state::CudaDriver;
 use super::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
 use crate::command::Launch;
@@ -91,14 +91,15 @@ impl CudaDriver {
         }
         self.prepare(launch, &function, device, call)?;
         let mut bytes = launch.arguments.len();
-        let mut extra = packed(launch.arguments, &mut bytes);
+        let mut passed = Passed::new(launch.arguments, &mut bytes);
+        let (arguments, extra) = passed.pointers(&function);
         let parameters = KernelNodeParameters {
             function: function.raw,
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_memory_bytes,
-            parameters: std::ptr::null_mut(),
-            extra: if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() },
+            parameters: arguments,
+            extra,
             kernel: RawKernel::default(),
             context: RawContext::default(),
         };

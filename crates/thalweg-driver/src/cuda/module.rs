@@ -1,7 +1,7 @@
 //! Modules, functions and launches.
 //!
 //! The driver takes a pointer to an image and no length, so the image's own headers are checked to stay inside the bytes
-//! that were given. For a launch it takes a pointer to the packed arguments with their size, and where it can say how many
+//! that were given. For a launch it takes the address of the only argument, or packed arguments with their size, and where it can say how many
 //! bytes the kernel takes (since CUDA 12.4), a launch with another number is refused.
 
 use std::ffi::{CString, c_int, c_void};
@@ -122,9 +122,10 @@ impl CudaDriver {
         Ok(handle)
     }
 
-    /// Returns how many arguments the kernel has, and where the last one ends, if the driver can say.
+    /// Returns how many arguments the kernel has, and the bytes that they take together, if the driver can say: of a single one its own, which may lie
+    /// behind the first byte where it is aligned to more.
     fn arguments(&self, function: RawFunction) -> Option<(usize, usize)> {
-        let mut end = 0;
+        let (mut start, mut end) = (None, 0);
         for index in 0.. {
             let (mut offset, mut bytes) = (0_usize, 0_usize);
             // SAFETY: the function is of a module that is loaded; writes two numbers.
@@ -136,8 +137,11 @@ impl CudaDriver {
             }
             if !outcome.is_success() {
                 // The driver's way to say that there are no more.
-                return (outcome.status == Code::InvalidValue.number()).then_some((index, end));
+                let is_end = outcome.status == Code::InvalidValue.number();
+                let unused = if index == 1 { start.unwrap_or(0) } else { 0 };
+                return is_end.then_some((index, end - unused));
             }
+            start.get_or_insert(offset);
             end = offset.checked_add(bytes)?;
         }
         None
@@ -169,8 +173,8 @@ impl CudaDriver {
         let device = self.submit_on(&stream)?;
         self.prepare(launch, &function, device, call)?;
         let mut bytes = launch.arguments.len();
-        let mut extra = packed(launch.arguments, &mut bytes);
-        let extra = if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() };
+        let mut passed = Passed::new(launch.arguments, &mut bytes);
+        let (parameters, extra) = passed.pointers(&function);
         let attribute = match launch.mode {
             LaunchMode::Programmatic if device.overlaps_launches => {
                 Some(sys::LaunchAttribute::programmatic_stream_serialization())
@@ -179,15 +183,15 @@ impl CudaDriver {
             _ => None,
         };
         if let Some(attribute) = attribute {
-            let outcome = self.launch_with(attribute, launch, &function, stream.raw, extra);
+            let outcome = self.launch_with(attribute, launch, &function, stream.raw, (parameters, extra));
             // Without the call a programmatic launch is one in order.
             if outcome.missing.is_none() || launch.mode == LaunchMode::Cooperative {
                 return self.cuda.check(outcome, || describe(launch, &function));
             }
         }
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
-        // SAFETY: function and stream are looked up. The driver copies `bytes` bytes of arguments, which are there, before
-        // it returns; what the kernel does with them is the kernel's affair.
+        // SAFETY: function and stream are looked up. The driver copies the arguments that `parameters` or `extra` points to before it returns: as many bytes
+        // as the kernel has, or as are there. What the kernel does with them is the kernel's affair.
         let outcome = unsafe {
             self.cuda.table.launch_kernel(
                 function.raw,
@@ -199,7 +203,7 @@ impl CudaDriver {
                 block_z,
                 launch.shared_memory_bytes,
                 stream.raw,
-                std::ptr::null_mut(),
+                parameters,
                 extra,
             )
         };
@@ -213,7 +217,7 @@ impl CudaDriver {
         launch: &Launch<'_>,
         function: &Function,
         stream: RawStream,
-        extra: *mut *mut c_void,
+        (parameters, extra): (*mut *mut c_void, *mut *mut c_void),
     ) -> CallStatus {
         let config = sys::LaunchConfig {
             grid: launch.grid,
@@ -222,14 +226,6 @@ impl CudaDriver {
             stream,
             attributes: &raw mut attribute,
             attribute_count: 1,
-        };
-        // While a stream captures, a cooperative launch takes its arguments only one by one.
-        let mut parameter = launch.arguments.as_ptr().cast_mut().cast::<c_void>();
-        let (parameters, extra) = match launch.mode {
-            LaunchMode::Cooperative if function.has_one_argument => {
-                (&raw mut parameter, std::ptr::null_mut())
-            }
-            _ => (std::ptr::null_mut(), extra),
         };
         // SAFETY: function and stream are looked up; the driver reads the configuration and its one attribute, and copies the arguments
         // that `extra` or `parameters` points to, before it returns: as many bytes as the kernel's one argument has, which are there since
@@ -270,16 +266,38 @@ impl CudaDriver {
     }
 }
 
-/// Returns packed arguments, as the driver takes them: it reads them through these pointers before its call returns.
-#[inline]
-pub(super) fn packed(arguments: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
-    [
-        sys::LAUNCH_PARAMETER_BUFFER_POINTER as *mut c_void,
-        arguments.as_ptr().cast_mut().cast(),
-        sys::LAUNCH_PARAMETER_BUFFER_SIZE as *mut c_void,
-        std::ptr::from_mut(bytes).cast(),
-        sys::LAUNCH_PARAMETER_END as *mut c_void,
-    ]
+/// The arguments of a launch as the driver takes them: it reads them through these pointers before its call returns.
+pub(super) struct Passed {
+    parameter: *mut c_void,
+    packed: [*mut c_void; 5],
+    is_empty: bool,
+}
+
+impl Passed {
+    #[inline]
+    pub(super) fn new(arguments: &[u8], bytes: &mut usize) -> Self {
+        let parameter = arguments.as_ptr().cast_mut().cast();
+        let packed = [
+            sys::LAUNCH_PARAMETER_BUFFER_POINTER as *mut c_void,
+            parameter,
+            sys::LAUNCH_PARAMETER_BUFFER_SIZE as *mut c_void,
+            std::ptr::from_mut(bytes).cast(),
+            sys::LAUNCH_PARAMETER_END as *mut c_void,
+        ];
+        Self { parameter, packed, is_empty: *bytes == 0 }
+    }
+
+    /// Returns a call's `kernelParams` and `extra`, one of them null. A kernel's only argument is passed by its address, since it may be aligned as it likes, and
+    /// since a cooperative launch that is captured takes no others; several are packed.
+    #[inline]
+    pub(super) fn pointers(&mut self, function: &Function) -> (*mut *mut c_void, *mut *mut c_void) {
+        let null = std::ptr::null_mut();
+        match (self.is_empty, function.has_one_argument) {
+            (true, _) => (null, null),
+            (_, true) => (&raw mut self.parameter, null),
+            _ => (null, self.packed.as_mut_ptr()),
+        }
+    }
 }
 
 /// Returns why a launch cannot be what the caller meant, if so.

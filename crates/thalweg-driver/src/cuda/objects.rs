@@ -56,7 +56,7 @@ pub(super) struct Function {
     pub(super) raw: RawFunction,
     pub(super) device: u32,
     pub(super) name: String,
-    /// The place where the last argument ends, where the driver says so.
+    /// The bytes that its arguments take, where the driver says so.
     pub(super) argument_bytes: Option<usize>,
     /// Whether it is known to have one argument.
     pub(super) has_one_argument: bool,

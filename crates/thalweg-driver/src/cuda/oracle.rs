@@ -53,6 +53,7 @@ arguments!(A B C D E F G H);
 arguments!(A B C D E F G H I);
 arguments!(A B C D E F G H I J);
 arguments!(A B C D E F G H I J K);
+arguments!(A B C D E F G H I J K L);
 arguments!(A B C D E F G H I J K L M N O P);
 
 macro_rules! generated {

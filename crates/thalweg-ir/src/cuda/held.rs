@@ -3,7 +3,7 @@
 
 use crate::Kernel;
 use crate::body::OutputPlace;
-use crate::held::{BYTES_OF_A_THREAD, Held, MOST_THREADS_WITH_VALUES};
+use crate::held::{Held, MOST_THREADS_WITH_VALUES};
 use crate::online::is_one_value;
 
 use super::expression::{Defined, memory_type, neutral, stored};
@@ -45,7 +45,7 @@ const UNROLLED: u8 = 16;
 impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_held(&self, held: &Held, writer: &mut Writer) {
-        self.open_entry(self.sharing(held), writer);
+        self.open_entry(self.sharing(), writer);
         if self.kernel.class.shared > 0 {
             writer.line("extern __shared__ __align__(16) unsigned char dynamic_shared[];");
         }
@@ -156,13 +156,10 @@ impl RowPrinter<'_> {
     }
 
     /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed: the
-    /// compiler would give fewer threads more, where what they keep leaves room.
-    fn sharing(&self, held: &Held) -> u32 {
-        let Kernel { class, body, .. } = self.kernel;
-        let points = usize::from(class.held - class.shared) * usize::from(class.vector);
-        let bytes = points * held.bytes_of_a_point(body, class.vector);
-        let is_small = held.keeps_values() && bytes <= BYTES_OF_A_THREAD;
-        if class.threads_of_a_row() == 512 || is_small { 1024 } else { 0 }
+    /// compiler would give fewer threads more, where what they keep leaves room. Elements of 32 bits leave none.
+    fn sharing(&self) -> u32 {
+        let class = &self.kernel.class;
+        if class.threads_of_a_row() == 512 && class.vector > 4 { 1024 } else { 0 }
     }
 
     /// Opens the loop over the points of a vector, with the values that a pass computes.

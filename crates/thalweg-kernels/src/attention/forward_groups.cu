@@ -1,9 +1,14 @@
-// A group of warps copies, the others compute. Blocks of threads stay, and take one block of queries after another.
+// A group of warps copies, the others compute. Blocks of threads stay, and take one block of queries after another: every other time from the other end, since
+// those with the most work come first.
+DEVICE i64 item_of(const u32 turn) {
+    return i64(turn) * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) u8 memory[];
     const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
-    const u32 q = base, k = q + QUERY_BYTES, v = k + STAGES * TILE_BYTES;
+    const u32 q = base, k = q + QUERY_BUFFERS * QUERY_BYTES, v = k + STAGES * TILE_BYTES;
     const u32 thread = threadIdx.x;
     const u32 barriers = v + STAGES * TILE_BYTES;
     const u32 k_there = barriers, v_there = k_there + 8 * STAGES, k_free = v_there + 8 * STAGES, v_free = k_free + 8 * STAGES, q_free = v_free + 8 * STAGES;
@@ -14,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             barrier_make(k_free + 8 * i, GROUPS * 4);
             barrier_make(v_free + 8 * i, GROUPS * 4);
         }
-        barrier_make(q_free, GROUPS * 4);
+        for (u32 i = 0; i < QUERY_BUFFERS; ++i) { barrier_make(q_free + 8 * i, GROUPS * 4); }
         to_tensor_cores();
     }
     __syncthreads();
@@ -22,15 +27,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     if (thread < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 " COPIER_REGISTERS ";");
         u32 n = 0, turn = 0;
-        for (i64 item = blockIdx.x; item < items; item += gridDim.x, ++turn) {
+        for (i64 item = item_of(0); item < items; item = item_of(++turn)) {
             const place at = place_of(x, x.heads, QUERIES, true, x.all_heads, item);
             const i64 kv_head = at.head / x.shared;
             const u16* const q_from = x.q.at + at.batch * x.q.batch + at.head * x.q.head;
             const u16* const k_from = x.k.at + at.batch * x.k.batch + kv_head * x.k.head;
             const u16* const v_from = x.v.at + at.batch * x.v.batch + kv_head * x.v.head;
             const u32 end = n + tiles_seen(x, at.first + QUERIES);
-            if (turn > 0) { barrier_wait(q_free, (turn - 1) % 2); }
-            copy_tile<QUERIES, 128>(q, q_from, x.q.row, at.first, x.queries, x.columns, thread);
+            const u32 buffer = turn % QUERY_BUFFERS;
+            if (turn >= QUERY_BUFFERS) { barrier_wait(q_free + 8 * buffer, (turn / QUERY_BUFFERS - 1) % 2); }
+            copy_tile<QUERIES, 128>(q + buffer * QUERY_BYTES, q_from, x.q.row, at.first, x.queries, x.columns, thread);
             i64 row = 0;
             for (; n < end; ++n, row += TILE) {
                 const u32 stage = n % STAGES, phase = n / STAGES % 2;
@@ -50,15 +56,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     #define TAKE_KEYS(j) barrier_wait(k_there + 8 * ((j) % STAGES), (j) / STAGES % 2); to_tensor_cores()
     #define TAKE_VALUES(j) barrier_wait(v_there + 8 * ((j) % STAGES), (j) / STAGES % 2); to_tensor_cores()
     #define GIVE(at) if (thread % 32 == 0) { barrier_arrive(at); }
-    const u32 own_q = q + group * 64 * 128;
     f32 o[HEAD / 2], s[TILE / 2], factor[2];
     u32 p[TILE / 4];
     // With TURNS, groups issue their products in turn, so that one's exponentials are computed during another's products.
 #if TURNS
     if (group == GROUPS - 1) { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
 #endif
-    u32 n = 0;
-    for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
+    u32 n = 0, turn = 0;
+    for (i64 item = item_of(0); item < items; item = item_of(++turn)) {
+        const u32 buffer = turn % QUERY_BUFFERS, own_q = q + buffer * QUERY_BYTES + group * 64 * 128;
         const place at = place_of(x, x.heads, QUERIES, true, x.all_heads, item);
         const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
         const u32 tiles = tiles_seen(x, at.first + QUERIES), whole_tiles = tiles_seen_whole(x, first);
@@ -113,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             rescale(o, factor);
             round_to_elements(p, s);
         }
-        GIVE(q_free);
+        GIVE(q_free + 8 * buffer);
         TAKE_VALUES(n);
         keep(o);
         products_begin();

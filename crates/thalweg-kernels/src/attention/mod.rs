@@ -312,15 +312,31 @@ impl AttentionPass {
 
     /// Returns how many heads are under way together: those whose operands stay in the cache.
     fn band(&self) -> u64 {
-        let Attention { heads, kv_heads, queries, keys, features, .. } = self.attention;
+        let Attention { heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
         let bytes = |rows: u64| (rows * features * 4).max(1);
         let [_, all] = self.blocks();
         let shared = heads / kv_heads;
         let band = match self.pass {
             Pass::Keys => CACHED_BYTES / (bytes(queries) * shared),
+            // Blocks that stay are busy equally long only if all of them get short work last.
+            Pass::Forward if is_causal && self.cores == TensorCores::WarpGroup => all,
             _ => CACHED_BYTES / bytes(keys) * shared,
         };
         band.clamp(1, all.max(1))
+    }
+
+    /// Returns whether this kernel was faster than cuDNN's on an H200: forward by groups of warps, with up to 64 features and many tokens.
+    #[must_use]
+    pub fn is_ahead_of_library(&self) -> bool {
+        let Attention { features, queries, keys, is_causal, mask, .. } = self.attention;
+        let tokens = if is_causal { 4096 } else { 2048 };
+        let [blocks, heads] = self.blocks();
+        let is_measured =
+            (self.pass, self.cores) == (Pass::Forward, TensorCores::WarpGroup) && mask.is_none();
+        is_measured
+            && (33..=64).contains(&features)
+            && queries.min(keys) >= tokens
+            && blocks * heads >= u64::from(self.processors)
     }
 
     fn shape(&self) -> Option<LaunchShape> {

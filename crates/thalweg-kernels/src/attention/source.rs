@@ -28,6 +28,8 @@ pub(super) struct Unit {
     tile: u32,
     /// Tiles under way at a time.
     stages: u32,
+    /// Blocks of queries that shared memory holds: with two, the next one is copied while one is computed.
+    query_buffers: u32,
     /// Registers of a thread that copies, and of one that computes.
     registers: [u32; 2],
 }
@@ -53,7 +55,9 @@ impl Unit {
         };
         // The registers of a multiprocessor, shared out: a group of four warps copies.
         let registers = if groups == 3 { [32, 160] } else { [40, 232] };
-        Self { pass, dtype, cores, is_masked, head, groups, tile, stages, registers }
+        let query_buffers =
+            if (pass, cores, head) == (Pass::Forward, TensorCores::WarpGroup, 64) { 2 } else { 1 };
+        Self { pass, dtype, cores, is_masked, head, groups, tile, stages, query_buffers, registers }
     }
 
     /// Returns rows that a block of threads owns.
@@ -76,7 +80,7 @@ impl Unit {
         let rest = 256 + 1024;
         match self.pass {
             Pass::Sums => 0,
-            Pass::Forward => own + self.stages * 2 * tile + rest,
+            Pass::Forward => self.query_buffers * own + self.stages * 2 * tile + rest,
             // With two numbers per query.
             Pass::Keys => 2 * own + self.stages * (2 * tile + 1024) + rest,
             Pass::Queries => 2 * own + self.stages * 2 * tile + rest,
@@ -139,6 +143,7 @@ impl Unit {
             ("GROUPS", self.groups),
             ("TILE", self.tile),
             ("STAGES", self.stages),
+            ("QUERY_BUFFERS", self.query_buffers),
             ("THREADS", self.threads()),
             ("KERNEL", kernel),
             ("WARP_GROUPS", u32::from(is_group)),

@@ -110,7 +110,12 @@ impl Operands<'_> {
         let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0, mask };
         let is_flash = self.options.may_be(SdpBackend::Flash);
         let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && self.mask.is_none();
-        if is_cudnn && !(is_backward && is_deterministic && is_flash) {
+        let is_ours = is_flash
+            && match is_backward {
+                true => is_deterministic,
+                false => self.pass(Pass::Forward, attention).is_ahead_of_library(),
+            };
+        if is_cudnn && !is_ours {
             let call = LibraryAttention { attention, is_backward, is_deterministic };
             match stream.library_attention(&call, &at, label) {
                 Err(error) if is_flash && (error.is_not_supported() || error.is_library_missing()) => {}
@@ -138,10 +143,14 @@ impl Operands<'_> {
         stream: &Stream,
         label: Label,
     ) -> Result<()> {
+        stream.launch_native(&Placed { kernel: self.pass(pass, attention), at }, label)
+    }
+
+    /// Returns a pass as a kernel of our own.
+    fn pass(&self, pass: Pass, attention: Attention) -> AttentionPass {
         let device = self.tensors.q.device();
         let processors = device.properties().multi_processor_count;
-        let kernel = AttentionPass { attention, pass, cores: cores_of(device), processors };
-        stream.launch_native(&Placed { kernel, at }, label)
+        AttentionPass { attention, pass, cores: cores_of(device), processors }
     }
 
     fn attention(&self) -> Result<Attention> {
