@@ -1,7 +1,7 @@
 //! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured] [--fused] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends; with `--fused` the replicated module's optimizer steps each bucket when it has been reduced. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--fused] [--compress] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends; with `--fused` the replicated module's optimizer steps each bucket when it has been reduced, and with `--compress` buckets are reduced in bfloat16. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use thalweg_dist::{
-    DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions, LockstepGraph,
-    MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks_with, simulated_devices,
+    BucketHook, DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions,
+    LockstepGraph, MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, bf16_compress_hook, fully_shard,
+    run_ranks_with, simulated_devices,
 };
 use thalweg_ir::DType;
 use thalweg_nn::functional;
@@ -36,6 +37,7 @@ struct Options {
     is_simulated: bool,
     is_captured: bool,
     is_fused: bool,
+    is_compressed: bool,
     is_deterministic: bool,
     /// The start of the program, if phases are to be timed.
     progress: Option<Instant>,
@@ -58,6 +60,7 @@ impl Options {
             is_simulated: arguments.has("--sim"),
             is_captured: arguments.has("--captured"),
             is_fused: arguments.has("--fused"),
+            is_compressed: arguments.has("--compress"),
             is_deterministic: arguments.has("--deterministic"),
             progress: arguments.has("--progress").then(Instant::now),
             ranks: arguments.after("--ranks").map(|text| text.parse().expect("a whole number")),
@@ -117,7 +120,9 @@ impl Network {
         let maker = Maker { generator: DeviceGenerator::new(1, &device)?, device };
         if !options.is_sharded {
             let network = Gpt2::new(options, &maker, Ok)?;
-            let network = DistributedDataParallel::new(network, group, DataParallelOptions::default())?;
+            let hook = options.is_compressed.then(|| Arc::new(bf16_compress_hook) as Arc<BucketHook>);
+            let parallel = DataParallelOptions { hook, ..DataParallelOptions::default() };
+            let network = DistributedDataParallel::new(network, group, parallel)?;
             return Ok(Self::Data(network));
         }
         let mixed_precision = MixedPrecision {

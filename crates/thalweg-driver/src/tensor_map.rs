@@ -32,7 +32,7 @@ impl TensorTiles {
     pub fn check(&self) -> Result<()> {
         let fail = |why: String| Err(Error::new(Code::InvalidValue, "cuTensorMapEncodeTiled", why));
         if !self.address.address().is_multiple_of(16) {
-            return fail(format!("the tensor begins at {:?}, which is no multiple of 16", self.address));
+            return fail(format!("the tensor begins at {:?}, which is not a multiple of 16", self.address));
         }
         if let Some(extent) = self.extents.into_iter().find(|extent| !(1..1 << 32).contains(extent)) {
             return fail(format!("an extent is {extent}, not between 1 and 2³²"));

@@ -70,8 +70,8 @@ impl Default for DataParallelOptions {
 /// # Errors
 /// Those of a collective.
 pub fn bf16_compress_hook(group: &ProcessGroup, bucket: &Tensor) -> Result<(Work, Tensor)> {
-    let narrow = bucket.div_scalar(f64::from(group.size()))?.to_dtype(thalweg_ir::DType::Bf16)?;
-    Ok((group.all_reduce(&narrow, ReduceOp::Sum)?, narrow))
+    let narrow = bucket.to_dtype(thalweg_ir::DType::Bf16)?;
+    Ok((group.all_reduce(&narrow, ReduceOp::Avg)?, narrow))
 }
 
 /// A module whose gradients are the means over all ranks (`torch.nn.parallel.DistributedDataParallel`): with a loss that is a mean

@@ -146,7 +146,7 @@ fn tensors_without_a_map_are_refused_with_the_reason() {
     let driver = device().driver().clone();
     assert!(driver.tensor_map(&tensor).is_ok());
     let changes: [(&str, fn(&mut thalweg_driver::TensorTiles)); 4] = [
-        ("no multiple of 16", |tensor| tensor.address = tensor.address.offset(8)),
+        ("not a multiple of 16", |tensor| tensor.address = tensor.address.offset(8)),
         ("an extent is 0", |tensor| tensor.extents[1] = 0),
         ("a stride is 24 bytes", |tensor| tensor.strides[1] = 24),
         ("300 rows", |tensor| tensor.tile[0] = 300),
