@@ -1,7 +1,7 @@
 //! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured] [--fused] [--compress] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends; with `--fused` the replicated module's optimizer steps each bucket when it has been reduced, and with `--compress` buckets are reduced in bfloat16. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--fused] [--compress] [--bucket-mib N] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends; with `--fused` the replicated module's optimizer steps each bucket when it has been reduced, and with `--compress` buckets are reduced in bfloat16. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
@@ -38,6 +38,8 @@ struct Options {
     is_captured: bool,
     is_fused: bool,
     is_compressed: bool,
+    /// The size of a bucket.
+    bucket_mib: usize,
     is_deterministic: bool,
     /// The start of the program, if phases are to be timed.
     progress: Option<Instant>,
@@ -61,6 +63,7 @@ impl Options {
             is_captured: arguments.has("--captured"),
             is_fused: arguments.has("--fused"),
             is_compressed: arguments.has("--compress"),
+            bucket_mib: arguments.number("--bucket-mib", 25),
             is_deterministic: arguments.has("--deterministic"),
             progress: arguments.has("--progress").then(Instant::now),
             ranks: arguments.after("--ranks").map(|text| text.parse().expect("a whole number")),
@@ -121,7 +124,8 @@ impl Network {
         if !options.is_sharded {
             let network = Gpt2::new(options, &maker, Ok)?;
             let hook = options.is_compressed.then(|| Arc::new(bf16_compress_hook) as Arc<BucketHook>);
-            let parallel = DataParallelOptions { hook, ..DataParallelOptions::default() };
+            let bucket_cap_bytes = options.bucket_mib << 20;
+            let parallel = DataParallelOptions { hook, bucket_cap_bytes, ..DataParallelOptions::default() };
             let network = DistributedDataParallel::new(network, group, parallel)?;
             return Ok(Self::Data(network));
         }

@@ -10,7 +10,7 @@ use thalweg_ops::structured::{
 };
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
 
-use super::work::{Place, Work};
+use super::work::{Place, Planned, Work};
 use crate::status::{Error, Result};
 
 /// The greatest element of a row, found in 32 bits.
@@ -202,7 +202,10 @@ impl RowCall<'_> {
         Placement::Strided { rows: SmallVec::from_slice(&rows), inner }
     }
 
-    fn plan(&self, alignment_bytes: u64) -> Result<(u64, Body, LaunchPlan)> {
+    fn plan(
+        &self,
+        Planned { alignment_bytes, shared_memory_bytes }: Planned,
+    ) -> Result<(u64, Body, LaunchPlan)> {
         let (id, body) = self.computation.body(self.dtype, self.to)?;
         let (_, _, lies) = self.computation.parts();
         if let Some(channels) = self.channels {
@@ -216,8 +219,7 @@ impl RowCall<'_> {
                 inner: SmallVec::from_slice(&[self.columns / plane, plane]),
                 operands: operands.collect(),
                 alignment_bytes,
-                // The plan knows no device.
-                shared_memory_bytes: 0,
+                shared_memory_bytes,
             };
             let plan = plan(&body, &iteration);
             return Ok((id, body, plan));
@@ -230,8 +232,7 @@ impl RowCall<'_> {
             inner: SmallVec::from_elem(self.columns, 1),
             operands: operands.collect(),
             alignment_bytes,
-            // The plan knows no device.
-            shared_memory_bytes: 0,
+            shared_memory_bytes,
         };
         let plan = plan(&body, &iteration);
         Ok((id, body, plan))
@@ -256,7 +257,7 @@ impl RowCall<'_> {
                 self.channels.map_or(0, |channels| channels.groups),
                 self.channels.map_or(0, |channels| channels.plane),
             ],
-            plan: &|alignment_bytes| self.plan(alignment_bytes),
+            plan: &|planned| self.plan(planned),
             scalars: self.scalars,
             inputs: self.inputs,
             outputs: self.outputs,
@@ -277,7 +278,7 @@ pub(crate) struct CopyCall<'a> {
 }
 
 impl CopyCall<'_> {
-    fn plan(&self, alignment_bytes: u64) -> (u64, Body, LaunchPlan) {
+    fn plan(&self, Planned { alignment_bytes, shared_memory_bytes }: Planned) -> (u64, Body, LaunchPlan) {
         let one = |dtype| SmallVec::from_elem(dtype, 1);
         let signature = Signature {
             inputs: one(self.dtype),
@@ -299,8 +300,7 @@ impl CopyCall<'_> {
             inner: SmallVec::new(),
             operands: [placed(self.strides), placed(&contiguous)].into_iter().collect(),
             alignment_bytes,
-            // The plan knows no device.
-            shared_memory_bytes: 0,
+            shared_memory_bytes,
         };
         (forward.id, forward.body.clone(), plan(&forward.body, &iteration))
     }
@@ -319,7 +319,7 @@ impl CopyCall<'_> {
             number: u64::from(u8::MAX),
             dtypes: &[self.dtype; 2],
             extents: &extents,
-            plan: &|alignment_bytes| Ok(self.plan(alignment_bytes)),
+            plan: &|planned| Ok(self.plan(planned)),
             scalars: &[],
             inputs: &[self.source],
             outputs: &[self.target],

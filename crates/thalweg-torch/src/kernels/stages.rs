@@ -15,7 +15,7 @@ use thalweg_ops::structured::{
 };
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, Space, forward, plan};
 
-use super::work::Work;
+use super::work::{Planned, Work};
 use super::{Kernels, Operator};
 use crate::status::Result;
 
@@ -224,7 +224,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
                     .flat_map(|operand| operand.rows.into_iter().chain(operand.inner)),
             )
             .collect();
-        let make = |alignment_bytes| Ok(self.planned(alignment_bytes));
+        let make = |planned| Ok(self.planned(planned));
         let dtypes: SmallVec<[DType; 10]> =
             self.inputs.iter().chain(self.outputs).map(|operand| operand.dtype).collect();
         let scalars: SmallVec<[u64; 3]> = self.scalars.iter().map(|scalar| scalar.to_bits()).collect();
@@ -242,8 +242,8 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
         unsafe { work.run(&kernels.place, device, stream) }
     }
 
-    /// Returns the number of the body, the body and a plan, for addresses that are aligned to so many bytes.
-    fn planned(&self, alignment_bytes: u64) -> (u64, Body, LaunchPlan) {
+    /// Returns the number of the body, the body and a plan.
+    fn planned(&self, Planned { alignment_bytes, shared_memory_bytes }: Planned) -> (u64, Body, LaunchPlan) {
         let operator = self.stage.operator();
         let dtypes = |operands: &[Operand<ROWS>]| operands.iter().map(|operand| operand.dtype).collect();
         let signature = Signature {
@@ -266,8 +266,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
             inner: if has_inner { SmallVec::from_slice(&self.inner) } else { SmallVec::new() },
             operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
             alignment_bytes,
-            // The plan knows no device.
-            shared_memory_bytes: 0,
+            shared_memory_bytes,
         };
         let plan = plan(&body.body, &iteration);
         (body.id, body.body.clone(), plan)
@@ -313,7 +312,7 @@ mod tests {
     /// Compiles the kernel of a launch.
     fn compiles<const ROWS: usize>(compiler: &thalweg_driver::cuda::Nvrtc, launch: &Launch<'_, ROWS>) {
         let name = launch.stage.operator().name;
-        let (_, body, plan) = launch.planned(16);
+        let (_, body, plan) = launch.planned(Planned { alignment_bytes: 16, shared_memory_bytes: 0 });
         let kernel = kernel(name, DType::F32, body, plan.class);
         compiles_source(compiler, &thalweg_ir::cuda::print_unit(&[&kernel]), name);
     }

@@ -28,8 +28,17 @@ pub(super) enum Place {
     Host(Programs),
 }
 
-/// A function that makes the number of a body, the body and a plan, for addresses that are aligned to so many bytes.
-pub(super) type MakePlan<'a> = &'a dyn Fn(u64) -> Result<(u64, Body, LaunchPlan)>;
+/// What a plan depends on beside the call.
+#[derive(Clone, Copy)]
+pub(super) struct Planned {
+    /// All addresses are multiples of it.
+    pub(super) alignment_bytes: u64,
+    /// The most shared memory of a block; 0 on the host.
+    pub(super) shared_memory_bytes: u32,
+}
+
+/// A function that makes the number of a body, the body and a plan.
+pub(super) type MakePlan<'a> = &'a dyn Fn(Planned) -> Result<(u64, Body, LaunchPlan)>;
 
 /// One launch: addresses are those of inputs and outputs in the order of the body's operands.
 pub(super) struct Work<'a> {
@@ -60,8 +69,8 @@ impl Work<'_> {
         key
     }
 
-    fn planned(&self) -> Result<(u64, Body, LaunchPlan)> {
-        (self.plan)(self.alignment_bytes())
+    fn planned(&self, shared_memory_bytes: u32) -> Result<(u64, Body, LaunchPlan)> {
+        (self.plan)(Planned { alignment_bytes: self.alignment_bytes(), shared_memory_bytes })
     }
 
     fn kernel(&self, body: Body, plan: &LaunchPlan) -> Kernel {
@@ -95,7 +104,7 @@ impl Work<'_> {
                     ));
                 }
                 let (id, body, plan) = self
-                    .planned()
+                    .planned(open.device.properties().shared_memory_per_block_optin_bytes)
                     .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
                 let key =
                     KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
@@ -125,7 +134,7 @@ impl Work<'_> {
         let entry = match programs.get(&key) {
             Some(entry) => entry.clone(),
             None => {
-                let (_, body, plan) = self.planned()?;
+                let (_, body, plan) = self.planned(0)?;
                 let kernel = self.kernel(body, &plan);
                 let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
                 programs.insert(key, Arc::clone(&entry));
