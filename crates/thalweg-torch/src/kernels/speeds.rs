@@ -110,32 +110,31 @@ const fn speed_of(
     Speed { operator, form, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
-/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26; its gradient, batch norm and lists one H200,
-/// 2026-11-27); cross entropy kernel beside kernel. Lists are those whose step takes the GPU longer than the host. Adam moves the bytes of AdamW, and was
+/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26; its gradient, batch norm, lists, softmax and layer
+/// norm one H200, 2026-11-27); cross entropy kernel beside kernel. Lists are those whose step takes the GPU longer than the host. Adam moves the bytes of AdamW, and was
 /// measured at one of its lists.
 pub const SPEEDS: &[Speed] = &[
-    speed("_softmax", BF16S, [64, 65_536], 99.6, 81.7),
-    speed("_log_softmax", BF16S, [64, 128], 95.8, 84.3),
-    speed("_log_softmax", BF16S, [512, 65_536], 96.4, 83.1),
-    speed("_softmax_backward_data", BF16S, [64, 131_072], 61.1, 42.3),
+    speed("_softmax", BF16S, [64, 131_072], 47.0, 43.1),
+    speed("_log_softmax", BF16S, [64, 128], 77.5, 66.1),
+    speed("_log_softmax", BF16S, [512, 65_536], 94.9, 69.7),
+    speed("_softmax_backward_data", BF16S, [64, 131_072], 60.5, 41.0),
     speed("_log_softmax_backward_data", BF16S, [64, 128], 105.2, 97.6),
     speed("_log_softmax_backward_data", BF16S, [512, 1024], 102.8, 95.5),
     speed("_log_softmax_backward_data", BF16S, [32_768, 65_536], 93.4, 74.9),
-    speed("native_layer_norm", BF16S, [64, 131_072], 94.7, 76.0),
-    speed("native_layer_norm_backward", BF16S, [64, 1024], 104.7, 97.1),
-    speed("native_layer_norm_backward", BF16S, [2048, 131_072], 105.1, 97.9),
+    speed("native_layer_norm", BF16S, [64, 131_072], 73.8, 52.1),
+    speed("native_layer_norm_backward", BF16S, [64, 131_072], 88.7, 80.3),
     speed("native_group_norm", BF16S, [64, 8192], 25.4, 21.0),
     speed("native_group_norm_backward", BF16S, [64, 131_072], 56.4, 24.8),
     speed("_fused_rms_norm", BF16S, [64, 131_072], 98.8, 90.7),
     speed("_fused_rms_norm_backward", BF16S, [64, 768], 97.7, 87.8),
     speed("_fused_rms_norm_backward", BF16S, [4096, 131_072], 60.1, 42.9),
-    speed("_softmax", F32S, [4096, 50_304], 53.1, 49.5),
-    speed("_log_softmax", F32S, [4096, 50_304], 53.5, 49.7),
-    speed("_softmax_backward_data", F32S, [64, 131_072], 62.7, 44.4),
+    speed("_softmax", F32S, [4096, 50_304], 80.6, 74.8),
+    speed("_log_softmax", F32S, [4096, 50_304], 50.8, 46.6),
+    speed("_softmax_backward_data", F32S, [64, 131_072], 60.2, 43.5),
     speed("_log_softmax_backward_data", F32S, [16_384, 50_304], 78.4, 70.6),
-    speed("native_layer_norm", F32S, [64, 32_768], 99.1, 89.6),
-    speed("native_layer_norm_backward", F32S, [64, 256], 103.1, 94.0),
-    speed("native_layer_norm_backward", F32S, [1024, 32_768], 103.2, 91.4),
+    speed("native_layer_norm", F32S, [64, 32_768], 96.3, 76.8),
+    speed("native_layer_norm_backward", F32S, [64, 256], 100.4, 76.7),
+    speed("native_layer_norm_backward", F32S, [1280, 16_384], 102.6, 88.2),
     speed("native_group_norm", F32S, [64, 8192], 41.2, 34.3),
     speed("native_group_norm_backward", F32S, [64, 131_072], 62.7, 46.5),
     speed("_fused_rms_norm", F32S, [64, 256], 100.3, 73.3),
