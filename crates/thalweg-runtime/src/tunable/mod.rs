@@ -2,7 +2,7 @@
 //! (`torch.cuda.tunable`, with PyTorch's names, variables and file format).
 //!
 //! While it is [enabled](enable), a product is looked up by its sizes. One without a result is tuned where it is met: the algorithms that
-//! cuBLASLt proposes, and Thalweg's own kernel where it is small, are timed over copies of the operands that do not fit into the L2 cache;
+//! cuBLASLt proposes, and Thalweg's own kernels for small products, few rows, and large products of 16-bit floats on compute capability 9.0, are timed over copies of the operands that do not fit into the L2 cache;
 //! one that is clearly slower is given up after a few runs, and the least median wins. The result goes into the file at once. In a
 //! capture nothing is tuned: run the region once before. While one thread tunes, products of others that have no result run as
 //! without tuning.

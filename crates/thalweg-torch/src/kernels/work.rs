@@ -28,7 +28,7 @@ pub(super) enum Place {
     Host(Programs),
 }
 
-/// What a plan depends on beside the call.
+/// The circumstances of a plan, beside the call itself.
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
     /// All addresses are multiples of it.
