@@ -26,6 +26,8 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
     /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
     left: Mutex<Option<PoolId>>,
+    /// The number of replays on the device so far.
+    replays: AtomicU64,
 }
 
 /// The numbers of a capture and of its bodies'.
@@ -65,6 +67,16 @@ impl Captures {
     /// Returns whether any capture is under way. One load.
     pub(crate) fn are_under_way(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes a replay on the device.
+    pub(super) fn note_replay(&self) {
+        self.replays.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of replays on the device so far.
+    pub(crate) fn replays(&self) -> u64 {
+        self.replays.load(Ordering::Acquire)
     }
 
     /// Notes that a pool that served one graph was released.

@@ -202,6 +202,7 @@ impl Graph {
             instrument.label_next(label);
         }
         device.called(label);
+        device.captures().note_replay();
         stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
             device.driver().graph_launch(*handle, stream.handle())
         })?;

@@ -41,6 +41,7 @@ mod in_place;
 mod in_place_forms;
 mod indexing;
 mod inference;
+mod kept_casts;
 mod kernels;
 mod layouts;
 mod leaves;
