@@ -6,7 +6,8 @@
 use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::{Error, Gelu, GeluPass, Label, MatmulEpilogue, Result, Stream};
 
-use super::linear::{product, turned};
+use super::linear::turned;
+use super::matmul::{product, summed_product};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, built_in};
@@ -107,8 +108,8 @@ fn collected(
     call.each(|place| {
         Ok(Some(match place {
             0 => of_argument.matmul(first)?,
-            1 => of_argument.transpose(0, 1)?.matmul(input)?,
-            2 => gradient.transpose(0, 1)?.matmul(hidden)?,
+            1 => return summed_product(1, &of_argument.transpose(0, 1)?, input, call.label()),
+            2 => return summed_product(2, &gradient.transpose(0, 1)?, hidden, call.label()),
             3 => of_argument.sum(&[0], false)?,
             _ => gradient.sum(&[0], false)?,
         }))

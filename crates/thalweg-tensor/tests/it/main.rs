@@ -28,6 +28,7 @@ mod general_matrices;
 mod generator;
 mod goldens;
 mod gradcheck;
+mod gradient_sums;
 mod graph_callable;
 mod graph_step;
 mod graph_tree;
