@@ -7,17 +7,24 @@
 //! # When a kept cast is taken
 //! Where it has the dtype of the region, and nothing can have written the parameter since: its version is the one that was noted, no
 //! graph was replayed (a replay writes without the host's knowledge), and no other library knows its memory. What a region has cast is taken on
-//! the stream that it was cast on alone; what an optimizer has written is ordered as the parameter is. A capture neither takes
-//! kept casts nor makes any: a replay would read what holds no more.
+//! the stream that it was cast on alone; what an optimizer has written is ordered as the parameter is.
+//!
+//! # Captures
+//! A region that is captured makes no cast that is kept, but takes one that is there, and a captured step writes it. The graph keeps its memory,
+//! and sees to it that the cast is right in front of each replay ([`Upkeep`]): it is cast again, into its place, where something else
+//! has written the parameter since. In a conditional node's body nothing is taken.
 //!
 //! A node that has saved a cast for its backward pass keeps it: then the optimizer writes the next one to other memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashMap;
 use thalweg_ir::DType;
+use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Result, Stream};
 
+use crate::autograd::no_grad;
 use crate::tensor::Tensor;
 
 /// The 16-bit cast of a parameter that lasts from one region of [`autocast`](super::autocast) to the next. See the
@@ -36,7 +43,7 @@ struct State {
     version: u32,
     /// The number of replays on the device until then.
     replays: u64,
-    /// The stream that a region cast it on; `None` where the optimizer wrote it.
+    /// The stream that a region or a replay left it on; `None` where the optimizer wrote it.
     stream: Option<Stream>,
     /// Whether a region has made or taken it since the last step.
     is_read: bool,
@@ -68,18 +75,23 @@ impl KeptCast {
     }
 
     /// Returns the cast that the launch of an optimizer on the current stream is to write: none where no region has read one since the last step,
-    /// or the stream captures. Then nothing is kept any more. Call [`written`](Self::written) behind the launch.
+    /// or a stream captures that cannot take it. Then nothing is kept any more. Call [`written`](Self::written) behind the launch.
     ///
     /// # Errors
     /// Those of the allocation.
-    pub fn to_write(&self) -> Result<Option<Tensor>> {
+    pub fn to_write(self: &Arc<Self>) -> Result<Option<Tensor>> {
         let mut slot = self.lock();
         let Some(state) = slot.take() else { return Ok(None) };
         let stream = self.parameter.device().current_stream();
-        if !state.is_read || state.cast.shape() != self.parameter.shape() || stream.is_capturing()? {
+        if !state.is_read || state.cast.shape() != self.parameter.shape() {
             return Ok(None);
         }
-        let is_ours = Arc::strong_count(&state.cast.0) == 1 && Arc::strong_count(state.cast.storage()) == 1;
+        // What a node has saved of it, or a region holds, is another tensor over its memory.
+        let is_ours = Arc::strong_count(state.cast.storage()) == 1;
+        if stream.is_capturing()? {
+            let is_taken = is_ours && self.is_now(&state) && self.keep_up(&state.cast, &stream);
+            return Ok(is_taken.then_some(state.cast));
+        }
         if is_ours {
             state.cast.record_stream(&stream);
             return Ok(Some(state.cast));
@@ -97,17 +109,17 @@ impl KeptCast {
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn get(&self, dtype: DType) -> Result<Option<Tensor>> {
+    pub(super) fn get(self: &Arc<Self>, dtype: DType) -> Result<Option<Tensor>> {
         let mut slot = self.lock();
         let Some(state) = slot.as_mut() else { return Ok(None) };
         let stream = self.parameter.device().current_stream();
-        let is_right = state.cast.dtype() == dtype
-            && state.cast.shape() == self.parameter.shape()
-            && state.version == self.parameter.version()
-            && state.replays == stream.device().replays()
-            && state.stream.as_ref().is_none_or(|made_on| *made_on == stream)
-            && !self.parameter.storage().is_exported();
-        if !is_right || stream.is_capturing()? {
+        let fits = state.cast.dtype() == dtype && self.is_now(state);
+        let is_ready = match stream.is_capturing()? {
+            // A capture begins when all work is done, and a replay waits for what comes later.
+            true => fits && self.keep_up(&state.cast, &stream),
+            false => fits && state.stream.as_ref().is_none_or(|made_on| *made_on == stream),
+        };
+        if !is_ready {
             // A cast that is made anew takes its place; of a capture none does.
             *slot = None;
             return Ok(None);
@@ -115,6 +127,22 @@ impl KeptCast {
         state.is_read = true;
         state.cast.record_stream(&stream);
         Ok(Some(state.cast.detach()))
+    }
+
+    /// Returns whether a cast is that of the parameter as it is now, by all that the host knows.
+    fn is_now(&self, state: &State) -> bool {
+        state.cast.shape() == self.parameter.shape()
+            && state.version == self.parameter.version()
+            && state.replays == self.parameter.device().replays()
+            && !self.parameter.storage().is_exported()
+    }
+
+    /// Lets the graph that a stream captures look after a cast, and returns whether it will.
+    fn keep_up(self: &Arc<Self>, cast: &Tensor, stream: &Stream) -> bool {
+        stream.keep_up(cast.identity(), || {
+            let (kept, cast) = (self.clone(), cast.clone());
+            Arc::new(CapturedCast { kept, cast, stays_right: AtomicBool::new(false) })
+        })
     }
 
     /// Keeps a cast that a region has made on the current stream, of the parameter with this version.
@@ -134,6 +162,58 @@ impl KeptCast {
 
     fn lock(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A cast that a graph reads or writes.
+#[derive(Debug)]
+struct CapturedCast {
+    kept: Arc<KeptCast>,
+    cast: Tensor,
+    /// Whether it is right behind a replay if it was in front of it.
+    stays_right: AtomicBool,
+}
+
+impl CapturedCast {
+    /// Notes that the cast is right on a stream.
+    fn set_right(&self, slot: &mut Option<State>, stream: &Stream) {
+        let (parameter, cast) = (&self.kept.parameter, self.cast.clone());
+        let (version, replays) = (parameter.version(), stream.device().replays());
+        *slot = Some(State { cast, version, replays, stream: Some(stream.clone()), is_read: true });
+    }
+}
+
+impl Upkeep for CapturedCast {
+    fn captured(&self) {
+        // All captured writes of the parameter wrote the cast as well, or there was none.
+        let slot = self.kept.lock();
+        let stays_right =
+            slot.as_ref().is_some_and(|state| state.cast.is_same(&self.cast) && self.kept.is_now(state));
+        self.stays_right.store(stays_right, Ordering::Release);
+    }
+
+    fn before_replay(&self, stream: &Stream) -> Result<()> {
+        let mut slot = self.kept.lock();
+        self.cast.record_stream(stream);
+        if let Some(state) =
+            slot.as_ref().filter(|state| state.cast.is_same(&self.cast) && self.kept.is_now(state))
+        {
+            return match &state.stream {
+                Some(made_on) if made_on != stream => stream.wait_stream(made_on),
+                _ => Ok(()),
+            };
+        }
+        let _current = stream.make_current();
+        no_grad(|| self.cast.copy_(&self.kept.parameter.detach()))?;
+        self.set_right(&mut slot, stream);
+        Ok(())
+    }
+
+    fn after_replay(&self, stream: &Stream) {
+        let mut slot = self.kept.lock();
+        if self.stays_right.load(Ordering::Acquire) {
+            self.set_right(&mut slot, stream);
+        }
     }
 }
 

@@ -220,35 +220,129 @@ fn a_replay_makes_casts_anew() {
     });
 }
 
+/// Runs six steps, each eager or a replay, with something done to the parameter between them; returns it in the end.
+fn steps(is_captured: bool, between: &dyn Fn(usize, &Tensor)) -> Vec<f64> {
+    let (weight, optimizer) = stepped();
+    let step = || {
+        train(&weight);
+        optimizer.step()
+    };
+    step().unwrap();
+    let graph = is_captured.then(|| Graph::capture(&device(), CaptureOptions::default(), step).unwrap().0);
+    for round in 0..6 {
+        match &graph {
+            Some(graph) => graph.replay().unwrap(),
+            None => step().unwrap(),
+        }
+        between(round, &weight);
+    }
+    assert_now(&weight);
+    step().unwrap();
+    assert_now(&weight);
+    values(&weight)
+}
+
 #[test]
 fn captured_steps_have_the_bits_of_eager_ones() {
     on_own_device(|| {
         let stream = Stream::new(&device()).unwrap();
         let _current = stream.make_current();
-        let run = |captured: bool| {
-            let (weight, optimizer) = stepped();
+        let both = |between: &dyn Fn(usize, &Tensor)| {
+            assert_eq!(steps(true, between), steps(false, between));
+        };
+        both(&|_, _| ());
+        both(&|round, weight| {
+            if round == 2 {
+                no_grad(|| weight.mul_scalar_(1.5)).unwrap();
+            }
+        });
+        // A region between the replays, which reads the cast that they wrote, on their stream or on another.
+        both(&|_, weight| assert_now(weight));
+        both(&|_, weight| {
+            let other = Stream::new(&device()).unwrap();
+            other.wait_stream(&device().current_stream()).unwrap();
+            {
+                let _current = other.make_current();
+                assert_now(weight);
+            }
+            device().current_stream().wait_stream(&other).unwrap();
+        });
+        // Another graph that writes the parameter.
+        both(&|round, weight| {
+            let write = || no_grad(|| weight.mul_scalar_(1.25));
+            let (graph, ()) = Graph::capture(&device(), CaptureOptions::default(), write).unwrap();
+            if round % 2 == 1 {
+                graph.replay().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_captured_step_casts_nothing() {
+    on_own_device(|| {
+        let stream = Stream::new(&device()).unwrap();
+        let _current = stream.make_current();
+        let weights = weights();
+        let optimizer = AdamW::new(weights.clone(), AdamWOptions::default()).unwrap();
+        let x = floats(&[6, 16], 4).to_dtype(DType::Bf16).unwrap();
+        let count = |options: AutocastOptions| {
             let step = || {
-                train(&weight);
+                optimizer.zero_grad();
+                let result = autocast_with(options, || product(&x, &weights))?;
+                result.sum(&[], false)?.backward()?;
                 optimizer.step()
             };
             step().unwrap();
-            let graph =
-                captured.then(|| Graph::capture(&device(), CaptureOptions::default(), step).unwrap().0);
-            for round in 0..4 {
-                match &graph {
-                    Some(graph) => graph.replay().unwrap(),
-                    None => step().unwrap(),
-                }
-                if round == 1 {
-                    no_grad(|| weight.mul_scalar_(1.5)).unwrap();
-                }
-            }
-            assert_now(&weight);
             step().unwrap();
-            assert_now(&weight);
-            values(&weight)
+            let (graph, ()) = Graph::capture(&device(), CaptureOptions::default(), step).unwrap();
+            graph.description().unwrap().nodes.len()
         };
-        assert_eq!(run(true), run(false));
+        let kept = count(AutocastOptions { dtype: DType::Bf16, ..AutocastOptions::default() });
+        if device().is_simulated() {
+            assert_eq!(count(anew(DType::Bf16)), kept + 3);
+        }
+    });
+}
+
+#[test]
+fn what_a_capture_has_written_is_cast_in_it() {
+    on_own_device(|| {
+        let stream = Stream::new(&device()).unwrap();
+        let _current = stream.make_current();
+        let (weight, optimizer) = stepped();
+        let x = floats(&[6, 16], 5);
+        let product = || autocast(DType::Bf16, || linear(&x, &weight, None));
+        let write = || no_grad(|| weight.mul_scalar_(1.25));
+        let region = || {
+            let before = product()?;
+            write()?;
+            Ok((before, product()?))
+        };
+        let (graph, (before, after)) = Graph::capture(&device(), CaptureOptions::default(), region).unwrap();
+        for _ in 0..3 {
+            let expected = values(&autocast_with(anew(DType::Bf16), || linear(&x, &weight, None)).unwrap());
+            graph.replay().unwrap();
+            assert_eq!(values(&before), expected);
+            let expected = values(&autocast_with(anew(DType::Bf16), || linear(&x, &weight, None)).unwrap());
+            assert_eq!(values(&after), expected);
+            assert_now(&weight);
+        }
+        // Forward and backward are captured, and steps are eager.
+        let (graph, ()) = Graph::capture(&device(), CaptureOptions::default(), || {
+            train(&weight);
+            Ok(())
+        })
+        .unwrap();
+        let gradient = weight.grad().unwrap();
+        for _ in 0..3 {
+            graph.replay().unwrap();
+            let found = values(&gradient);
+            let other = weight.detach().requires_grad_().unwrap();
+            train(&other);
+            assert_eq!(found, values(&other.grad().unwrap()));
+            optimizer.step().unwrap();
+        }
     });
 }
 
