@@ -152,7 +152,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         let pointers = [a.pointer(), b.pointer(), result.pointer()];
         match &stored {
             Some(bias) => {
-                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), gelu: None };
+                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
                 stream.matmul_with(&product, pointers, &epilogue, call.label)?;
             }
             None => {
