@@ -107,12 +107,15 @@ pub(crate) static ADD_GRADIENT: Formula = Formula {
             number if number.to_f64() == 1.0 => Ok(tensor),
             number => tensor.mul_scalar(number),
         };
-        call.each(|tensor| {
-            Ok(Some(match tensor {
-                0 => times(gradient.sum_to_shape(call.shape(0))?, 3)?,
-                1 => times(product_like(&call.saved(1)?, &gradient, &call.saved(2)?.transpose(-2, -1)?)?, 4)?,
-                _ => times(product_like(&call.saved(2)?, &call.saved(1)?.transpose(-2, -1)?, &gradient)?, 4)?,
-            }))
+        let is_plain = call.scalar(4).to_f64() == 1.0;
+        let product = |input: usize, operand: &Tensor, factors: [&Tensor; 2]| match is_plain {
+            true => product_of(input, operand, factors, call.label()),
+            false => times(product_like(operand, factors[0], factors[1])?, 4).map(Some),
+        };
+        call.each(|tensor| match tensor {
+            0 => times(gradient.sum_to_shape(call.shape(0))?, 3).map(Some),
+            1 => product(1, &call.saved(1)?, [&gradient, &call.saved(2)?.transpose(-2, -1)?]),
+            _ => product(2, &call.saved(2)?, [&call.saved(1)?.transpose(-2, -1)?, &gradient]),
         })
     },
 };
@@ -194,13 +197,11 @@ struct MatmulBackward {
     label: Label,
 }
 
-impl MatmulBackward {
-    /// Returns the gradient of an input, `x · y`, laid out as the input is.
-    fn of(&self, input: usize, operand: &Tensor, [x, y]: [&Tensor; 2]) -> Result<Option<Tensor>> {
-        match operand.is_contiguous() && [operand, x, y].iter().all(|tensor| tensor.rank() == 2) {
-            true => summed_product(input, x, y, self.label),
-            false => product_like(operand, x, y).map(Some),
-        }
+/// Returns the gradient of an input of the node that runs, `x · y` as [`product_like`] has it, or `None` where it was added to a sum in place.
+fn product_of(input: usize, operand: &Tensor, [x, y]: [&Tensor; 2], label: Label) -> Result<Option<Tensor>> {
+    match operand.is_contiguous() && [operand, x, y].iter().all(|tensor| tensor.rank() == 2) {
+        true => summed_product(input, x, y, label),
+        false => product_like(operand, x, y).map(Some),
     }
 }
 
@@ -214,11 +215,11 @@ impl Backward for MatmulBackward {
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
         results.push(match self.wanted[0] && is_asked(0) {
-            true => self.of(0, &a, [gradient, &b.transpose(-2, -1)?])?,
+            true => product_of(0, &a, [gradient, &b.transpose(-2, -1)?], self.label)?,
             false => None,
         });
         results.push(match self.wanted[1] && is_asked(1) {
-            true => self.of(1, &b, [&a.transpose(-2, -1)?, gradient])?,
+            true => product_of(1, &b, [&a.transpose(-2, -1)?, gradient], self.label)?,
             false => None,
         });
         Ok(results)

@@ -271,6 +271,18 @@ fn layers_around_gelu_and_halves_of_a_pass_sum_as_well() {
     for (found, expected) in run(DType::Bf16).iter().zip(&run(DType::F64)) {
         assert_close(found, expected, 0.05);
     }
+    let added = |dtype: DType| {
+        let (bias, weight) = (leaf(&[16], 1, dtype), leaf(&[8, 16], 2, dtype));
+        for seed in 10..13 {
+            let x = held(&[24, 8], seed, dtype);
+            let result = bias.addmm(&x, &weight).unwrap();
+            result.backward_with(&held(&[24, 16], seed + 50, dtype)).unwrap();
+        }
+        [values(&bias.grad().unwrap()), values(&weight.grad().unwrap())]
+    };
+    for (found, expected) in added(DType::F32).iter().zip(&added(DType::F64)) {
+        assert_close(found, expected, 1e-5);
+    }
     let halves = |dtype: DType| {
         let (x, weight) = (leaf(&[24, 8], 1, dtype), leaf(&[16, 8], 2, dtype));
         for seed in 10..13 {
