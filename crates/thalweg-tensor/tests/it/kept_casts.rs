@@ -6,6 +6,7 @@ use thalweg_nn::optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, GradientScaler, GradientScalerOptions, Optimizer,
     OptimizerOptions, Sgd, SgdOptions,
 };
+use thalweg_runtime::graph::{self, Condition};
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::autocast::{AutocastOptions, autocast, autocast_with};
 use thalweg_tensor::dispatch::trace;
@@ -342,6 +343,35 @@ fn what_a_capture_has_written_is_cast_in_it() {
             train(&other);
             assert_eq!(found, values(&other.grad().unwrap()));
             optimizer.step().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_step_in_the_body_of_a_conditional_node_leaves_no_cast_that_is_out_of_date() {
+    on_own_device(|| {
+        let stream = Stream::new(&device()).unwrap();
+        let _current = stream.make_current();
+        let (weight, optimizer) = stepped();
+        train(&weight);
+        let x = floats(&[6, 16], 5);
+        let product = || autocast(DType::Bf16, || linear(&x, &weight, None));
+        let is_stepped = Tensor::from_slice(&[0_i32], &[1], &device()).unwrap();
+        let region = || {
+            let before = product()?;
+            let condition = Condition::u32(is_stepped.pointer());
+            graph::if_(&device().current_stream(), condition, || optimizer.step())?;
+            Ok((before, product()?))
+        };
+        let (graph, (before, after)) = Graph::capture(&device(), CaptureOptions::default(), region).unwrap();
+        let now = || values(&autocast_with(anew(DType::Bf16), || linear(&x, &weight, None)).unwrap());
+        for value in [1.0, 0.0, 1.0, 1.0] {
+            no_grad(|| is_stepped.fill_(value)).unwrap();
+            let expected = now();
+            graph.replay().unwrap();
+            assert_eq!((values(&before), values(&after)), (expected.clone(), now()), "{value}");
+            assert_eq!(values(&after) != expected, value != 0.0);
+            assert_now(&weight);
         }
     });
 }
