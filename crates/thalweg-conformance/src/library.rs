@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, CaptureMode, Code, ComputeFormat, ElementFormat, Gelu, GeluPass, GpuCall, HostFault, HostKernel,
-    HostLaunch, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
-    Result, StreamHandle,
+    Access, Activation, ActivationPass, CaptureMode, Code, ComputeFormat, ElementFormat, GpuCall, HostFault,
+    HostKernel, HostLaunch, Label, LibraryLaunch, MatmulActivation, MatmulAlgorithm, MatmulCall,
+    MatmulEpilogue, Matrix, ReductionSchemes, Result, StreamHandle,
 };
 
 use super::fixture::{Buffer, Fixture, Stream, equal, fail, refused, skip};
@@ -20,6 +20,7 @@ group! {
     algorithms_of_a_matmul_compute_the_same,
     a_matmul_takes_gelu_and_keeps_its_argument,
     a_matmul_is_multiplied_by_the_derivative_of_gelu,
+    a_matmul_takes_what_is_above_0_and_its_gradient_where_that_was,
     a_matmul_of_16_bit_floats_gives_32,
     a_matmul_is_ordered_with_its_stream,
     a_matmul_is_captured,
@@ -190,7 +191,7 @@ fn a_matmul_adds_a_bias_to_each_row(fixture: &Fixture) -> CaseResult {
     // The same product with one bias and then another: the description that is kept is not that of the first.
     for bias in [[10.0, 20.0], [-1.0, 7.0]] {
         let values = floats(fixture, &stream, &bias)?;
-        let epilogue = MatmulEpilogue { bias: Some(values.pointer), gelu: None };
+        let epilogue = MatmulEpilogue { bias: Some(values.pointer), activation: None };
         let call = MatmulCall { epilogue, ..product(2, 2, 3, operands) };
         submit(fixture, stream.handle, call)?;
         let expected = vec![5.0 + bias[0], 11.0 + bias[1], 14.0 + bias[0], 23.0 + bias[1]];
@@ -355,13 +356,17 @@ fn a_matmul_takes_gelu_and_keeps_its_argument(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let short = Short::new(fixture, &stream)?;
     let [_, _, bias, argument] = &short.buffers;
-    let gelu_of =
-        Gelu { pass: GeluPass::Forward, input: argument.pointer, leading_dimension: SIZES[1] as u64 };
+    let gelu_of = MatmulActivation {
+        function: Activation::Gelu,
+        pass: ActivationPass::Forward,
+        kept: argument.pointer,
+        leading_dimension: SIZES[1] as u64,
+    };
     for with_bias in [true, false] {
         let sum = |row: usize, column: usize| {
             short.product(row, column) + if with_bias { short.operands[2][column] } else { 0.0 }
         };
-        let epilogue = MatmulEpilogue { bias: with_bias.then_some(bias.pointer), gelu: Some(gelu_of) };
+        let epilogue = MatmulEpilogue { bias: with_bias.then_some(bias.pointer), activation: Some(gelu_of) };
         short.submit(&stream, ElementFormat::R_16BF, epilogue, |row, column| {
             [gelu(sum(row, column))[0] as f32, sum(row, column)]
         })?;
@@ -376,16 +381,59 @@ fn a_matmul_is_multiplied_by_the_derivative_of_gelu(fixture: &Fixture) -> CaseRe
     let stream = fixture.stream()?;
     let short = Short::new(fixture, &stream)?;
     let argument = &short.buffers[3];
-    let gelu_of =
-        Gelu { pass: GeluPass::Backward, input: argument.pointer, leading_dimension: SIZES[1] as u64 };
+    let gelu_of = MatmulActivation {
+        function: Activation::Gelu,
+        pass: ActivationPass::Backward,
+        kept: argument.pointer,
+        leading_dimension: SIZES[1] as u64,
+    };
     let at = |row: usize, column: usize| short.operands[3][row * SIZES[1] + column];
     let slope = |row: usize, column: usize| f64::from(short.product(row, column)) * gelu(at(row, column))[1];
-    let epilogue = MatmulEpilogue { bias: None, gelu: Some(gelu_of) };
+    let epilogue = MatmulEpilogue { bias: None, activation: Some(gelu_of) };
     short.submit(&stream, ElementFormat::R_16BF, epilogue, |row, column| {
         [slope(row, column) as f32, at(row, column)]
     })?;
     near(&short.read(&stream, &short.output)?, slope, "a product times the derivative")?;
     near(&short.read(&stream, argument)?, |row, column| at(row, column).into(), "GELU's argument is read")
+}
+
+/// The bits that a forward pass keeps are the library's own: the backward pass of the same library reads them.
+fn a_matmul_takes_what_is_above_0_and_its_gradient_where_that_was(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let mut short = Short::new(fixture, &stream)?;
+    let [m, n, _] = SIZES;
+    // A row of 128 bits for each row of the output, and room for what the host function of the cases writes beside it.
+    short.buffers[3] = floats(fixture, &stream, &vec![0.0; m * n])?;
+    let kept = short.buffers[3].pointer;
+    let relu = |pass| {
+        let function = Activation::Relu;
+        Some(MatmulActivation { function, pass, kept, leading_dimension: 128 })
+    };
+    let bias = short.buffers[2].pointer;
+    for with_bias in [false, true] {
+        let sum = |row: usize, column: usize| {
+            short.product(row, column) + if with_bias { short.operands[2][column] } else { 0.0 }
+        };
+        let at = |row: usize, column: usize| f64::from(sum(row, column).max(0.0));
+        let forward =
+            MatmulEpilogue { bias: with_bias.then_some(bias), activation: relu(ActivationPass::Forward) };
+        short.submit(&stream, ElementFormat::R_16BF, forward, |row, column| [at(row, column) as f32, 0.0])?;
+        near(&short.read(&stream, &short.output)?, at, "what is above 0")?;
+        if (0..m * n).all(|place| sum(place / n, place % n) > 0.0) {
+            return fail("a case without negative sums shows nothing");
+        }
+        let slope = |row: usize, column: usize| match sum(row, column) {
+            sum if sum > 0.0 => f64::from(short.product(row, column)),
+            _ => 0.0,
+        };
+        let backward = MatmulEpilogue { bias: None, activation: relu(ActivationPass::Backward) };
+        short.submit(&stream, ElementFormat::R_16BF, backward, |row, column| {
+            [slope(row, column) as f32, 0.0]
+        })?;
+        near(&short.read(&stream, &short.output)?, slope, "a product where the sum was above 0")?;
+    }
+    Ok(())
 }
 
 fn a_matmul_of_16_bit_floats_gives_32(fixture: &Fixture) -> CaseResult {

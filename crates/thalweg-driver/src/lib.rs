@@ -64,8 +64,8 @@ pub use handle::{
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
 pub use library::{
-    ComputeFormat, ElementFormat, Gelu, GeluPass, GpuCall, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
-    Matrix, ReductionSchemes,
+    Activation, ActivationPass, ComputeFormat, ElementFormat, GpuCall, MatmulActivation, MatmulAlgorithm,
+    MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
 };
 pub use memory::{
     HandleType, HostFlags, HostMethod, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, MemoryLocation,

@@ -145,28 +145,49 @@ pub struct MatmulEpilogue {
     /// The first of n numbers in the format of the output that are added to each row before it is rounded. Products in 64-bit floats
     /// take none.
     pub bias: Option<DevicePointer>,
-    /// A part in GELU.
-    pub gelu: Option<Gelu>,
+    /// A part in an activation.
+    pub activation: Option<MatmulActivation>,
 }
 
-/// A product's part in GELU, `g(x) = x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, of 16-bit floats. A batch, a `beta` that is not 0, and an
-/// output of another format than the operands are [`InvalidValue`](crate::Code::InvalidValue).
+/// A product's part in an activation, of 16-bit floats. A batch, a `beta` that is not 0, and an output of another format than the operands are
+/// [`InvalidValue`](crate::Code::InvalidValue).
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Gelu {
+pub struct MatmulActivation {
+    /// The function.
+    pub function: Activation,
     /// The pass that it is, of the two.
-    pub pass: GeluPass,
-    /// The argument of GELU, m×n in the format of the elements, aligned to 16 bytes.
-    pub input: DevicePointer,
-    /// Elements from one row of the argument to the next: a multiple of 8.
+    pub pass: ActivationPass,
+    /// The first of m×n elements or bits that the forward pass keeps for the other: see [`Activation`]. Aligned to 16 bytes.
+    pub kept: DevicePointer,
+    /// Elements, or bits, from one row of what is kept to the next: a multiple of [`Activation::row_multiple`].
     pub leading_dimension: u64,
 }
 
-/// The pass of a network that a [`Gelu`] belongs to.
+/// A function of each element of a product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum GeluPass {
-    /// The product, with its bias, is stored as the argument, and `g` of it as the output.
+pub enum Activation {
+    /// `g(x) = x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`. Its argument is kept, in the format of the elements.
+    Gelu,
+    /// `max(x, 0)`. A bit per element is kept, whether it is above 0, in the library's order.
+    Relu,
+}
+
+impl Activation {
+    /// Returns what the distance of rows of what is kept is a multiple of: in elements of [`Gelu`](Self::Gelu), in bits of [`Relu`](Self::Relu).
+    pub const fn row_multiple(self) -> u64 {
+        match self {
+            Self::Gelu => 8,
+            Self::Relu => 128,
+        }
+    }
+}
+
+/// The pass of a network that a [`MatmulActivation`] belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ActivationPass {
+    /// The activation of the product, with its bias, is the output.
     Forward,
-    /// The product is multiplied by the derivative `g′` of the argument, which is read. There is no bias.
+    /// The product is multiplied by the activation's derivative, which what was kept gives. There is no bias.
     Backward,
 }
 

@@ -80,9 +80,10 @@ fn accesses(kernel: &ForeachKernel, Part { arguments, items }: Part<'_>) -> Acce
         for input in kernel.listed() {
             let pointer = DevicePointer::new(addresses[kernel.place(input)]);
             let bytes = bytes(input, kernel.elements(input, *elements));
-            add(match kernel.is_written(input) {
-                true => Access::read_write(pointer, bytes),
-                false => Access::read(pointer, bytes),
+            add(match (kernel.is_written(input), kernel.body.uses_input(input)) {
+                (true, true) => Access::read_write(pointer, bytes),
+                (true, false) => Access::write(pointer, bytes),
+                (false, _) => Access::read(pointer, bytes),
             });
         }
     }

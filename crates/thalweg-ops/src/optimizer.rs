@@ -180,6 +180,8 @@ pub struct StepForm {
     pub has_found_inf: bool,
     /// Whether gradients are written in their places, divided by the scale.
     pub writes_gradients: bool,
+    /// The dtype in which parameters are written a second time, to memory of their own: the casts that autocast would make of them.
+    pub cast: Option<DType>,
 }
 
 impl Default for StepForm {
@@ -190,6 +192,7 @@ impl Default for StepForm {
             has_scale: true,
             has_found_inf: true,
             writes_gradients: false,
+            cast: None,
         }
     }
 }
@@ -197,20 +200,21 @@ impl Default for StepForm {
 impl StepForm {
     /// Returns a part of a kernel's name that tells the form from the default one.
     fn variant(self) -> String {
-        let Self { learning_rate, has_scale, has_found_inf, writes_gradients } = self;
+        let Self { learning_rate, has_scale, has_found_inf, writes_gradients, cast } = self;
         if self == Self::default() {
             return String::new();
         }
         let rate = learning_rate.map_or("scalar", DType::name);
         let marks = [(has_scale, "_scaled"), (has_found_inf, "_skipped"), (writes_gradients, "_gradients")];
-        marks.iter().filter(|(is, _)| *is).fold(format!("_{rate}"), |name, (_, mark)| name + mark)
+        let name = marks.iter().filter(|(is, _)| *is).fold(format!("_{rate}"), |name, (_, mark)| name + mark);
+        cast.map_or(name.clone(), |cast| format!("{name}_cast_{cast}"))
     }
 }
 
 /// Makes the kernel that steps parameters and gradients of these dtypes.
 ///
 /// Each tensor brings its elements of parameter, gradient and the states that the options need, its number of steps and its
-/// other scalar states (f32 each); shared are those of learning rate, scale and `found_inf` that the form has in device memory, in this
+/// other scalar states (f32 each), and its cast, if the form has one; shared are those of learning rate, scale and `found_inf` that the form has in device memory, in this
 /// order. Scalars are the rule's numbers, in f64.
 pub fn step_kernel(
     rule: &'static OptimizerRule,
@@ -222,7 +226,9 @@ pub fn step_kernel(
     let builder = BodyBuilder::new();
     let operands = write_step(&builder, rule, values, dtypes, form);
     let gradients = form.writes_gradients.then_some(1);
-    let targets = std::iter::once(0).chain((2..).take(rule.kept(values).count())).chain(gradients).collect();
+    let cast = form.cast.map(|_| operands.len() as u16 - 1);
+    let states = (2..).take(rule.kept(values).count());
+    let targets = std::iter::once(0).chain(states).chain(gradients).chain(cast).collect();
     let variant = rule.variant(values.flags) + &form.variant();
     let name = format!("{}{variant}_step_{parameter}_{gradient}", rule.name);
     ForeachKernel { name, body: builder.finish(), operands, targets }
@@ -278,6 +284,11 @@ fn write_step<'b>(
     }
     if form.writes_gradients {
         write(gradient, unscaled, gradient_dtype);
+    }
+    if let Some(cast) = form.cast {
+        write(parameter, body.parameter, cast);
+        operands.push(ForeachOperand::Elements);
+        builder.input(cast);
     }
     operands
 }
@@ -350,17 +361,18 @@ mod tests {
         for (rule, values) in OPTIMIZERS.iter().flat_map(|rule| rule.variants().map(|values| (rule, values)))
         {
             for learning_rate in [None, Some(DType::F32), Some(DType::F64)] {
-                for bits in 0..8 {
-                    let [has_scale, has_found_inf, writes_gradients] =
-                        [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
-                    let form = StepForm { learning_rate, has_scale, has_found_inf, writes_gradients };
+                for bits in 0..16 {
+                    let [has_scale, has_found_inf, writes_gradients, has_cast] =
+                        [0, 1, 2, 3].map(|bit| bits >> bit & 1 == 1);
+                    let cast = has_cast.then_some(DType::F16);
+                    let form = StepForm { learning_rate, has_scale, has_found_inf, writes_gradients, cast };
                     let kernel = step_kernel(rule, &values, [DType::Bf16, DType::F32], form);
                     assert!(thalweg_ir::cuda::print_foreach(&kernel).contains(&kernel.name));
                     assert!(names.insert(kernel.name), "{} {names:?}", rule.name);
                 }
             }
         }
-        assert_eq!(names.len(), 2 * 24 * OPTIMIZERS.len());
+        assert_eq!(names.len(), 2 * 48 * OPTIMIZERS.len());
     }
 
     #[test]

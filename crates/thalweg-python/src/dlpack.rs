@@ -191,6 +191,9 @@ fn _to_dlpack<'py>(
         return Err(value_error("a tensor on the meta device has no elements to hand out"));
     }
     let is_copied = !is_on_gpu(tensor.device());
+    if !is_copied {
+        tensor.mark_exported();
+    }
     let bytes = if is_copied { run(py, || to_bytes(&tensor))? } else { Vec::new() };
     let as_list = |list: &[usize]| list.iter().map(|&number| number as i64).collect::<Vec<i64>>();
     let strides = match is_copied {

@@ -273,6 +273,7 @@ impl PyTensor {
 
     /// Returns the device address of the first element.
     fn data_ptr(&self) -> u64 {
+        self.tensor.mark_exported();
         self.tensor.pointer().address()
     }
 

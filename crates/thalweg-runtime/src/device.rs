@@ -308,6 +308,12 @@ impl Device {
         &self.0.captures
     }
 
+    /// Returns the number of graphs that were replayed on the device so far. What a replay writes is noted nowhere: what the host has noted of the
+    /// device's memory holds while this number stays.
+    pub fn replays(&self) -> u64 {
+        self.captures().replays()
+    }
+
     /// Blocks until all work of the device is done.
     ///
     /// # Errors

@@ -62,9 +62,9 @@ pub use out_of_range::{RangeOf, Telling};
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
+pub use thalweg_driver::{Activation, ActivationPass, MatmulActivation, MatmulEpilogue};
 pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label};
 pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};
-pub use thalweg_driver::{Gelu, GeluPass, MatmulEpilogue};
 pub use thalweg_driver::{Within, within};
 
 /// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

@@ -10,10 +10,10 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
-    ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat,
-    GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
-    ReductionSchemes,
+    Access, Activation, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code,
+    ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer,
+    ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
+    Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
@@ -49,19 +49,20 @@ impl Stream {
         product.dtype != DType::F64 && !product.accumulates() && self.has_library_for(product)
     }
 
-    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with GELU, whose argument has the layout of D.
-    pub fn takes_gelu(&self, product: &Matmul) -> bool {
+    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with an activation; the argument of GELU has the layout of D.
+    pub fn takes_activation(&self, product: &Matmul, function: Activation) -> bool {
         let is_short = matches!(product.dtype, DType::F16 | DType::Bf16);
-        let fits = product.batch == 1 && product.d.leading_dimension.is_multiple_of(8);
-        is_short && fits && self.takes_bias(product)
+        let has_rows = function == Activation::Relu
+            || product.d.leading_dimension.is_multiple_of(function.row_multiple());
+        is_short && product.batch == 1 && has_rows && self.takes_bias(product)
     }
 
     /// Queues [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias, n elements that lie one after another, is added to
-    /// each row of D before it is rounded, and GELU or its gradient is taken ([`MatmulEpilogue`]). The library does so while it stores.
+    /// each row of D before it is rounded, and an activation or its gradient is taken ([`MatmulEpilogue`]). The library does so while it stores.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not taken with
-    /// [a bias](Self::takes_bias) or [GELU](Self::takes_gelu), and what the driver answers.
+    /// [a bias](Self::takes_bias) or [an activation](Self::takes_activation), and what the driver answers.
     pub fn matmul_with(
         &self,
         product: &Matmul,
@@ -69,14 +70,16 @@ impl Stream {
         epilogue: &MatmulEpilogue,
         label: Label,
     ) -> Result<()> {
-        let is_taken =
-            if epilogue.gelu.is_some() { self.takes_gelu(product) } else { self.takes_bias(product) };
+        let is_taken = match epilogue.activation {
+            Some(activation) => self.takes_activation(product, activation.function),
+            None => self.takes_bias(product),
+        };
         if !is_taken {
             return Err(Error::invalid(format!(
-                "matmul {product}: no library here adds a bias to it or takes GELU of it"
+                "matmul {product}: no library here adds a bias to it or takes an activation of it"
             )));
         }
-        match epilogue.gelu {
+        match epilogue.activation {
             None => self.matmul_as_tuned(product, at, epilogue.bias, label),
             Some(_) => {
                 self.library_matmul(product, at, epilogue, (backends::precision_of(product), None), label)
@@ -191,7 +194,7 @@ impl Stream {
             return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
         }
         if self.has_library_for(product) {
-            let epilogue = MatmulEpilogue { bias, gelu: None };
+            let epilogue = MatmulEpilogue { bias, activation: None };
             return self.library_matmul(product, at, &epilogue, (precision, algorithm), label);
         }
         self.launch_native(&Placed { kernel: *product, at }, label)
@@ -212,7 +215,7 @@ impl Stream {
         let bytes = self.workspace_bytes(product);
         let workspace = (bytes > 0).then_some((DevicePointer::new(256), bytes));
         let Operands { at, bias } = *operands;
-        let epilogue = MatmulEpilogue { bias, gelu: None };
+        let epilogue = MatmulEpilogue { bias, activation: None };
         let Some(call) = matmul_call(product, at, epilogue, workspace, (precision, None)) else {
             return Ok(Vec::new());
         };

@@ -5,8 +5,11 @@
 //! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what stands in its entry
 //! ([`Autocast`]), by PyTorch's lists for CUDA; forms in place and with `out=` compute in the dtypes that they get.
 //!
-//! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
+//! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends. That of a
+//! parameter of a fused optimizer is kept from region to region, and the optimizer's launch writes it beside the parameter ([`KeptCast`]).
 //! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
+
+mod kept;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -17,11 +20,13 @@ use thalweg_ir::DType;
 use thalweg_ops::Autocast;
 use thalweg_runtime::{Device, Error, Result};
 
-use crate::autograd::is_grad_enabled;
+use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::dispatch::{
     Argument, BuiltIn, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard,
 };
 use crate::tensor::{Tensor, Tensors};
+
+pub use kept::KeptCast;
 
 /// The options of a region, with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -287,7 +292,43 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     if let Some(found) = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast.clone())) {
         return Ok(found);
     }
-    let cast = tensor.to_dtype(dtype)?;
+    let kept = KeptCast::find(tensor);
+    let former = kept.as_ref().map(|kept| kept.get(dtype)).transpose()?.flatten();
+    let cast = match former {
+        Some(former) => recorded(tensor, former),
+        None => {
+            let version = tensor.version();
+            let cast = tensor.to_dtype(dtype)?;
+            kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
+            cast
+        }
+    };
     CASTS.with_borrow_mut(|casts| casts.insert(key, (tensor.clone(), cast.clone())));
     Ok(cast)
+}
+
+/// Returns a kept cast as the result of a cast that is made now.
+fn recorded(leaf: &Tensor, cast: Tensor) -> Tensor {
+    if !is_grad_enabled() {
+        return cast;
+    }
+    let mut results = [cast];
+    let stream = leaf.device().current_stream();
+    record(Box::new(CastBackward(leaf.dtype())), &[leaf], &mut results, stream);
+    let [cast] = results;
+    cast
+}
+
+/// A cast of a leaf of a dtype, whose gradient is cast back.
+struct CastBackward(DType);
+
+impl Backward for CastBackward {
+    fn name(&self) -> &'static str {
+        "copy"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let gradient = gradients[0].as_ref().map(|gradient| gradient.to_dtype(self.0)).transpose()?;
+        Ok(Gradients::from_elem(gradient, 1))
+    }
 }

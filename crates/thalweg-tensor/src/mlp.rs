@@ -1,18 +1,19 @@
-//! Two linear layers with GELU between them, where the library takes GELU while it stores a product: `functional::gelu_mlp` asks here first.
+//! Two linear layers with an activation between them, where the library takes it while it stores a product: `functional::gelu_mlp` and `relu_mlp`
+//! ask here first.
 
 use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
-use thalweg_runtime::Result;
+use thalweg_runtime::{Activation, Result};
 
 use crate::autocast::dtype_in_lower;
 use crate::caller::label_at;
 use crate::dispatch::built_in;
 use crate::tensor::Tensor;
 
-/// Returns `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2` of matrices: (rows, in), (hidden, in), (out, hidden); `None` where it is
-/// not one call: for other dtypes than bf16 and f16, a number of hidden features that 8 does not divide, one bias alone, shapes that do not fit,
+/// Returns `act(input · weight1ᵀ + bias1) · weight2ᵀ + bias2` of matrices, where act is GELU by its tanh or the rectified linear unit: (rows, in), (hidden, in), (out, hidden); `None` where it is
+/// not one call: for other dtypes than bf16 and f16, a number of hidden features that 8 does not divide (GELU), one bias alone, shapes that do not fit,
 /// or without the library.
 ///
 /// # Errors
@@ -21,6 +22,7 @@ pub fn fused_mlp(
     input: &Tensor,
     [weight1, weight2]: [&Tensor; 2],
     [bias1, bias2]: [Option<&Tensor>; 2],
+    activation: Activation,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
     let tensors = [Some(input), Some(weight1), Some(weight2), bias1, bias2];
@@ -38,10 +40,12 @@ pub fn fused_mlp(
         return Ok(None);
     }
     let [m, n, k] = [rows, hidden, inputs].map(|extent| extent as u64);
-    if !input.device().current_stream().takes_gelu(&Matmul::contiguous(m, n, k, 1, dtype)) {
+    if !input.device().current_stream().takes_activation(&Matmul::contiguous(m, n, k, 1, dtype), activation) {
         return Ok(None);
     }
-    let arguments = [input.into(), weight1.into(), weight2.into(), bias1.into(), bias2.into()];
+    let is_relu = activation == Activation::Relu;
+    let arguments =
+        [input.into(), weight1.into(), weight2.into(), bias1.into(), bias2.into(), is_relu.into()];
     let mut results = built_in!("thalweg::mlp")?.call(&arguments, None, label_at("mlp", location))?;
     Ok(Some(results.swap_remove(0)))
 }

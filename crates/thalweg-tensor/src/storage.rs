@@ -4,7 +4,7 @@
 //! `resize_`, `squeeze_` and the like change a tensor that others hold, too. The storage stays the same one and gets other memory; a layout is
 //! put behind the former ones, which stay where they are, since references to them are given out.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thalweg_ir::Layout;
@@ -22,6 +22,8 @@ pub(crate) struct Storage {
     is_resizable: bool,
     /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
     version: AtomicU32,
+    /// Whether another library has the memory too, and may write it unseen.
+    is_exported: AtomicBool,
     /// Whether it was allocated in inference mode.
     pub(crate) is_inference: bool,
 }
@@ -37,13 +39,14 @@ impl Storage {
             buffer: Mutex::new(buffer),
             is_resizable: true,
             version: AtomicU32::new(0),
+            is_exported: AtomicBool::new(false),
             is_inference: is_inference(),
         }
     }
 
     /// Returns a storage over memory of another library.
     pub(crate) fn external(buffer: Buffer) -> Self {
-        Self { is_resizable: false, ..Self::new(buffer) }
+        Self { is_resizable: false, is_exported: AtomicBool::new(true), ..Self::new(buffer) }
     }
 
     /// Returns a storage over an output of a graph, which the graph may move to other memory.
@@ -79,6 +82,14 @@ impl Storage {
 
     pub(crate) fn bump_version(&self) {
         self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_exported(&self) -> bool {
+        self.is_exported.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn mark_exported(&self) {
+        self.is_exported.store(true, Ordering::Release);
     }
 
     /// Sees that there are so many bytes, on the current stream: where there are fewer, what is there is copied to other memory. Returns how

@@ -261,6 +261,12 @@ impl Tensor {
         self.0.storage.bump_version();
     }
 
+    /// Marks the storage as known to another library, which may write it without a word: nothing that was computed from it is taken
+    /// for what it holds later, such as the casts that autocast keeps. Call it when you hand the address out.
+    pub fn mark_exported(&self) {
+        self.0.storage.mark_exported();
+    }
+
     /// Returns a number that is unique among the tensors that live.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize

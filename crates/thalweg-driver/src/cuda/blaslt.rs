@@ -13,11 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
+use super::blaslt_epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::library::{
-    ComputeFormat, ElementFormat, GeluPass, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
+    Activation, ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
     ReductionSchemes,
 };
 use crate::{Code, DevicePointer, Error, Result};
@@ -49,10 +50,6 @@ pub(super) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
 pub(super) const DESCRIPTOR_EPILOGUE_INPUT_POINTER: u32 = 11;
 pub(super) const DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION: u32 = 12;
 pub(super) const DESCRIPTOR_EPILOGUE_INPUT_FORMAT: u32 = 22;
-pub(super) const EPILOGUE_BIAS: u32 = 4;
-pub(super) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
-pub(super) const EPILOGUE_GELU_KEPT_BIAS: u32 = EPILOGUE_GELU_KEPT | EPILOGUE_BIAS;
-pub(super) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
 pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
 pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
 pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
@@ -171,7 +168,7 @@ impl Layout {
 }
 
 /// Returns the largest power of two, up to 256, that divides an address.
-fn alignment_of(address: DevicePointer) -> u32 {
+pub(super) fn alignment_of(address: DevicePointer) -> u32 {
     1 << address.address().trailing_zeros().min(8)
 }
 
@@ -189,43 +186,10 @@ pub(super) struct Key {
     has_addend: bool,
     /// The alignment of the bias's address; 0 without a bias.
     bias_alignment: u32,
-    gelu: Option<GeluKey>,
+    activation: Option<ActivationKey>,
     pub(super) workspace_bytes: u64,
     reductions: ReductionSchemes,
     algorithm: Option<MatmulAlgorithm>,
-}
-
-/// A [`Gelu`](crate::Gelu) without its address.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct GeluKey {
-    pass: GeluPass,
-    alignment: u32,
-    leading_dimension: i64,
-}
-
-impl GeluKey {
-    /// Creates the key of a call's GELU, if it has one that makes sense.
-    fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
-        let Some(gelu) = call.epilogue.gelu else { return Ok(None) };
-        let is_short = [ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.format);
-        let alignment = alignment_of(gelu.input);
-        if !is_short || call.output_format != call.format || call.batch != 1 || call.beta != 0.0 {
-            return Err("GELU is of one product of 16-bit floats that is added to nothing".to_owned());
-        }
-        if gelu.pass == GeluPass::Backward && call.epilogue.bias.is_some() {
-            return Err("the gradient of GELU takes no bias".to_owned());
-        }
-        let leading_dimension = i64::try_from(gelu.leading_dimension).unwrap_or(-1);
-        if alignment < 16 || leading_dimension % 8 != 0 || gelu.leading_dimension < call.n {
-            let rows = gelu.leading_dimension;
-            return Err(format!(
-                "rows of GELU's argument begin at {:?}, {rows} elements apart: 16 bytes and 8 elements must divide them, and a row \
-                 has {}",
-                gelu.input, call.n
-            ));
-        }
-        Ok(Some(Self { pass: gelu.pass, alignment, leading_dimension }))
-    }
 }
 
 impl Key {
@@ -288,7 +252,7 @@ impl Key {
             compute: call.compute,
             has_addend: call.beta != 0.0,
             bias_alignment: call.epilogue.bias.map_or(0, alignment_of),
-            gelu: GeluKey::new(call)?,
+            activation: ActivationKey::new(call)?,
             workspace_bytes,
             reductions: call.reductions,
             algorithm: call.algorithm,
@@ -338,13 +302,7 @@ fn describe(call: &MatmulCall) -> String {
         "{batch} products [{m}×{k}]{} · [{k}×{n}]{}{}, element format {}, compute format {}, leading dimensions {}, {}, {}",
         turned(&call.a),
         turned(&call.b),
-        match (call.epilogue.bias.is_some(), call.epilogue.gelu.map(|gelu| gelu.pass)) {
-            (false, None) => "",
-            (true, None) => " + bias",
-            (false, Some(GeluPass::Forward)) => ", GELU",
-            (true, Some(GeluPass::Forward)) => " + bias, GELU",
-            (_, Some(GeluPass::Backward)) => ", gradient of GELU",
-        },
+        epilogue_text(&call.epilogue),
         call.format.0,
         call.compute.0,
         call.a.leading_dimension,
@@ -532,20 +490,26 @@ impl BlasLt {
 
     /// Writes what a plan has of an epilogue into its descriptor.
     fn set_epilogue(&self, descriptor: &Owned, key: &Key, epilogue: &MatmulEpilogue) -> Result<()> {
-        let kind = match (epilogue.bias.is_some(), key.gelu.map(|gelu| gelu.pass)) {
-            (false, None) => return Ok(()),
-            (true, None) => EPILOGUE_BIAS,
-            (false, Some(GeluPass::Forward)) => EPILOGUE_GELU_KEPT,
-            (true, Some(GeluPass::Forward)) => EPILOGUE_GELU_KEPT_BIAS,
-            (_, Some(GeluPass::Backward)) => EPILOGUE_GELU_GRADIENT,
-        };
+        let bias = if epilogue.bias.is_some() { EPILOGUE_BIAS } else { 0 };
+        let kind = key.activation.map_or(0, ActivationKey::epilogue) | bias;
+        if kind == 0 {
+            return Ok(());
+        }
         self.set(descriptor, DESCRIPTOR_EPILOGUE, &kind.to_ne_bytes(), "an epilogue")?;
-        if let Some(gelu) = key.gelu {
-            let (leading_dimension, format) =
-                (gelu.leading_dimension.to_ne_bytes(), key.format.0.to_ne_bytes());
+        if let Some(activation) = key.activation {
+            let leading_dimension = activation.leading_dimension.to_ne_bytes();
             let attribute = DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION;
-            self.set(descriptor, attribute, &leading_dimension, "the rows of GELU's argument")?;
-            self.set(descriptor, DESCRIPTOR_EPILOGUE_INPUT_FORMAT, &format, "the format of GELU's argument")?;
+            self.set(descriptor, attribute, &leading_dimension, "the rows of what an activation keeps")?;
+            // Bits have no format.
+            if activation.function == Activation::Gelu {
+                let format = key.format.0.to_ne_bytes();
+                self.set(
+                    descriptor,
+                    DESCRIPTOR_EPILOGUE_INPUT_FORMAT,
+                    &format,
+                    "the format of GELU's argument",
+                )?;
+            }
         }
         self.set_addresses(descriptor, epilogue)
     }
@@ -556,9 +520,14 @@ impl BlasLt {
         if let Some(bias) = epilogue.bias {
             self.set(descriptor, DESCRIPTOR_BIAS_POINTER, &address(bias), "the address of a bias")?;
         }
-        if let Some(gelu) = epilogue.gelu {
+        if let Some(activation) = epilogue.activation {
             let attribute = DESCRIPTOR_EPILOGUE_INPUT_POINTER;
-            self.set(descriptor, attribute, &address(gelu.input), "the address of GELU's argument")?;
+            self.set(
+                descriptor,
+                attribute,
+                &address(activation.kept),
+                "the address of what an activation keeps",
+            )?;
         }
         Ok(())
     }
@@ -632,8 +601,9 @@ impl BlasLt {
 
 #[cfg(test)]
 mod tests {
+    use super::super::blaslt_epilogue::{EPILOGUE_RELU_GRADIENT, EPILOGUE_RELU_KEPT};
     use super::*;
-    use crate::library::Gelu;
+    use crate::library::{ActivationPass, MatmulActivation};
 
     fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {
         Matrix { address: DevicePointer::new(0x1000), leading_dimension, batch_stride: 0, transposed }
@@ -725,24 +695,41 @@ mod tests {
     }
 
     #[test]
-    fn gelu_is_of_one_product_of_16_bit_floats() {
+    fn an_activation_is_of_one_product_of_16_bit_floats() {
         let key = |change: fn(&mut MatmulCall)| {
             let mut call = call(2, 3, 4);
             (call.format, call.output_format) = (ElementFormat::R_16BF, ElementFormat::R_16BF);
-            let input = DevicePointer::new(0x1010);
-            call.epilogue.gelu = Some(Gelu { pass: GeluPass::Backward, input, leading_dimension: 8 });
+            let (function, pass, kept) =
+                (Activation::Gelu, ActivationPass::Backward, DevicePointer::new(0x1010));
+            call.epilogue.activation = Some(MatmulActivation { function, pass, kept, leading_dimension: 8 });
             change(&mut call);
             Key::new(0, &call)
         };
-        let whole = key(|_| ()).expect("it is possible").gelu.expect("it has one");
+        let kind = |change: fn(&mut MatmulActivation)| {
+            let mut call = call(2, 3, 4);
+            (call.format, call.output_format) = (ElementFormat::R_16BF, ElementFormat::R_16BF);
+            let (function, pass, kept) =
+                (Activation::Relu, ActivationPass::Forward, DevicePointer::new(0x1010));
+            let mut activation = MatmulActivation { function, pass, kept, leading_dimension: 128 };
+            change(&mut activation);
+            call.epilogue.activation = Some(activation);
+            Key::new(0, &call).map(|key| key.activation.expect("it has one").epilogue())
+        };
+        assert_eq!(kind(|_| ()), Ok(EPILOGUE_RELU_KEPT));
+        assert_eq!(kind(|activation| activation.pass = ActivationPass::Backward), Ok(EPILOGUE_RELU_GRADIENT));
+        assert!(kind(|activation| activation.leading_dimension = 64).unwrap_err().contains("128 elements"));
+        let whole = key(|_| ()).expect("it is possible").activation.expect("it has one");
         assert_eq!((whole.alignment, whole.leading_dimension), (16, 8));
         let refuse = |change: fn(&mut MatmulCall)| key(change).expect_err("it is impossible");
         assert!(refuse(|c| c.output_format = ElementFormat::R_32F).contains("of one product"));
         assert!(refuse(|c| c.beta = 1.0).contains("added to nothing"));
         assert!(refuse(|c| c.epilogue.bias = Some(DevicePointer::new(16))).contains("no bias"));
-        assert!(refuse(|c| c.epilogue.gelu.as_mut().unwrap().leading_dimension = 12).contains("8 elements"));
         assert!(
-            refuse(|c| c.epilogue.gelu.as_mut().unwrap().input = DevicePointer::new(8)).contains("16 bytes")
+            refuse(|c| c.epilogue.activation.as_mut().unwrap().leading_dimension = 12).contains("8 elements")
+        );
+        assert!(
+            refuse(|c| c.epilogue.activation.as_mut().unwrap().kept = DevicePointer::new(8))
+                .contains("16 bytes")
         );
     }
 

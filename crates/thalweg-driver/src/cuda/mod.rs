@@ -27,6 +27,7 @@
 
 mod blaslt;
 mod blaslt_algorithm;
+mod blaslt_epilogue;
 mod collective;
 mod collective_memory;
 mod conditional;

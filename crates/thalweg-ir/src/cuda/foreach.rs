@@ -2,14 +2,15 @@
 
 use crate::body::Output;
 use crate::foreach::{BLOCK, CHUNK, ForeachKernel, ForeachOperand};
-use crate::{ExprId, Node};
+use crate::{Body, ExprId, Node};
 
 use super::expression::{Statements, memory_type, scalar_type, stored};
 use super::prelude;
 use super::writer::Writer;
 
 /// Returns the translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as
-/// one structure by value. What inputs of one element and scalars determine is computed once per thread.
+/// one structure by value. What inputs of one element and scalars determine is computed once per thread; where that says that every element stays
+/// what it is, none is read.
 ///
 /// # Panics
 /// Where the kernel is none: a body with reductions, coordinates, gathers or scatters, or an output whose dtype is not that of
@@ -65,6 +66,26 @@ fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
     writer.blank();
 }
 
+/// Returns the condition under which every output is the element that is in its place, if there is one for all.
+fn unchanged(body: &Body, targets: &[u16]) -> Option<ExprId> {
+    let node = |id: ExprId| &body.nodes[id.index()];
+    let is_load = |id: ExprId, target: u16| matches!(*node(id), Node::Load { input } if input == target);
+    // A short float is cast to the compute dtype where it is loaded, and back where it is stored.
+    let is_element = |id: ExprId, target: u16| match *node(id) {
+        Node::Cast(loaded) => {
+            is_load(loaded, target) && body.dtype(id) == body.inputs[usize::from(target)].dtype.compute()
+        }
+        _ => is_load(id, target),
+    };
+    let condition = |(output, &target): (&Output, &u16)| match *node(output.value) {
+        Node::Select(condition, yes, _) if is_element(yes, target) => Some(condition),
+        _ => None,
+    };
+    let mut conditions = body.outputs.iter().zip(targets).map(condition);
+    let first = conditions.next()??;
+    conditions.all(|other| other == Some(first)).then_some(first)
+}
+
 fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
     let (body, name) = (&kernel.body, &kernel.name);
     writer.open(&format!(
@@ -92,6 +113,11 @@ fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
     let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
     let mut defined = statements.nothing();
     statements.define(&values, &mut defined, |index| !at_elements[index], writer);
+    if let Some(condition) =
+        unchanged(body, &kernel.targets).filter(|condition| !at_elements[condition.index()])
+    {
+        writer.line(&format!("if ({}) return;", statements.name(condition)));
+    }
     writer.open(&format!("for (u64 first = start + threadIdx.x; first < end; first += {})", BLOCK * AT_ONCE));
     let used: Vec<usize> =
         kernel.listed().filter(|&number| has_elements(number) && body.uses_input(number)).collect();

@@ -169,3 +169,27 @@ fn a_list_runs_tensor_by_tensor() {
         "{code}"
     );
 }
+
+/// x ← x where a shared element is 1, else x times it; or with another condition, or in the place of another input.
+fn scaled(condition: usize, target: u16) -> ForeachKernel {
+    let b = BodyBuilder::new();
+    let [x, factor, y] = [0; 3].map(|_| b.input(DType::Bf16));
+    let is_still = [factor, x][condition].eq(1.0);
+    b.output(is_still.select(x, x * factor + y), DType::Bf16, OutputPlace::Row);
+    let operands = [ForeachOperand::Elements, ForeachOperand::Shared, ForeachOperand::Elements];
+    ForeachKernel {
+        name: "scaled".to_owned(),
+        body: b.finish(),
+        operands: SmallVec::from_slice(&operands),
+        targets: SmallVec::from_slice(&[target]),
+    }
+}
+
+#[test]
+fn a_kernel_over_a_list_ends_where_one_number_says_that_nothing_changes() {
+    let ends =
+        |condition, target| thalweg_ir::cuda::print_foreach(&scaled(condition, target)).contains("return;");
+    assert!(ends(0, 0));
+    assert!(!ends(1, 0), "elements differ");
+    assert!(!ends(0, 2), "the other input's place is written");
+}

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{
-    Access, DevicePointer, Gelu, GeluPass, HostFault, HostKernel, HostLaunch, MatmulEpilogue, Touch,
+    Access, Activation, ActivationPass, DevicePointer, HostFault, HostKernel, HostLaunch, MatmulActivation,
+    MatmulEpilogue, Touch,
 };
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::{Fault, SliceMut};
@@ -116,24 +117,35 @@ pub(super) fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, co
 }
 
 /// Returns the host function of a [`Matmul`], which the vendor's library has beside its call. Behind the product's words may stand those of an
-/// [`MatmulEpilogue`] ([`library_words`]): what D holds is not added then, and each element is rounded before GELU or its derivative is taken.
+/// [`MatmulEpilogue`] ([`library_words`]): what D holds is not added then, and each element is rounded before an activation or its derivative is taken.
 pub fn host_function() -> &'static Arc<dyn HostKernel> {
     static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
     FUNCTION.get_or_init(|| Arc::new(run_on_host))
 }
 
+/// The passes of activations, numbered from 1.
+const PASSES: [(Activation, ActivationPass); 4] = [
+    (Activation::Gelu, ActivationPass::Forward),
+    (Activation::Gelu, ActivationPass::Backward),
+    (Activation::Relu, ActivationPass::Forward),
+    (Activation::Relu, ActivationPass::Backward),
+];
+
 /// Returns the arguments of [`host_function`] for a product with an epilogue. Behind the product's: the address of the bias, or 0; which
-/// pass of GELU it is (1 forward, 2 backward), or 0; the address and the leading dimension of its argument.
+/// pass of an activation it is (GELU's 1 forward and 2 backward, 3 and 4 those of the rectified linear unit), or 0; the address and the leading
+/// dimension of what that keeps.
 #[must_use]
 pub fn library_words(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &MatmulEpilogue) -> Words {
     let mut words = placed.words();
     if *epilogue != MatmulEpilogue::default() {
-        let gelu = epilogue.gelu.map_or([0; 3], |Gelu { pass, input, leading_dimension }| {
-            let pass = if pass == GeluPass::Forward { 1 } else { 2 };
-            [pass, input.address(), leading_dimension]
+        let activation = epilogue.activation.map_or([0; 3], |activation| {
+            let MatmulActivation { function, pass, kept, leading_dimension } = activation;
+            let is_it = |pair: &(Activation, ActivationPass)| *pair == (function, pass);
+            let number = PASSES.iter().position(is_it).expect("the list has all") as u64 + 1;
+            [number, kept.address(), leading_dimension]
         });
         words.push(epilogue.bias.map_or(0, DevicePointer::address));
-        words.extend(gelu);
+        words.extend(activation);
     }
     words
 }
@@ -144,12 +156,19 @@ pub fn library_accesses(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &
     let (product, mut accesses) = (&placed.kernel, placed.accesses());
     let size = product.dtype.size_bytes() as u64;
     accesses.extend(epilogue.bias.map(|bias| Access::read(bias, product.n * size)));
-    accesses.extend(epilogue.gelu.map(|Gelu { pass, input, leading_dimension }| {
-        let bytes = argument_span(product, leading_dimension) * size;
-        let touch = Touch::of([(product.m, leading_dimension), (product.n, 1)].into_iter(), size);
-        let access =
-            if pass == GeluPass::Forward { Access::write(input, bytes) } else { Access::read(input, bytes) };
-        access.touching(touch)
+    accesses.extend(epilogue.activation.map(|activation| {
+        let MatmulActivation { function, pass, kept, leading_dimension } = activation;
+        let access = |bytes: u64| match pass {
+            ActivationPass::Forward => Access::write(kept, bytes),
+            ActivationPass::Backward => Access::read(kept, bytes),
+        };
+        match function {
+            Activation::Gelu => {
+                let touch = Touch::of([(product.m, leading_dimension), (product.n, 1)].into_iter(), size);
+                access(argument_span(product, leading_dimension) * size).touching(touch)
+            }
+            Activation::Relu => access(product.m * leading_dimension / 8),
+        }
     }));
     accesses
 }
@@ -164,16 +183,16 @@ fn epilogue_of(bytes: &[u8]) -> Option<MatmulEpilogue> {
     if bytes.is_empty() {
         return Some(MatmulEpilogue::default());
     }
-    let [bias, pass, input, leading_dimension] = crate::arguments::words(bytes)?;
-    let input = DevicePointer::new(input);
-    let gelu = |pass| Some(Gelu { pass, input, leading_dimension });
-    let gelu = match pass {
-        0 => None,
-        1 => gelu(GeluPass::Forward),
-        2 => gelu(GeluPass::Backward),
-        _ => return None,
+    let [bias, number, kept, leading_dimension] = crate::arguments::words(bytes)?;
+    let kept = DevicePointer::new(kept);
+    let activation = match usize::try_from(number).ok()?.checked_sub(1) {
+        None => None,
+        Some(place) => {
+            let &(function, pass) = PASSES.get(place)?;
+            Some(MatmulActivation { function, pass, kept, leading_dimension })
+        }
     };
-    Some(MatmulEpilogue { bias: (bias != 0).then_some(DevicePointer::new(bias)), gelu })
+    Some(MatmulEpilogue { bias: (bias != 0).then_some(DevicePointer::new(bias)), activation })
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -200,17 +219,55 @@ pub(super) fn run_words_on_host(launch: &HostLaunch<'_>, bytes: &[u8]) -> Result
         }
         let target: SliceMut<'_> = (&mut *d).into();
         super::host::run(&product, a, b, target).map_err(|fault| HostFault(format!("matmul: {fault}")))?;
-        match epilogue.gelu {
-            Some(gelu) => apply_gelu(&product, gelu, launch, d),
+        match epilogue.activation {
+            Some(activation) if activation.function == Activation::Gelu => apply_gelu(&product, activation, launch, d),
+            Some(activation) => apply_relu(&product, activation, launch, d),
             None => Ok(()),
         }
     })
 }
 
+/// Takes the elements of D that are above 0, whose bits are kept, and 0 for the others; or leaves those whose bits were kept.
+fn apply_relu<T: Element>(
+    product: &Matmul,
+    MatmulActivation { pass, kept, leading_dimension, .. }: MatmulActivation,
+    launch: &HostLaunch<'_>,
+    d: &mut [T],
+) -> Result<(), HostFault> {
+    let row_bytes = (leading_dimension / 8) as usize;
+    let count = product.m as usize * row_bytes;
+    let places = rows_of(product).enumerate().flat_map(|(row, columns)| {
+        columns
+            .enumerate()
+            .map(move |(column, place)| (place, row * row_bytes + column / 8, 1_u8 << (column % 8)))
+    });
+    let zero = T::from_f64(0.0);
+    if pass == ActivationPass::Forward {
+        let bits = launch.write::<u8>(kept, count)?;
+        bits.fill(0);
+        for (place, byte, bit) in places {
+            // What is not a number stays so.
+            if d[place].to_f64() > 0.0 {
+                bits[byte] |= bit;
+            } else if d[place].to_f64() <= 0.0 {
+                d[place] = zero;
+            }
+        }
+    } else {
+        let bits = launch.read::<u8>(kept, count)?;
+        for (place, byte, bit) in places {
+            if bits[byte] & bit == 0 {
+                d[place] = zero;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Takes GELU of the elements of D, which are kept as its argument, or multiplies them by its derivative.
 fn apply_gelu<T: Element>(
     product: &Matmul,
-    Gelu { pass, input, leading_dimension }: Gelu,
+    MatmulActivation { pass, kept: input, leading_dimension, .. }: MatmulActivation,
     launch: &HostLaunch<'_>,
     d: &mut [T],
 ) -> Result<(), HostFault> {
@@ -218,7 +275,7 @@ fn apply_gelu<T: Element>(
     let places = rows_of(product).enumerate().flat_map(|(row, columns)| {
         columns.enumerate().map(move |(column, place)| (place, row * leading_dimension as usize + column))
     });
-    if pass == GeluPass::Forward {
+    if pass == ActivationPass::Forward {
         let argument = launch.write::<T>(input, count)?;
         for (place, at) in places {
             argument[at] = d[place];

@@ -48,7 +48,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Activation, Error, Result};
 
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
 pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
@@ -108,19 +108,38 @@ pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<
 /// of autocast among them, cuBLASLt takes GELU, and multiplies by its derivative, while it stores the products.
 #[track_caller]
 pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
-    let location = Location::caller();
+    mlp("gelu_mlp", (input, weights, biases), Activation::Gelu, Location::caller())
+}
+
+/// Returns `relu(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`, with the shapes of [`gelu_mlp`] and as it says: the library takes what is above 0, and keeps a
+/// bit per element for the gradient, while it stores the products.
+#[track_caller]
+pub fn relu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
+    mlp("relu_mlp", (input, weights, biases), Activation::Relu, Location::caller())
+}
+
+fn mlp(
+    name: &'static str,
+    (input, weights, biases): (&Tensor, [&Tensor; 2], [Option<&Tensor>; 2]),
+    activation: Activation,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
     let passed: SmallVec<[&Tensor; 5]> =
         [input].into_iter().chain(weights).chain(biases.into_iter().flatten()).collect();
-    in_call("gelu_mlp", &passed, location, || {
+    in_call(name, &passed, location, || {
         if input.rank() >= 2 {
             let matrix = if input.rank() == 2 { input.clone() } else { input.flatten_to_matrix()? };
-            if let Some(result) = fused_mlp(&matrix, weights, biases, location)? {
+            if let Some(result) = fused_mlp(&matrix, weights, biases, activation, location)? {
                 let mut shape: Shape = input.shape().into();
                 shape[input.rank() - 1] = result.shape()[1];
                 return result.reshape(&shape);
             }
         }
-        let hidden = affine(input, weights[0], biases[0], None, location)?.gelu_tanh()?;
+        let hidden = affine(input, weights[0], biases[0], None, location)?;
+        let hidden = match activation {
+            Activation::Gelu => hidden.gelu_tanh()?,
+            Activation::Relu => hidden.relu()?,
+        };
         affine(&hidden, weights[1], biases[1], None, location)
     })
 }

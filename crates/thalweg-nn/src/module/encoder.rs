@@ -86,6 +86,18 @@ impl TransformerLayerOptions {
         if self.gelu { x.gelu() } else { x.relu() }
     }
 
+    /// Returns the feed-forward part of a layer.
+    fn feed_forward(&self, x: &Tensor, [first, second]: [&Linear; 2], training: bool) -> Result<Tensor> {
+        let drops = training && self.dropout.is_some();
+        let result = if self.gelu || drops {
+            second.forward(&self.drop(self.activate(&first.forward(x)?)?, training)?)?
+        } else {
+            let biases = [first.bias.as_ref(), second.bias.as_ref()];
+            functional::relu_mlp(x, [&first.weight, &second.weight], biases)?
+        };
+        self.drop(result, training)
+    }
+
     fn drop(&self, x: Tensor, training: bool) -> Result<Tensor> {
         match &self.dropout {
             Some((p, generator)) => functional::dropout(&x, *p, training, generator),
@@ -161,8 +173,7 @@ impl TransformerEncoderLayer {
                 options.drop(self.self_attn.attend(x, x, x, masks)?, training)
             })?;
             residual(&x, &self.norm2, options.norm_first, |x| {
-                let hidden = options.drop(options.activate(&self.linear1.forward(x)?)?, training)?;
-                options.drop(self.linear2.forward(&hidden)?, training)
+                options.feed_forward(x, [&self.linear1, &self.linear2], training)
             })
         })
     }
@@ -243,8 +254,7 @@ impl TransformerDecoderLayer {
                 options.drop(self.multihead_attn.attend(x, memory, memory, memory_masks)?, training)
             })?;
             residual(&x, &self.norm3, options.norm_first, |x| {
-                let hidden = options.drop(options.activate(&self.linear1.forward(x)?)?, training)?;
-                options.drop(self.linear2.forward(&hidden)?, training)
+                options.feed_forward(x, [&self.linear1, &self.linear2], training)
             })
         })
     }

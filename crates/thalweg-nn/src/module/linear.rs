@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Activation, Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
 use thalweg_tensor::norm_linear::{NormLinear, has_few_rows};
@@ -90,18 +90,21 @@ impl Forward for Linear {
     }
 }
 
-/// Two linear layers with GELU (by its formula with tanh) between them: the feed-forward part of a transformer's block, in as few kernels as
-/// the library allows ([`functional::gelu_mlp`]).
+/// Two linear layers with GELU (by its formula with tanh) or the rectified linear unit between them: the feed-forward part of a transformer's block,
+/// in as few kernels as the library allows ([`functional::gelu_mlp`], [`functional::relu_mlp`]).
 #[derive(Module, Clone, Debug)]
 pub struct Mlp {
     /// (hidden, in).
     pub expand: Linear,
     /// (out, hidden).
     pub contract: Linear,
+    /// The function between them.
+    #[module(skip)]
+    pub activation: Activation,
 }
 
 impl Mlp {
-    /// Makes two layers, from `features` to `hidden` features and back, with random parameters.
+    /// Makes two layers, from `features` to `hidden` features and back, with random parameters and GELU.
     ///
     /// # Errors
     /// Those of the allocation.
@@ -110,7 +113,13 @@ impl Mlp {
         let _entered = enter(Location::caller());
         let expand = Linear::new(features, hidden, generator, device)?;
         let contract = Linear::new(hidden, features, generator, device)?;
-        Ok(Self { expand, contract })
+        Ok(Self { expand, contract, activation: Activation::Gelu })
+    }
+
+    /// Returns the layers with another function between them.
+    #[must_use]
+    pub fn with_activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
     }
 
     /// Returns the input plus [`Forward::forward`] of what a layer norm gives for it: the second half of a transformer's block. Few rows without a
@@ -121,7 +130,7 @@ impl Mlp {
     #[track_caller]
     pub fn forward_norm_add(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
-        if !has_few_rows(input) {
+        if !has_few_rows(input) || self.activation != Activation::Gelu {
             return input.add(&self.forward(&norm.forward(input)?)?);
         }
         let hidden = functional::norm_linear(input, &self.expand.behind(norm, true)?)?;
@@ -134,7 +143,11 @@ impl Forward for Mlp {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         let weights = [&self.expand.weight, &self.contract.weight];
-        functional::gelu_mlp(input, weights, [self.expand.bias.as_ref(), self.contract.bias.as_ref()])
+        let biases = [self.expand.bias.as_ref(), self.contract.bias.as_ref()];
+        match self.activation {
+            Activation::Gelu => functional::gelu_mlp(input, weights, biases),
+            Activation::Relu => functional::relu_mlp(input, weights, biases),
+        }
     }
 }
 

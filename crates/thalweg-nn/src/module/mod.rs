@@ -96,6 +96,7 @@ pub use recurrent::{
 };
 pub use state::{IncompatibleKeys, StateDict};
 pub use thalweg_derive::Module;
+pub use thalweg_runtime::Activation;
 pub use transformer::{SelfAttention, Transformer, TransformerBlock, TransformerOptions};
 pub use upsample::{PixelShuffle, PixelUnshuffle, Upsample, UpsampleMode};
 pub use weight_only::{IntegerFormat, WeightOnlyLinear};

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use thalweg_ir::DType;
 use thalweg_kernels::magnitudes::Magnitude;
 use thalweg_runtime::{Error, Result};
 
@@ -14,7 +15,9 @@ use thalweg_tensor::no_grad;
 /// the norm that they had: one element, f32, or f64 where a gradient is f64. `norm_type` is 2 in most uses, and infinity for the
 /// greatest magnitude.
 ///
-/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is not a number makes all gradients none. Asynchronous.
+/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is not a number makes all gradients none. Asynchronous: the
+/// gradients are read once for the norm, and once more where they are scaled, each time by one launch per 160 tensors.
+/// [`Optimizer::step_clipped`](super::Optimizer::step_clipped) scales them in the step's own launch.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or a number is not above 0.
@@ -31,8 +34,32 @@ pub fn clip_grad_norm_<'a>(
             return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
         };
         let norm = norm(&gradients, norm_type)?;
-        scale(&gradients, max_norm, &norm)?;
+        gradients.clip(&norm, max_norm)?;
         Ok(norm)
+    })
+}
+
+/// Returns the norm of the gradients of some parameters, and the number that they are to be divided by so that it is at most `max_norm`: one element
+/// of f32.
+///
+/// # Errors
+/// Those of [`clip_grad_norm_`].
+pub(super) fn clip_scale<'a>(
+    operator: &str,
+    parameters: impl IntoIterator<Item = &'a Tensor>,
+    max_norm: f64,
+    norm_type: f64,
+    location: &'static Location<'static>,
+) -> Result<(Tensor, Tensor)> {
+    is_above_0(&format!("{operator}: max_norm"), max_norm)?;
+    is_above_0(&format!("{operator}: norm_type"), norm_type)?;
+    let Some(gradients) = Gradients::of(operator, parameters, location)? else {
+        return Err(Error::invalid(format!("{operator}: no parameter has a gradient; run backward first")));
+    };
+    let norm = norm(&gradients, norm_type)?;
+    no_grad(|| {
+        let scale = norm.add_scalar(1e-6)?.mul_scalar(1.0 / max_norm)?.clamp_min(1.0)?;
+        Ok((norm, scale.to_dtype(DType::F32)?))
     })
 }
 
@@ -72,15 +99,9 @@ pub fn clip_grads_with_norm_<'a>(
     at_line(Location::caller(), || {
         is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
         let gradients = Gradients::of("clip_grads_with_norm_", parameters, Location::caller())?;
-        gradients.map_or(Ok(()), |gradients| scale(&gradients, max_norm, total_norm))
-    })
-}
-
-fn scale(gradients: &Gradients, max_norm: f64, norm: &Tensor) -> Result<()> {
-    no_grad(|| {
-        let room = norm.to_dtype(gradients.dtype())?.add_scalar(1e-6)?;
-        let factor = Tensor::full(&[], max_norm, room.dtype(), room.device())?.div(&room)?;
-        gradients.scale(&factor.minimum(&Tensor::ones(&[], room.dtype(), room.device())?)?)
+        gradients.map_or(Ok(()), |gradients| {
+            gradients.clip(&total_norm.detach().to_dtype(gradients.dtype())?, max_norm)
+        })
     })
 }
 

@@ -23,8 +23,19 @@ pub(super) struct Gradients {
     location: &'static Location<'static>,
 }
 
-/// Kernels that multiply a list in place, by dtypes of its elements and of the factor.
-static KERNELS: LazyLock<Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>> = LazyLock::new(Mutex::default);
+/// The factor that a list is multiplied by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Factor {
+    /// A number on the device.
+    Given,
+    /// m / (n + 10⁻⁶), at most 1, of a norm n on the device and a scalar m.
+    OfNorm,
+}
+
+/// Kernels that multiply a list in place, by dtypes of its elements and of the number on the device.
+static KERNELS: LazyLock<Mutex<Products>> = LazyLock::new(Mutex::default);
+
+type Products = FxHashMap<(Factor, [DType; 2]), Arc<ForeachKernel>>;
 
 impl Gradients {
     /// Takes the gradients of those parameters that have one; `None` where none has.
@@ -124,23 +135,43 @@ impl Gradients {
 
     /// Multiplies every element by a factor, in place: one element of f32 or f64 on the device. Products are rounded once.
     pub(super) fn scale(&self, factor: &Tensor) -> Result<()> {
+        self.multiply((Factor::Given, factor), &[], || Ok(factor.clone()))
+    }
+
+    /// Multiplies every element by max_norm / (norm + 10⁻⁶) where that is below 1, in place: the norm is one element of f32 or f64 on the device.
+    /// Products are rounded once; where the norm is small enough no element is read.
+    pub(super) fn clip(&self, norm: &Tensor, max_norm: f64) -> Result<()> {
+        self.multiply((Factor::OfNorm, norm), &[max_norm.to_bits()], || {
+            let room = norm.add_scalar(1e-6)?;
+            let factor = Tensor::full(&[], max_norm, room.dtype(), room.device())?.div(&room)?;
+            factor.minimum(&Tensor::ones(&[], room.dtype(), room.device())?)
+        })
+    }
+
+    /// Multiplies every element by what a kernel makes of a number and scalars; tensors with gaps, by the factor that a function computes.
+    fn multiply(
+        &self,
+        (kind, number): (Factor, &Tensor),
+        scalars: &[u64],
+        factor: impl Fn() -> Result<Tensor>,
+    ) -> Result<()> {
         no_grad(|| {
             let stream = self.device.current_stream();
-            factor.record_stream(&stream);
+            number.record_stream(&stream);
             for (dtype, list) in self.lists()? {
                 let (dense, others): (Vec<&Tensor>, Vec<&Tensor>) =
                     list.into_iter().partition(|tensor| tensor.is_contiguous());
                 for tensor in others {
-                    let wide = if dtype == DType::F64 { DType::F64 } else { factor.dtype() };
-                    tensor.copy_(&tensor.to_dtype(wide)?.mul(&factor.to_dtype(wide)?)?)?;
+                    let wide = if dtype == DType::F64 { DType::F64 } else { number.dtype() };
+                    tensor.copy_(&tensor.to_dtype(wide)?.mul(&factor()?.to_dtype(wide)?)?)?;
                 }
                 if dense.is_empty() {
                     continue;
                 }
-                let kernel = product_kernel([dtype, factor.dtype()]);
+                let kernel = product_kernel(kind, [dtype, number.dtype()]);
                 let arguments = ForeachArguments {
-                    shared: SmallVec::from_slice(&[factor.pointer().address()]),
-                    scalars: SmallVec::new(),
+                    shared: SmallVec::from_slice(&[number.pointer().address()]),
+                    scalars: SmallVec::from_slice(scalars),
                     items: dense.iter().map(|tensor| item(tensor)).collect(),
                 };
                 for launch in launches(&kernel, &arguments) {
@@ -161,17 +192,25 @@ fn item(tensor: &Tensor) -> ForeachItem {
     ForeachItem { elements: tensor.elements() as u64, addresses }
 }
 
-/// Returns the kernel that multiplies elements by a factor, of these dtypes.
-fn product_kernel(dtypes: [DType; 2]) -> Arc<ForeachKernel> {
-    let [elements, factor] = dtypes;
+/// Returns the kernel that multiplies elements by a factor, of these dtypes. A factor of 1 leaves them as they are.
+fn product_kernel(kind: Factor, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
+    let [elements, number] = dtypes;
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-    let kernel = kernels.entry(dtypes).or_insert_with(|| {
+    let kernel = kernels.entry((kind, dtypes)).or_insert_with(|| {
         let builder = BodyBuilder::new();
-        let (x, by) = (builder.input(elements), builder.input(factor));
-        let compute = if elements == DType::F64 { DType::F64 } else { factor };
-        builder.output(x.to(compute) * by.to(compute), elements, OutputPlace::Row);
+        let (x, given) = (builder.input(elements), builder.input(number));
+        let (by, verb) = match kind {
+            Factor::Given => (given, "multiply"),
+            Factor::OfNorm => {
+                let most = builder.scalar(DType::F64).to(number);
+                ((most / (given + 1e-6)).minimum(given.like(1.0)), "clip")
+            }
+        };
+        let compute = if elements == DType::F64 { DType::F64 } else { number };
+        let product = (x.to(compute) * by.to(compute)).to(x.dtype());
+        builder.output(by.eq(1.0).select(x, product), elements, OutputPlace::Row);
         Arc::new(ForeachKernel {
-            name: format!("multiply_list_{}_by_{}", elements.name(), factor.name()),
+            name: format!("{verb}_list_{}_by_{}", elements.name(), number.name()),
             body: builder.finish(),
             operands: SmallVec::from_slice(&[ForeachOperand::Elements, ForeachOperand::Shared]),
             targets: SmallVec::from_slice(&[0]),

@@ -12,6 +12,7 @@ use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, StepForm, count_ker
 use thalweg_runtime::{Result, Stream};
 
 use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::KeptCast;
 use thalweg_tensor::caller::label_at;
 use thalweg_tensor::no_grad;
 
@@ -40,8 +41,7 @@ pub(super) struct Group {
     /// Whether steps are counted: whether a parameter has a state at all.
     pub(super) counts: bool,
     count_kernel: Arc<ForeachKernel>,
-    /// The kernels by dtypes of parameter and gradient.
-    step_kernels: Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>,
+    step_kernels: Mutex<FxHashMap<Dtypes, Arc<ForeachKernel>>>,
 }
 
 /// A parameter with its states.
@@ -52,14 +52,29 @@ pub(super) struct Parameter {
     pub(super) states: SmallVec<[Tensor; 4]>,
     /// One element each: the number of steps, then the rule's.
     pub(super) scalar_states: SmallVec<[Tensor; 2]>,
+    /// The cast that regions of autocast make of it.
+    cast: Option<Arc<KeptCast>>,
+}
+
+/// The dtypes of a parameter and its gradient, and of the cast that is written with it.
+type Dtypes = (DType, DType, Option<DType>);
+
+/// A parameter that is stepped.
+struct Stepped<'a> {
+    /// The number of it in its group.
+    number: usize,
+    parameter: &'a Parameter,
+    /// Contiguous.
+    gradient: Tensor,
+    /// The cast that is written with it.
+    cast: Option<Tensor>,
 }
 
 /// A list of parameters of which one kernel steps all.
 struct List<'a> {
-    dtypes: [DType; 2],
+    dtypes: Dtypes,
     kernel: Arc<ForeachKernel>,
-    /// The number of each in its group, and its gradient, contiguous.
-    parameters: Vec<(usize, &'a Parameter, Tensor)>,
+    parameters: Vec<Stepped<'a>>,
 }
 
 /// A step of a group for which nothing but the launches is left to do.
@@ -92,7 +107,8 @@ impl Group {
                     let states = values.states.iter().flatten().map(state).collect::<Result<_>>()?;
                     let column = scalar_states.select(1, number)?;
                     let scalar_states = column.unbind(0)?.into();
-                    Ok(Parameter { value, states, scalar_states })
+                    let cast = KeptCast::of(&value);
+                    Ok(Parameter { value, states, scalar_states, cast })
                 })
                 .collect::<Result<_>>()?;
             Ok(Self {
@@ -128,7 +144,8 @@ impl Group {
         {
             let Some(gradient) = parameter.value.grad() else { continue };
             let gradient = gradient.detach().contiguous()?;
-            let dtypes = [parameter.value.dtype(), gradient.dtype()];
+            let cast = parameter.cast.as_ref().map(|kept| kept.to_write()).transpose()?.flatten();
+            let dtypes = (parameter.value.dtype(), gradient.dtype(), cast.as_ref().map(Tensor::dtype));
             let list = match lists.iter_mut().find(|list| list.dtypes == dtypes) {
                 Some(list) => list,
                 None => {
@@ -137,14 +154,16 @@ impl Group {
                     lists.last_mut().expect("it was just added")
                 }
             };
-            list.parameters.push((number, parameter, gradient));
+            list.parameters.push(Stepped { number, parameter, gradient, cast });
         }
         Ok(Prepared { group: self, lists })
     }
 
-    fn kernel(&self, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
+    fn kernel(&self, dtypes: Dtypes) -> Arc<ForeachKernel> {
         let mut kernels = self.step_kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || Arc::new(step_kernel(self.rule, &self.values, dtypes, StepForm::default()));
+        let (parameter, gradient, cast) = dtypes;
+        let form = StepForm { cast, ..StepForm::default() };
+        let make = || Arc::new(step_kernel(self.rule, &self.values, [parameter, gradient], form));
         kernels.entry(dtypes).or_insert_with(make).clone()
     }
 
@@ -174,17 +193,20 @@ impl Prepared<'_> {
             let arguments = ForeachArguments {
                 shared: shared.into_iter().collect(),
                 scalars: group.scalars(),
-                items: parameters.iter().map(|(_, parameter, gradient)| parameter.item(gradient)).collect(),
+                items: parameters.iter().map(Stepped::item).collect(),
             };
             for launch in launches(kernel, &arguments) {
                 stream.launch_native(&launch, label_at(group.rule.step_label, location))?;
             }
-            for (_, parameter, gradient) in parameters {
+            for Stepped { parameter, gradient, cast, .. } in parameters {
                 // They may have been made, or backward run, on another stream; and only this code reaches the states.
                 gradient.record_stream(&stream);
-                for tensor in std::iter::once(&parameter.value).chain(&parameter.states) {
+                for tensor in std::iter::once(&parameter.value).chain(&parameter.states).chain(cast) {
                     tensor.record_stream(&stream);
                     tensor.bump_version();
+                }
+                if let (Some(kept), Some(cast)) = (&parameter.cast, cast) {
+                    kept.written(cast.clone());
                 }
             }
         }
@@ -200,7 +222,7 @@ impl Prepared<'_> {
     ) -> Result<()> {
         let group = self.group;
         let mut stepped: Vec<usize> =
-            self.lists.iter().flat_map(|list| &list.parameters).map(|&(number, ..)| number).collect();
+            self.lists.iter().flat_map(|list| &list.parameters).map(|stepped| stepped.number).collect();
         stepped.sort_unstable();
         let items = stepped.chunk_by(|&a, &b| a + 1 == b).map(|run| ForeachItem {
             elements: run.len() as u64,
@@ -226,10 +248,14 @@ impl Parameter {
     fn scalar_addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.scalar_states.iter().map(|state| state.pointer().address())
     }
+}
 
-    fn item(&self, gradient: &Tensor) -> ForeachItem {
-        let operands = [&self.value, gradient].into_iter().chain(&self.states);
-        let addresses = operands.map(|tensor| tensor.pointer().address()).chain(self.scalar_addresses());
-        ForeachItem { elements: self.value.elements() as u64, addresses: addresses.collect() }
+impl Stepped<'_> {
+    fn item(&self) -> ForeachItem {
+        let Self { parameter, gradient, cast, .. } = self;
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        let operands = [&parameter.value, gradient].into_iter().chain(&parameter.states).map(address);
+        let addresses = operands.chain(parameter.scalar_addresses()).chain(cast.iter().map(address));
+        ForeachItem { elements: parameter.value.elements() as u64, addresses: addresses.collect() }
     }
 }

@@ -8,6 +8,7 @@ use thalweg_ops::optimizer::{Bound, OptimizerOptions};
 use thalweg_runtime::{Error, Result};
 
 use super::GradientScale;
+use super::clip::clip_scale;
 use super::group::Group;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
@@ -190,6 +191,23 @@ impl<O: OptimizerOptions> Optimizer<O> {
                 }
             }
             self.step_at(gradient_scale, Location::caller(), |_| true)
+        })
+    }
+
+    /// Updates every parameter that has a gradient as [`clip_grad_norm_`](super::clip_grad_norm_) and [`step`](Self::step) would, and returns the norm of
+    /// all gradients together. The step's launch scales the gradients, which stay as they are: they are read once for the norm and once
+    /// for the step. They are divided by max(1, (norm + 10⁻⁶) / max_norm), which may differ in the last place. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`clip_grad_norm_`](super::clip_grad_norm_).
+    #[track_caller]
+    pub fn step_clipped(&self, max_norm: f64, norm_type: f64) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            let (title, location) = (O::RULE.title, Location::caller());
+            let (norm, scale) = clip_scale(title, self.parameters(), max_norm, norm_type, location)?;
+            let found_inf = self.unscaled.found_inf.clone();
+            self.step_at(&GradientScale { scale, found_inf }, location, |_| true)?;
+            Ok(norm)
         })
     }
 

@@ -283,7 +283,78 @@ fn many_gradients_of_several_dtypes_are_clipped_together() {
             assert!((found - expected).abs() <= bound * expected.abs(), "{dtype}: {found} and {expected}");
         }
     }
+    // Gradients within the norm stay as they are, to the bit.
+    let before: Vec<Vec<f64>> =
+        parameters.iter().map(|parameter| values(&parameter.grad().unwrap())).collect();
+    clip_grad_norm_(&parameters, 11.0, 2.0).unwrap();
+    for (parameter, before) in parameters.iter().zip(&before) {
+        assert_eq!(values(&parameter.grad().unwrap()), *before);
+    }
     let greatest = get_total_norm(&[parameters[7].grad().unwrap()], f64::INFINITY).unwrap();
     let expected = expected[7].1.iter().fold(0.0_f64, |most, x| most.max(x.abs())) * 10.0 / norm;
     assert!((f64::from(greatest.to_vec::<f32>().unwrap()[0]) / expected - 1.0).abs() < 1e-2);
+}
+
+#[test]
+fn a_clipped_step_is_that_of_clipped_gradients() {
+    let device = device();
+    let start = |seed: usize| -> Vec<Tensor> {
+        (0..3)
+            .map(|number| {
+                let numbers: Vec<f32> =
+                    (0..40).map(|at| ((at * 7 + number * 5 + seed) % 33) as f32 / 4.0 - 4.0).collect();
+                Tensor::from_slice(&numbers, &[40], &device).unwrap()
+            })
+            .collect()
+    };
+    for (max_norm, norm_type, is_clipped) in
+        [(1.0, 2.0, true), (0.5, f64::INFINITY, true), (3.0, 1.0, true), (1e6, 2.0, false)]
+    {
+        let [own, apart] = [0, 0].map(|seed| -> Vec<Tensor> {
+            start(seed).iter().map(|parameter| parameter.requires_grad_().unwrap()).collect()
+        });
+        // Without division by the size of the gradient, which would hide what it is scaled by.
+        let options = SgdOptions { learning_rate: 0.5, momentum: 0.9, ..SgdOptions::default() };
+        let [one, two] = [&own, &apart].map(|parameters| Sgd::new(parameters.clone(), options).unwrap());
+        for seed in 1..4 {
+            for (parameters, gradients) in [(&own, start(seed)), (&apart, start(seed))] {
+                for (parameter, gradient) in parameters.iter().zip(gradients) {
+                    parameter.set_grad(Some(gradient)).unwrap();
+                }
+            }
+            let norm = values(&one.step_clipped(max_norm, norm_type).unwrap());
+            assert_eq!(norm, values(&clip_grad_norm_(&apart, max_norm, norm_type).unwrap()));
+            two.step().unwrap();
+            assert_eq!(values(&own[1].grad().unwrap()), values(&start(seed)[1]), "gradients stay");
+            for (own, apart) in own.iter().zip(&apart) {
+                for (own, apart) in values(own).iter().zip(values(apart)) {
+                    let bound = if is_clipped { 2e-6 * (1.0 + apart.abs()) } else { 0.0 };
+                    assert!((own - apart).abs() <= bound, "{norm_type}: {own} and {apart}");
+                }
+            }
+        }
+    }
+    let optimizer = Sgd::new(vec![start(0)[0].requires_grad_().unwrap()], SgdOptions::default()).unwrap();
+    assert!(optimizer.step_clipped(1.0, 2.0).unwrap_err().to_string().contains("run backward first"));
+    assert!(optimizer.step_clipped(0.0, 2.0).unwrap_err().to_string().contains("must be above 0"));
+}
+
+#[test]
+fn clipping_takes_four_commands_whatever_the_number_of_tensors() {
+    let device = own_device();
+    let stream = Stream::new(&device).unwrap();
+    let _current = stream.make_current();
+    let parameters: Vec<Tensor> = (0..148)
+        .map(|number| {
+            let parameter =
+                Tensor::ones(&[number + 1], DType::F32, &device).unwrap().requires_grad_().unwrap();
+            parameter.set_grad(Some(Tensor::ones(&[number + 1], DType::F32, &device).unwrap())).unwrap();
+            parameter
+        })
+        .collect();
+    let (graph, _norm) =
+        Graph::capture(&device, CaptureOptions::default(), || clip_grad_norm_(&parameters, 1.0, 2.0))
+            .unwrap();
+    // Magnitudes, their sum, its root, and the product.
+    assert_eq!(graph.description().unwrap().nodes.len(), 4);
 }

@@ -133,6 +133,7 @@ impl Capture {
             steps: Steps::default(),
             footprint: Footprint::new(device.allocator(), pool.id()),
             pinned: Vec::new(),
+            upkeeps: Vec::new(),
             questions,
         });
         device.captures().count.fetch_add(1, Ordering::Release);
@@ -178,8 +179,9 @@ impl Capture {
         let ended = device.check(driver.stream_end_capture(self.stream.handle()));
         let handle = ended.map_err(|error| explain(error, unjoined))?;
         let template = Arc::new(Template::new(&device, handle));
-        let UnderWay { ids, steps, footprint, pinned, questions, .. } =
+        let UnderWay { ids, steps, footprint, pinned, upkeeps, questions, .. } =
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
+        upkeeps.iter().for_each(|(_, upkeep)| upkeep.captured());
         // No stream takes part any more.
         lock(&ids).clear();
         let Traces { mut contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
@@ -206,6 +208,7 @@ impl Capture {
             contract,
             member,
             pinned,
+            upkeeps,
             replayed_on: Mutex::default(),
             pool,
         };

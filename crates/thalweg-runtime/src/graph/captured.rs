@@ -9,6 +9,7 @@ use thalweg_driver::UseKind;
 use thalweg_driver::{GraphDescription, GraphHandle, Label};
 use thalweg_memory::StreamId;
 
+use super::captures::Upkeeps;
 use super::contract::Contract;
 use super::members::Member;
 use super::pool::GraphPool;
@@ -65,6 +66,8 @@ pub(super) struct Content {
     pub(super) member: Arc<Member>,
     /// Pinned memory that the captured copies use.
     pub(super) pinned: Vec<Arc<PinnedBlock>>,
+    /// The values that replays look after.
+    pub(super) upkeeps: Upkeeps,
     /// The streams on which it was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,

@@ -3,6 +3,7 @@
 //! A device has them, and they have streams, pools and pinned memory, each of which has its device. So `device`, `stream`, `pinned`,
 //! `pool` and `branches` use each other in a circle, of which this is the hub; the rest of the crate is above them, or below.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -26,6 +27,8 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
     /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
     left: Mutex<Option<PoolId>>,
+    /// The number of replays on the device so far.
+    replays: AtomicU64,
 }
 
 /// The numbers of a capture and of its bodies'.
@@ -40,6 +43,24 @@ impl UnderWay {
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// A value in memory that a captured region has relied on. The graph keeps it alive.
+pub trait Upkeep: fmt::Debug + Send + Sync {
+    /// Notes that the capture is over, in which it was registered.
+    fn captured(&self);
+
+    /// Sees to it that the value is right for a replay that is queued on the stream next.
+    ///
+    /// # Errors
+    /// Those of what it submits: then nothing is replayed.
+    fn before_replay(&self, stream: &Stream) -> Result<()>;
+
+    /// Notes that the replay was queued.
+    fn after_replay(&self, stream: &Stream);
+}
+
+/// Upkeeps by the numbers that they were registered with.
+pub(super) type Upkeeps = Vec<(usize, Arc<dyn Upkeep>)>;
 
 /// The notes of a capture that is under way.
 pub(super) struct UnderWay {
@@ -57,14 +78,35 @@ pub(super) struct UnderWay {
     pub(crate) footprint: Footprint,
     /// The pinned memory that its copies use.
     pub(crate) pinned: Vec<Arc<PinnedBlock>>,
+    /// The values that its replays look after.
+    pub(super) upkeeps: Upkeeps,
     /// The calls of the driver that were made for it.
     pub(crate) questions: Arc<AtomicU64>,
+}
+
+impl Stream {
+    /// Lets the graph that the stream captures look after a value, once for each number, which must be that of nothing else while the value lives.
+    /// Returns whether it will: not where the stream captures nothing or the body of a [conditional node](super::if_), which may run
+    /// more than once per replay.
+    pub fn keep_up(&self, number: usize, upkeep: impl FnOnce() -> Arc<dyn Upkeep>) -> bool {
+        self.device().captures().keep_up(self, number, upkeep)
+    }
 }
 
 impl Captures {
     /// Returns whether any capture is under way. One load.
     pub(crate) fn are_under_way(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes a replay on the device.
+    pub(super) fn note_replay(&self) {
+        self.replays.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of replays on the device so far.
+    pub(crate) fn replays(&self) -> u64 {
+        self.replays.load(Ordering::Acquire)
     }
 
     /// Notes that a pool that served one graph was released.
@@ -110,6 +152,23 @@ impl Captures {
                 capture.pinned.push(block.clone());
             }
         });
+    }
+
+    /// Makes the graph look after a value, if the stream captures, and not a body; returns whether it will.
+    pub(super) fn keep_up(
+        &self,
+        stream: &Stream,
+        number: usize,
+        upkeep: impl FnOnce() -> Arc<dyn Upkeep>,
+    ) -> bool {
+        let mut is_kept = false;
+        self.note(stream, |capture, info| {
+            is_kept = lock(&capture.ids).first() == Some(&info.id);
+            if is_kept && !capture.upkeeps.iter().any(|(known, _)| *known == number) {
+                capture.upkeeps.push((number, upkeep()));
+            }
+        });
+        is_kept
     }
 
     /// Notes that the stream was given a command, when it took part in the capture `before`.

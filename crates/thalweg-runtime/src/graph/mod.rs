@@ -21,7 +21,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | `captures`, `capture` | captures under way, how they begin and end |
+//! | `captures`, `capture` | captures under way, how they begin and end, and the values that replays look after |
 //! | `branches` | their streams: forks that were not joined |
 //! | `footprint` | the memory that their commands touch |
 //! | `conditional` | parts that run, or run again, as a value on the device says |
@@ -74,6 +74,7 @@ use thalweg_driver::{DevicePointer, GraphDescription, GraphExecHandle, GraphNode
 pub use audit::{Audit, Obstacle, ObstacleKind, audit};
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
+pub use captures::Upkeep;
 pub use checkpoint::{HeldMemory, PoolState};
 pub use conditional::{Condition, Region, if_, if_else, switch, while_};
 pub use contract::{Contract, Input, InputKind, Output};
@@ -194,18 +195,21 @@ impl Graph {
                  stream, or capture its region as a part of this one"
             )));
         }
-        let Content { contract, member, pool, .. } = &*self.content;
+        let Content { contract, member, pool, upkeeps, .. } = &*self.content;
         let named = |error: Error| error.context("graph replay");
         contract.check().map_err(named)?;
+        upkeeps.iter().try_for_each(|(_, upkeep)| upkeep.before_replay(stream)).map_err(named)?;
         let kept = pool.members().before_replay(member, stream, label).map_err(named)?;
         if let Some(instrument) = device.instrument() {
             instrument.label_next(label);
         }
         device.called(label);
+        device.captures().note_replay();
         stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
             device.driver().graph_launch(*handle, stream.handle())
         })?;
         self.content.was_replayed_on(stream.id());
+        upkeeps.iter().for_each(|(_, upkeep)| upkeep.after_replay(stream));
         pool.members().after_replay(member, kept, stream, label)
     }
 

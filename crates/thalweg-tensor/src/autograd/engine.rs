@@ -22,7 +22,10 @@ use thalweg_runtime::{Device, Error, Result, Stream};
 use super::halves::{Asked, asking};
 use super::leaf;
 use super::pass::RunningPass;
-use super::{BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, run_function};
+use super::sums::{Sums, summing};
+use super::{
+    BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, run_function,
+};
 use crate::moves::is_one_driver;
 use crate::tensor::Tensor;
 
@@ -323,7 +326,8 @@ impl Pass {
     ) -> Result<Gradients> {
         let name = node.function.name();
         let _recorded = record_operator_with(|| node.title());
-        let results = asking(asked, || run_function(node, gradients, is_last))
+        let sums = self.sums(node, asked.as_ref());
+        let results = summing(sums, || asking(asked, || run_function(node, gradients, is_last)))
             .map_err(|error| error.context(format!("backward of {name}")))?;
         if results.len() != node.edges.len() && !node.edges.is_empty() {
             return Err(Error::invalid(format!(
@@ -334,6 +338,38 @@ impl Pass {
         }
         anomaly::check(node, &results)?;
         node.run_after(results, gradients)
+    }
+}
+
+impl Pass {
+    /// Returns the sums that a node may add gradients to in place: what has arrived there already, or the gradient that a leaf has, where nothing
+    /// else comes and no hook is to see this pass's. None on several streams.
+    fn sums(&self, node: &Node, asked: Option<&Asked>) -> Sums {
+        let is_seen = node.has_hooks_behind() || anomaly::is_anomaly_enabled();
+        if is_grad_enabled() || is_seen || self.wanted.is_some() || node.stream != self.caller {
+            return Sums::new();
+        }
+        let asked = |input: usize| asked.is_none_or(|asked| asked[input]);
+        let sum = |input: usize| {
+            let edge =
+                node.edges[input].as_ref().filter(|edge| asked(input) && edge.node.stream == node.stream)?;
+            let Edge { node: consumer, input: output } = edge;
+            let arrived =
+                self.buffers.get(&consumer.sequence).and_then(|buffer| buffer.get(*output)?.as_ref());
+            let sum = match (arrived, &consumer.kept) {
+                (Some((arrived, stream)), _) => {
+                    let is_ours =
+                        Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+                    (is_ours && *stream == node.stream).then(|| arrived.clone())
+                }
+                (None, Some(kept)) if self.missing[&consumer.sequence] == 1 && !consumer.is_watched() => {
+                    kept.get()
+                }
+                _ => None,
+            };
+            sum.filter(|sum| sum.is_contiguous() && !sum.is_inference()).map(|sum| (input, sum))
+        };
+        (0..node.edges.len()).filter_map(sum).collect()
     }
 }
 

@@ -98,6 +98,17 @@ impl Node {
         self.hooks.get_or_init(Box::default).after.add(0, Arc::new(hook))
     }
 
+    /// Returns whether a hook sees what arrives at this node, or is called once it has run.
+    pub(super) fn is_watched(&self) -> bool {
+        let of_leaf = self.kept.as_ref().is_some_and(|kept| kept.has_hooks());
+        of_leaf || self.hooks.get().is_some()
+    }
+
+    /// Returns whether hooks see what this node computes.
+    pub(super) fn has_hooks_behind(&self) -> bool {
+        self.hooks.get().is_some_and(|hooks| !hooks.after.hooks().is_empty())
+    }
+
     /// Lets passes keep the gradient of an output.
     pub(super) fn retain(&self, output: usize, kept: &Arc<Kept>) {
         let mut retained = self.hooks.get_or_init(Box::default).retained();
@@ -310,10 +321,7 @@ impl Tensor {
 
     /// Returns whether it has hooks that backward passes call.
     pub(crate) fn has_hooks(&self) -> bool {
-        let has_any = |hooks: &super::leaf::LeafHooks| {
-            !hooks.arriving.hooks().is_empty() || !hooks.accumulated.hooks().is_empty()
-        };
-        self.kept().hooks().is_some_and(has_any)
+        self.kept().has_hooks()
     }
 
     fn check_hookable(&self) -> Result<()> {

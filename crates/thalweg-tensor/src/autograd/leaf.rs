@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thalweg_ir::Shape;
 use thalweg_runtime::Result;
 
-use super::{Backward, Gradients, HookList};
+use super::{Backward, Gradients, HookList, is_grad_enabled};
 use crate::tensor::Tensor;
 
 /// A hook that sees a gradient, and may give another in its place.
@@ -47,20 +47,30 @@ impl Kept {
         self.hooks.get().map(|hooks| &**hooks)
     }
 
+    /// Returns whether there are hooks.
+    pub(crate) fn has_hooks(&self) -> bool {
+        let has_any =
+            |hooks: &LeafHooks| !hooks.arriving.hooks().is_empty() || !hooks.accumulated.hooks().is_empty();
+        self.hooks().is_some_and(has_any)
+    }
+
     /// Returns the hooks, to add one.
     pub(crate) fn hooks_to_add(&self) -> &LeafHooks {
         self.hooks.get_or_init(Box::default)
     }
 
-    /// Adds what has arrived, on the current stream.
+    /// Adds what has arrived, on the current stream: in place, so that all holders of the gradient see the sum, unless the sum is to have a gradient
+    /// itself.
     pub(crate) fn add(&self, arrived: &Tensor) -> Result<()> {
         loop {
             // Stays where it is until the sum is there: a sum that fails leaves it.
             let earlier = self.get();
             let sum = match &earlier {
-                // A new tensor, never a sum in place: the caller may hold the present one.
                 Some(earlier) => {
                     earlier.record_stream(&earlier.device().current_stream());
+                    if is_summed_in_place(earlier, arrived) {
+                        return earlier.add_(arrived);
+                    }
                     earlier.add(arrived)?
                 }
                 None => own(arrived)?,
@@ -79,6 +89,12 @@ impl Kept {
             }
         }
     }
+}
+
+/// Returns whether a gradient is added to another in its place, as PyTorch does.
+fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
+    let fits = earlier.dtype() == arrived.dtype() && earlier.shape() == arrived.shape();
+    fits && !is_grad_enabled() && !earlier.layout().may_overlap() && !earlier.is_inference()
 }
 
 /// Returns a gradient in memory that it does not share, since a kept gradient may be written in place: `arrived` itself where

@@ -9,6 +9,13 @@
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
 //! set. A write in place of something that a gradient flows from is recorded too; see `in_place`.
 //!
+//! # Gradients that leaves have already
+//! A pass adds to them in place, as PyTorch does: all holders of [`Tensor::grad`] see the sum, and a graph that saved it finds it written. Under
+//! [`BackwardOptions::create_graph`] the sum is a new tensor. Where the gradient of a weight is a matrix product, the kernel that multiplies adds it
+//! (`sums`): the sum is rounded once, no memory is needed for the product, and nothing follows it. So it is with the products of a weight
+//! that several layers share. A gradient of its own is made for hooks that see it, in anomaly mode, in [`gradients`], on other
+//! streams than the caller's, and where dtype or layout of the leaf's gradient differ from the product's.
+//!
 //! # Hooks
 //! A pass comes to a node when all gradients of its outputs have arrived, and then calls, with the node's stream current:
 //!
@@ -42,6 +49,7 @@ mod offload;
 mod pass;
 mod region;
 mod saved;
+mod sums;
 pub(crate) mod views;
 
 use std::cell::RefCell;
@@ -74,6 +82,7 @@ pub use offload::save_on_cpu;
 pub use saved::{
     Saved, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks, saved_tensors_hooks_for,
 };
+pub(crate) use sums::sum_of;
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
@@ -179,7 +188,7 @@ impl Drop for Node {
 
 impl Tensor {
     /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to
-    /// [`Tensor::grad`]. Frees what the graph saved, so that it runs once: see [`BackwardOptions`]. Asynchronous: the gradients
+    /// [`Tensor::grad`] in place. Frees what the graph saved, so that it runs once: see [`BackwardOptions`]. Asynchronous: the gradients
     /// are ready for work on the current stream.
     ///
     /// # Errors

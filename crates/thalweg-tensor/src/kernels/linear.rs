@@ -12,7 +12,7 @@ use thalweg_ops::{structured, table};
 use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
 use super::loops::{LoopArguments, run_into};
-use super::matmul::{check, matrix};
+use super::matmul::{matrix, product, summed_product};
 use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -68,16 +68,6 @@ impl<'a> Operands<'a> {
             None => Ok(()),
         }
     }
-}
-
-/// Describes the product `a · b` of two tensors of rank 2, and returns the tensors that it reads.
-pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
-    check(a, b)?;
-    let ((a, left), (b, right)) = (matrix(a)?, matrix(b)?);
-    let [m, k, n] = [a.shape()[0], a.shape()[1], b.shape()[1]].map(|extent| extent as u64);
-    let product = Matmul { a: left, b: right, ..Matmul::contiguous(m, n, k, 1, a.dtype()) };
-    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-    Ok((product, [a, b]))
 }
 
 /// Returns the transpose of a matrix, outside the graph.
@@ -162,7 +152,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         let pointers = [a.pointer(), b.pointer(), result.pointer()];
         match &stored {
             Some(bias) => {
-                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), gelu: None };
+                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
                 stream.matmul_with(&product, pointers, &epilogue, call.label)?;
             }
             None => {
@@ -253,7 +243,8 @@ impl LinearBackward {
         // One kernel for both records nothing.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
-            return Ok([Some(gradient.transpose(0, 1)?.matmul(&input)?), bias]);
+            // Last: what is added to a sum stays there if something fails.
+            return Ok([summed_product(1, &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
         }
         let stream = gradient.device().current_stream();
         let empty = |shape: &[usize]| Tensor::empty_on(shape, gradient.dtype(), &stream, self.label);

@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
-use crate::autograd::{Backward, Gradients, Saved, is_asked, record};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, record, sum_of};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -107,12 +107,15 @@ pub(crate) static ADD_GRADIENT: Formula = Formula {
             number if number.to_f64() == 1.0 => Ok(tensor),
             number => tensor.mul_scalar(number),
         };
-        call.each(|tensor| {
-            Ok(Some(match tensor {
-                0 => times(gradient.sum_to_shape(call.shape(0))?, 3)?,
-                1 => times(product_like(&call.saved(1)?, &gradient, &call.saved(2)?.transpose(-2, -1)?)?, 4)?,
-                _ => times(product_like(&call.saved(2)?, &call.saved(1)?.transpose(-2, -1)?, &gradient)?, 4)?,
-            }))
+        let is_plain = call.scalar(4).to_f64() == 1.0;
+        let product = |input: usize, operand: &Tensor, factors: [&Tensor; 2]| match is_plain {
+            true => product_of(input, operand, factors, call.label()),
+            false => times(product_like(operand, factors[0], factors[1])?, 4).map(Some),
+        };
+        call.each(|tensor| match tensor {
+            0 => times(gradient.sum_to_shape(call.shape(0))?, 3).map(Some),
+            1 => product(1, &call.saved(1)?, [&gradient, &call.saved(2)?.transpose(-2, -1)?]),
+            _ => product(2, &call.saved(2)?, [&call.saved(1)?.transpose(-2, -1)?, &gradient]),
         })
     },
 };
@@ -181,6 +184,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
         a: Saved::new(call.tensors[0])?,
         b: Saved::new(call.tensors[1])?,
         wanted: [call.tensors[0].requires_grad(), call.tensors[1].requires_grad()],
+        label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
@@ -190,6 +194,15 @@ struct MatmulBackward {
     a: Saved,
     b: Saved,
     wanted: [bool; 2],
+    label: Label,
+}
+
+/// Returns the gradient of an input of the node that runs, `x · y` as [`product_like`] has it, or `None` where it was added to a sum in place.
+fn product_of(input: usize, operand: &Tensor, [x, y]: [&Tensor; 2], label: Label) -> Result<Option<Tensor>> {
+    match operand.is_contiguous() && [operand, x, y].iter().all(|tensor| tensor.rank() == 2) {
+        true => summed_product(input, x, y, label),
+        false => product_like(operand, x, y).map(Some),
+    }
 }
 
 impl Backward for MatmulBackward {
@@ -202,11 +215,11 @@ impl Backward for MatmulBackward {
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
         results.push(match self.wanted[0] && is_asked(0) {
-            true => Some(product_like(&a, gradient, &b.transpose(-2, -1)?)?),
+            true => product_of(0, &a, [gradient, &b.transpose(-2, -1)?], self.label)?,
             false => None,
         });
         results.push(match self.wanted[1] && is_asked(1) {
-            true => Some(product_like(&b, &a.transpose(-2, -1)?, gradient)?),
+            true => product_of(1, &b, [&a.transpose(-2, -1)?, gradient], self.label)?,
             false => None,
         });
         Ok(results)
@@ -216,6 +229,33 @@ impl Backward for MatmulBackward {
         self.a.release();
         self.b.release();
     }
+}
+
+/// Returns the gradient `a · b` of an input of the node that runs, of rank 2, or `None` where it was added to a sum in place.
+pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label) -> Result<Option<Tensor>> {
+    let sum = sum_of(input).filter(|sum| {
+        let fits = a.rank() == 2 && b.rank() == 2 && sum.shape() == [a.shape()[0], b.shape()[1]];
+        let is_apart = !sum.shares_storage_with(a) && !sum.shares_storage_with(b);
+        fits && is_apart && sum.dtype() == a.dtype() && a.dtype() == b.dtype() && sum.elements() > 0
+    });
+    let Some(sum) = sum else { return a.matmul(b).map(Some) };
+    let (product, [a, b]) = product(a, b)?;
+    let stream = sum.device().current_stream();
+    sum.record_stream(&stream);
+    let at = [a.pointer(), b.pointer(), sum.pointer()];
+    stream.matmul(&Matmul { beta: Factor::ONE, ..product }, at, label)?;
+    sum.bump_version();
+    Ok(None)
+}
+
+/// Describes the product `a · b` of two tensors of rank 2, and returns the tensors that it reads.
+pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
+    check(a, b)?;
+    let ((a, left), (b, right)) = (matrix(a)?, matrix(b)?);
+    let [m, k, n] = [a.shape()[0], a.shape()[1], b.shape()[1]].map(|extent| extent as u64);
+    let product = Matmul { a: left, b: right, ..Matmul::contiguous(m, n, k, 1, a.dtype()) };
+    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+    Ok((product, [a, b]))
 }
 
 /// Returns `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the

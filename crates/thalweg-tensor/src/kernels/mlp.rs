@@ -1,35 +1,49 @@
-//! Two linear layers with GELU between them as one operator: the library takes GELU, and multiplies by its derivative, while it stores a
-//! product.
+//! Two linear layers with GELU or the rectified linear unit between them as one operator: the library takes the activation, and multiplies by its
+//! derivative, while it stores a product.
 //!
-//! The operator's results are that of the layers, the argument of GELU, and what GELU gives: the gradient reads the last two.
+//! The operator's results are that of the layers, what the library keeps of the activation (GELU's argument, or a bit per element), and what the
+//! activation gives: the gradient reads the last two.
 
+use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
-use thalweg_runtime::{Error, Gelu, GeluPass, Label, MatmulEpilogue, Result, Stream};
+use thalweg_runtime::{
+    Activation, ActivationPass, Error, Label, MatmulActivation, MatmulEpilogue, Result, Stream,
+};
 
-use super::linear::{product, turned};
+use super::linear::turned;
+use super::matmul::{product, summed_product};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the product of two matrices, with GELU over `argument` (rows, columns), which is contiguous.
+/// Returns the product of two matrices, with an activation of which `kept` is kept (rows, columns; or bytes of bits), which is contiguous.
 fn multiplied(
     [a, b]: [&Tensor; 2],
     bias: Option<&Tensor>,
-    (pass, argument): (GeluPass, &Tensor),
+    (function, pass, kept): (Activation, ActivationPass, &Tensor),
     stream: &Stream,
     label: Label,
 ) -> Result<Tensor> {
     let (product, [a, b]) = product(a, b)?;
-    let result = Tensor::empty_on(argument.shape(), argument.dtype(), stream, label)?;
-    let gelu = Gelu { pass, input: argument.pointer(), leading_dimension: product.n };
-    let epilogue = MatmulEpilogue { bias: bias.map(Tensor::pointer), gelu: Some(gelu) };
+    let result = Tensor::empty_on(&[product.m as usize, product.n as usize], a.dtype(), stream, label)?;
+    let leading_dimension = match function {
+        Activation::Gelu => product.n,
+        Activation::Relu => 8 * kept.shape()[1] as u64,
+    };
+    let activation = MatmulActivation { function, pass, kept: kept.pointer(), leading_dimension };
+    let epilogue = MatmulEpilogue { bias: bias.map(Tensor::pointer), activation: Some(activation) };
     stream.matmul_with(&product, [a.pointer(), b.pointer(), result.pointer()], &epilogue, label)?;
     Ok(result)
 }
 
 /// Checks the shapes of a call: (rows, in), (hidden, in), (out, hidden), and biases for both layers or for none.
-fn check(tensors: [&Tensor; 3], biases: [Option<&Tensor>; 2], stream: &Stream) -> Result<()> {
+fn check(
+    tensors: [&Tensor; 3],
+    biases: [Option<&Tensor>; 2],
+    function: Activation,
+    stream: &Stream,
+) -> Result<()> {
     let shapes = tensors.map(Tensor::shape);
     let ([&[rows, inputs], &[hidden, own], &[outputs, middle]], true) =
         (shapes, tensors.iter().all(|tensor| tensor.dtype() == tensors[0].dtype()))
@@ -47,12 +61,18 @@ fn check(tensors: [&Tensor; 3], biases: [Option<&Tensor>; 2], stream: &Stream) -
         )));
     }
     let [m, n, k] = [rows, hidden, inputs].map(|extent| extent as u64);
-    match stream.takes_gelu(&Matmul::contiguous(m, n, k, 1, tensors[0].dtype())) && outputs > 0 && rows > 0 {
+    let product = Matmul::contiguous(m, n, k, 1, tensors[0].dtype());
+    match stream.takes_activation(&product, function) && outputs > 0 && rows > 0 {
         true => Ok(()),
-        false => {
-            Err(Error::invalid("mlp: no library here takes GELU of this product; take the layers apart"))
-        }
+        false => Err(Error::invalid(
+            "mlp: no library here takes the activation of this product; take the layers apart",
+        )),
     }
+}
+
+/// Returns the activation of a call.
+fn activation_of(call: &impl Arguments) -> Activation {
+    if call.bool(5) { Activation::Relu } else { Activation::Gelu }
 }
 
 /// Computes the layers.
@@ -60,20 +80,25 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let tensors = [0, 1, 2].map(|place| call.tensor(place));
     let biases = [3, 4].map(|place| call.optional_tensor(place));
     let stream = call.device.current_stream();
-    check(tensors, biases, &stream)?;
+    let function = activation_of(call);
+    check(tensors, biases, function, &stream)?;
     let [input, first, second] = tensors.map(Tensor::detach);
     let [bias, last_bias] = biases.map(|bias| bias.map(|bias| bias.detach().contiguous()).transpose());
     let (bias, last_bias) = (bias?, last_bias?);
-    let shape = [input.shape()[0], first.shape()[0]];
-    let argument = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
-    let gelu = (GeluPass::Forward, &argument);
-    let hidden = multiplied([&input, &turned(&first)?], bias.as_ref(), gelu, &stream, call.label)?;
+    let (rows, columns) = (input.shape()[0], first.shape()[0]);
+    let (columns, dtype) = match function {
+        Activation::Gelu => (columns, input.dtype()),
+        Activation::Relu => (columns.next_multiple_of(function.row_multiple() as usize) / 8, DType::U8),
+    };
+    let kept = Tensor::empty_on(&[rows, columns], dtype, &stream, call.label)?;
+    let activation = (function, ActivationPass::Forward, &kept);
+    let hidden = multiplied([&input, &turned(&first)?], bias.as_ref(), activation, &stream, call.label)?;
     let arguments = [(&hidden).into(), (&second).into(), last_bias.as_ref().into()];
     let result = built_in!("thalweg::linear")?.call(&arguments, None, call.label)?.swap_remove(0);
-    Ok([result, argument, hidden].into_iter().collect())
+    Ok([result, kept, hidden].into_iter().collect())
 }
 
-/// The gradient of [`forward`]: with the derivative of GELU in the product's epilogue, or, where it shall have a gradient itself, by operators.
+/// The gradient of [`forward`]: with the derivative of the activation in the product's epilogue, or, where it shall have a gradient itself, by operators.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1, 2, 3],
     outputs: &[1, 2],
@@ -84,20 +109,20 @@ pub(crate) static GRADIENT: Formula = Formula {
             return by_operators(call, [&input, &first, &second], &gradient);
         }
         let stream = call.device().current_stream();
-        let (argument, hidden) = (call.result(1)?, call.result(2)?);
+        let (kept, hidden) = (call.result(1)?, call.result(2)?);
         let of_argument = multiplied(
             [&gradient.contiguous()?, &second],
             None,
-            (GeluPass::Backward, &argument),
+            (activation_of(call), ActivationPass::Backward, &kept),
             &stream,
             call.label(),
         )?;
-        drop(argument);
+        drop(kept);
         collected(call, [&input, &first, &hidden], &of_argument, &gradient)
     },
 };
 
-/// Returns the gradients of all tensors from those of GELU's argument and of the result.
+/// Returns the gradients of all tensors from those of the activation's argument and of the result.
 fn collected(
     call: &GradientCall<'_>,
     [input, first, hidden]: [&Tensor; 3],
@@ -107,8 +132,8 @@ fn collected(
     call.each(|place| {
         Ok(Some(match place {
             0 => of_argument.matmul(first)?,
-            1 => of_argument.transpose(0, 1)?.matmul(input)?,
-            2 => gradient.transpose(0, 1)?.matmul(hidden)?,
+            1 => return summed_product(1, &of_argument.transpose(0, 1)?, input, call.label()),
+            2 => return summed_product(2, &gradient.transpose(0, 1)?, hidden, call.label()),
             3 => of_argument.sum(&[0], false)?,
             _ => gradient.sum(&[0], false)?,
         }))
@@ -126,14 +151,22 @@ fn by_operators(
     if call.tensor_count() > 3 {
         x = x.add(&call.saved(3)?.to_dtype(x.dtype())?)?;
     }
+    let of_hidden = gradient.matmul(second)?.to_dtype(x.dtype())?;
+    let (hidden, derivative) = match activation_of(call) {
+        Activation::Gelu => gelu(&x)?,
+        Activation::Relu => (x.relu()?, x.gt_scalar(0.0)?.to_dtype(x.dtype())?),
+    };
+    let of_argument = of_hidden.mul(&derivative)?.to_dtype(dtype)?;
+    collected(call, [input, first, &hidden.to_dtype(dtype)?], &of_argument, gradient)
+}
+
+/// Returns GELU of a tensor, and its derivative.
+fn gelu(x: &Tensor) -> Result<(Tensor, Tensor)> {
     let factor = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
     let square = x.square()?;
     let tanh = x.mul(&square.mul_scalar(0.044_715)?.add_scalar(1.0)?)?.mul_scalar(factor)?.tanh()?;
     let slope = square.mul_scalar(3.0 * 0.044_715 * factor)?.add_scalar(factor)?;
     let falls = tanh.square()?.neg()?.add_scalar(1.0)?;
     let derivative = x.mul(&falls)?.mul(&slope)?.add(&tanh)?.add_scalar(1.0)?.mul_scalar(0.5)?;
-    let hidden = x.mul(&tanh.add_scalar(1.0)?)?.mul_scalar(0.5)?.to_dtype(dtype)?;
-    let of_hidden = gradient.matmul(second)?.to_dtype(x.dtype())?;
-    let of_argument = of_hidden.mul(&derivative)?.to_dtype(dtype)?;
-    collected(call, [input, first, &hidden], &of_argument, gradient)
+    Ok((x.mul(&tanh.add_scalar(1.0)?)?.mul_scalar(0.5)?, derivative))
 }

@@ -154,7 +154,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef {
         autocast: Autocast::Lower,
         ..OpDef::part(
-            "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None) -> (Tensor, Tensor, Tensor)",
+            "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None, bool relu=False) -> (Tensor, Tensor, Tensor)",
             Differentiable(mlp::forward, &mlp::GRADIENT),
         )
     },

@@ -274,8 +274,9 @@ fn the_optimizers_kernels_compile() {
         let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
         assert!(!compiled.cubin.is_empty());
     };
+    let cast = StepForm { cast: Some(DType::Bf16), ..StepForm::default() };
     let by_scalar =
-        StepForm { learning_rate: None, has_scale: true, has_found_inf: false, writes_gradients: true };
+        StepForm { learning_rate: None, has_found_inf: false, writes_gradients: true, ..StepForm::default() };
     for rule in OPTIMIZERS {
         for values in rule.variants() {
             compile(&count_kernel(rule, &values), ARCHITECTURES[0]);
@@ -284,6 +285,7 @@ fn the_optimizers_kernels_compile() {
             }
         }
         let [defaults, _] = rule.variants();
+        compile(&step_kernel(rule, &defaults, [DType::F32; 2], cast), ARCHITECTURES[1]);
         for dtypes in [[DType::F64; 2], [DType::F16; 2]] {
             compile(&step_kernel(rule, &defaults, dtypes, by_scalar), ARCHITECTURES[1]);
         }

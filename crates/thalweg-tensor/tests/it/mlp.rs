@@ -1,9 +1,9 @@
-//! Two linear layers with GELU between them as one operator, against the layers one by one.
+//! Two linear layers with GELU or the rectified linear unit between them as one operator, against the layers one by one.
 
 use std::slice::from_ref;
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{gelu_mlp, linear};
+use thalweg_nn::functional::{gelu_mlp, linear, relu_mlp};
 use thalweg_runtime::Label;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
@@ -27,6 +27,17 @@ fn leaves(dtype: DType) -> Vec<Tensor> {
 fn whole(leaves: &[Tensor], has_biases: bool) -> Tensor {
     let bias = |place: usize| has_biases.then_some(&leaves[place]);
     gelu_mlp(&leaves[0], [&leaves[1], &leaves[2]], [bias(3), bias(4)]).unwrap()
+}
+
+fn whole_relu(leaves: &[Tensor], has_biases: bool) -> Tensor {
+    let bias = |place: usize| has_biases.then_some(&leaves[place]);
+    relu_mlp(&leaves[0], [&leaves[1], &leaves[2]], [bias(3), bias(4)]).unwrap()
+}
+
+fn relu_by_layers(leaves: &[Tensor], has_biases: bool) -> Tensor {
+    let bias = |place: usize| has_biases.then_some(&leaves[place]);
+    let hidden = linear(&leaves[0], &leaves[1], bias(3)).unwrap().relu().unwrap();
+    linear(&hidden, &leaves[2], bias(4)).unwrap()
 }
 
 fn layer_by_layer(leaves: &[Tensor], has_biases: bool) -> Tensor {
@@ -60,6 +71,12 @@ fn one_operator_and_its_gradients_are_those_of_the_layers_in_f64() {
             let [short, wide] = [leaves(dtype), leaves(DType::F64)];
             let found = results(&short, &whole(&short, has_biases));
             let expected = results(&wide, &layer_by_layer(&wide, has_biases));
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_close(found, expected, tolerance);
+            }
+            let [short, wide] = [leaves(dtype), leaves(DType::F64)];
+            let found = results(&short, &whole_relu(&short, has_biases));
+            let expected = results(&wide, &relu_by_layers(&wide, has_biases));
             for (found, expected) in found.iter().zip(&expected) {
                 assert_close(found, expected, tolerance);
             }
@@ -107,7 +124,10 @@ fn second_derivatives_are_those_of_the_layers() {
         // The last bias has none: nothing depends on it twice.
         found.into_iter().flatten().map(|gradient| values(&gradient)).collect::<Vec<_>>()
     };
-    for (found, expected) in second(DType::F16, whole).iter().zip(&second(DType::F64, layer_by_layer)) {
+    let gelu = (second(DType::F16, whole), second(DType::F64, layer_by_layer));
+    let relu = (second(DType::F16, whole_relu), second(DType::F64, relu_by_layers));
+    let both = gelu.0.iter().zip(&gelu.1).chain(relu.0.iter().zip(&relu.1));
+    for (found, expected) in both {
         let largest = expected.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
         let [found, expected] =
             [found, expected].map(|all| all.iter().map(|x| x / largest).collect::<Vec<_>>());
@@ -139,12 +159,49 @@ fn operands_that_do_not_fit_are_refused() {
     let rows = short[0].reshape(&[24, 8]).unwrap();
     let operator = find_operator("thalweg::mlp").unwrap();
     let call = |first: &Tensor, second: &Tensor| {
-        let arguments =
-            [(&rows).into(), first.into(), second.into(), None::<&Tensor>.into(), None::<&Tensor>.into()];
+        let none = || None::<&Tensor>.into();
+        let arguments = [(&rows).into(), first.into(), second.into(), none(), none(), false.into()];
         operator.call(&arguments, None, Label::here("mlp")).map(drop)
     };
     call(&short[1], &short[2]).unwrap();
     for (first, second) in [(&short[2], &short[1]), (&short[1], &short[1]), (&short[3], &short[2])] {
         assert!(call(first, second).unwrap_err().is_invalid_argument());
     }
+}
+
+#[test]
+fn what_is_not_above_0_has_no_gradient_and_takes_a_bit() {
+    // 130 hidden features: two rows of 128 bits, and no multiple of 8.
+    let (rows, inputs, hidden) = (3, 4, 130);
+    let input = random(&[rows, inputs], 1).to_dtype(DType::Bf16).unwrap().detach().requires_grad_().unwrap();
+    // A third of the weights is 0: what they give is 0 and not above it.
+    let numbers: Vec<f64> =
+        (0..hidden * inputs).map(|at| [0.0, 0.5, -0.5][at / inputs % 3] * (1.0 + (at % 5) as f64)).collect();
+    let first = crate::support::tensor(&numbers, &[hidden, inputs], DType::Bf16);
+    let second = random(&[2, hidden], 3).to_dtype(DType::Bf16).unwrap();
+    let run = |input: &Tensor, function: &dyn Fn(&Tensor) -> Tensor| {
+        let leaf = input.detach().requires_grad_().unwrap();
+        let result = function(&leaf);
+        result.backward_with(&Tensor::ones(&[rows, 2], result.dtype(), result.device()).unwrap()).unwrap();
+        (values(&result), values(&leaf.grad().unwrap()))
+    };
+    assert!(is_fused(|| drop(relu_mlp(&input, [&first, &second], [None, None]).unwrap())));
+    let (found, gradient) = run(&input, &|x| relu_mlp(x, [&first, &second], [None, None]).unwrap());
+    let wide = [&first, &second].map(|weight| weight.to_dtype(DType::F64).unwrap());
+    let (expected, of_expected) = run(&input.to_dtype(DType::F64).unwrap(), &|x| {
+        linear(&linear(x, &wide[0], None).unwrap().relu().unwrap(), &wide[1], None).unwrap()
+    });
+    let scale = |all: &[f64]| all.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    for (found, expected) in [(&found, &expected), (&gradient, &of_expected)] {
+        let largest = scale(expected);
+        let [found, expected] =
+            [found, expected].map(|all| all.iter().map(|x| x / largest).collect::<Vec<_>>());
+        assert_close(&found, &expected, 0.02);
+    }
+    let operator = find_operator("thalweg::mlp").unwrap();
+    let none = || None::<&Tensor>.into();
+    let rows_of = input.detach();
+    let arguments = [(&rows_of).into(), (&first).into(), (&second).into(), none(), none(), true.into()];
+    let results = operator.call(&arguments, None, Label::here("mlp")).unwrap();
+    assert_eq!((results[1].dtype(), results[1].shape()), (DType::U8, &[rows, 32][..]));
 }

@@ -196,6 +196,7 @@ fn attempt(
         has_found_inf: found_inf.is_some(),
         // PyTorch's kernel does so, too.
         writes_gradients: scale.is_some(),
+        cast: None,
     };
     let key = (rule.name, values.flags, list.dtype, form);
     let step = kernels.steps.get(key, || step_kernel(rule, values, [list.dtype; 2], form));

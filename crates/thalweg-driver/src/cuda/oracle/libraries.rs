@@ -1,6 +1,7 @@
 //! Numbers of cuBLASLt, cuDNN and NCCL, and the names of errors.
 
 use super::*;
+use crate::cuda::blaslt_epilogue;
 
 #[test]
 fn constants_of_the_libraries() {
@@ -18,10 +19,15 @@ fn constants_of_the_libraries() {
             blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
         blaslt::DESCRIPTOR_EPILOGUE_INPUT_FORMAT =>
             blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
-        blaslt::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
-        blaslt::EPILOGUE_GELU_KEPT_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-        blaslt::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
-        blaslt::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        blaslt_epilogue::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
+        blaslt_epilogue::EPILOGUE_GELU_KEPT | blaslt_epilogue::EPILOGUE_BIAS =>
+            blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        blaslt_epilogue::EPILOGUE_RELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX;
+        blaslt_epilogue::EPILOGUE_RELU_KEPT | blaslt_epilogue::EPILOGUE_BIAS =>
+            blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX_BIAS;
+        blaslt_epilogue::EPILOGUE_RELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DRELU;
+        blaslt_epilogue::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
+        blaslt_epilogue::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         blaslt::LAYOUT_BATCH_COUNT =>
             blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
         blaslt::LAYOUT_BATCH_OFFSET =>

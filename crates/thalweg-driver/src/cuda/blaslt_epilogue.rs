@@ -1,0 +1,74 @@
+//! Epilogues of products by cuBLASLt: the library's numbers, and what an activation keeps.
+
+use super::blaslt::alignment_of;
+use crate::library::{
+    Activation, ActivationPass, ElementFormat, MatmulActivation, MatmulCall, MatmulEpilogue,
+};
+
+pub(super) const EPILOGUE_BIAS: u32 = 4;
+pub(super) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
+pub(super) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
+pub(super) const EPILOGUE_RELU_KEPT: u32 = 2 | 128;
+pub(super) const EPILOGUE_RELU_GRADIENT: u32 = 8 | 128;
+
+/// A [`MatmulActivation`] without its address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct ActivationKey {
+    pub(super) function: Activation,
+    pass: ActivationPass,
+    pub(super) alignment: u32,
+    pub(super) leading_dimension: i64,
+}
+
+impl ActivationKey {
+    /// Creates the key of a call's activation, if it has one that makes sense.
+    pub(super) fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
+        let Some(MatmulActivation { function, pass, kept, leading_dimension: rows }) =
+            call.epilogue.activation
+        else {
+            return Ok(None);
+        };
+        let is_short = [ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.format);
+        let alignment = alignment_of(kept);
+        if !is_short || call.output_format != call.format || call.batch != 1 || call.beta != 0.0 {
+            return Err(
+                "an activation is of one product of 16-bit floats that is added to nothing".to_owned()
+            );
+        }
+        if pass == ActivationPass::Backward && call.epilogue.bias.is_some() {
+            return Err("the gradient of an activation takes no bias".to_owned());
+        }
+        let leading_dimension = i64::try_from(rows).unwrap_or(-1);
+        let multiple = function.row_multiple();
+        if alignment < 16 || leading_dimension < 0 || !rows.is_multiple_of(multiple) || rows < call.n {
+            return Err(format!(
+                "rows of what {function:?} keeps begin at {kept:?}, {rows} elements apart: 16 bytes and {multiple} elements must divide \
+                 them, and a row has {}",
+                call.n
+            ));
+        }
+        Ok(Some(Self { function, pass, alignment, leading_dimension }))
+    }
+
+    /// Returns the library's number of the epilogue, without a bias.
+    pub(super) const fn epilogue(self) -> u32 {
+        match (self.function, self.pass) {
+            (Activation::Gelu, ActivationPass::Forward) => EPILOGUE_GELU_KEPT,
+            (Activation::Gelu, ActivationPass::Backward) => EPILOGUE_GELU_GRADIENT,
+            (Activation::Relu, ActivationPass::Forward) => EPILOGUE_RELU_KEPT,
+            (Activation::Relu, ActivationPass::Backward) => EPILOGUE_RELU_GRADIENT,
+        }
+    }
+}
+
+/// Returns what an epilogue does, for messages.
+pub(super) fn epilogue_text(epilogue: &MatmulEpilogue) -> String {
+    let bias = if epilogue.bias.is_some() { " + bias" } else { "" };
+    match epilogue.activation {
+        None => bias.to_owned(),
+        Some(MatmulActivation { function, pass: ActivationPass::Forward, .. }) => {
+            format!("{bias}, {function:?}")
+        }
+        Some(MatmulActivation { function, .. }) => format!("{bias}, gradient of {function:?}"),
+    }
+}
