@@ -178,12 +178,15 @@ fn argument_span(product: &Matmul, leading_dimension: u64) -> u64 {
     if product.m == 0 || product.n == 0 { 0 } else { (product.m - 1) * leading_dimension + product.n }
 }
 
+/// The number of words of an epilogue; all of them are 0 where there is none.
+pub(super) const EPILOGUE_WORDS: usize = 4;
+
 /// Reads back the words of an epilogue.
 fn epilogue_of(bytes: &[u8]) -> Option<MatmulEpilogue> {
     if bytes.is_empty() {
         return Some(MatmulEpilogue::default());
     }
-    let [bias, number, kept, leading_dimension] = crate::arguments::words(bytes)?;
+    let [bias, number, kept, leading_dimension] = crate::arguments::words::<EPILOGUE_WORDS>(bytes)?;
     let kept = DevicePointer::new(kept);
     let activation = match usize::try_from(number).ok()?.checked_sub(1) {
         None => None,

@@ -17,7 +17,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
-use super::native::{library_accesses, library_words, run_words_on_host};
+use super::native::{EPILOGUE_WORDS, library_accesses, library_words, run_words_on_host};
 use super::{Factor, Matmul, Operand};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
@@ -264,8 +264,7 @@ impl NativeKernel for Placed<WarpGroupMatmul, MappedOperands> {
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let words = launch.arguments.chunks_exact(8).skip(ARGUMENT_WORDS - HOST_WORDS).flatten();
     let words: Vec<u8> = words.copied().collect();
-    // Behind the product's words are those of its epilogue, which are four.
-    let used = (super::ARGUMENT_WORDS + 4) * 8;
+    let used = (super::ARGUMENT_WORDS + EPILOGUE_WORDS) * 8;
     let words = words.get(..used).ok_or_else(|| HostFault("matmul: the arguments end early".to_owned()))?;
     run_words_on_host(launch, words)
 }
