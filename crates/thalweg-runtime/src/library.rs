@@ -21,7 +21,9 @@ use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::warp_groups::{self, MappedOperands, Tiles, WarpGroupMatmul};
-use thalweg_kernels::matmul::{Matmul, Operand, host_function, library_accesses, library_words};
+use thalweg_kernels::matmul::{
+    Matmul, Operand, host_function, library_accesses, library_words, wide_accesses, wide_host_function,
+};
 use thalweg_kernels::{NativeKernel, Placed};
 
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas_library};
@@ -55,6 +57,38 @@ impl Stream {
         let has_rows = function == Activation::Relu
             || product.d.leading_dimension.is_multiple_of(function.row_multiple());
         is_short && product.batch == 1 && has_rows && self.takes_bias(product)
+    }
+
+    /// Returns whether [`matmul_into_wide`](Self::matmul_into_wide) takes a product.
+    pub fn takes_wide(&self, product: &Matmul) -> bool {
+        matches!(product.dtype, DType::F16 | DType::Bf16) && self.has_library_for(product)
+    }
+
+    /// Queues [`matmul`](Self::matmul) of 16-bit floats whose result, and what it is added to, is of f32: it is not rounded to 16 bits.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not [taken](Self::takes_wide), and what the driver
+    /// answers.
+    pub fn matmul_into_wide(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
+        let placed = Placed { kernel: *product, at };
+        let method = (backends::precision_of(product), None);
+        let call = matmul_call(product, at, MatmulEpilogue::default(), None, method);
+        let (Some(call), true) = (call, self.takes_wide(product)) else {
+            return Err(Error::invalid(format!("matmul {product}: no library here gives it in float32")));
+        };
+        if placed.launch_shape().is_none() {
+            return Ok(());
+        }
+        let call = MatmulCall { output_format: ElementFormat::R_32F, ..call };
+        let (bytes, words) = (self.workspace_bytes(product), placed.words());
+        let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
+        self.submit_with_workspace(
+            bytes,
+            gpu,
+            (wide_host_function(), &words),
+            || wide_accesses(&placed),
+            label,
+        )
     }
 
     /// Queues [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias, n elements that lie one after another, is added to

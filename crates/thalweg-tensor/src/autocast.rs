@@ -20,7 +20,7 @@ use thalweg_ir::DType;
 use thalweg_ops::Autocast;
 use thalweg_runtime::{Device, Error, Result};
 
-use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
 use crate::dispatch::{
     Argument, BuiltIn, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard,
 };
@@ -298,16 +298,16 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
         Some(former) => recorded(tensor, former),
         None => {
             let version = tensor.version();
-            let cast = tensor.to_dtype(dtype)?;
+            let cast = no_grad(|| tensor.to_dtype(dtype))?;
             kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
-            cast
+            recorded(tensor, cast)
         }
     };
     CASTS.with_borrow_mut(|casts| casts.insert(key, (tensor.clone(), cast.clone())));
     Ok(cast)
 }
 
-/// Returns a kept cast as the result of a cast that is made now.
+/// Returns the cast of a leaf as the result of a node.
 fn recorded(leaf: &Tensor, cast: Tensor) -> Tensor {
     if !is_grad_enabled() {
         return cast;
@@ -330,5 +330,9 @@ impl Backward for CastBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let gradient = gradients[0].as_ref().map(|gradient| gradient.to_dtype(self.0)).transpose()?;
         Ok(Gradients::from_elem(gradient, 1))
+    }
+
+    fn is_cast(&self) -> bool {
+        true
     }
 }

@@ -23,7 +23,7 @@ use crate::arguments;
 use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
 
-pub use native::{host_function, library_accesses, library_words};
+pub use native::{host_function, library_accesses, library_words, wide_accesses, wide_host_function};
 
 /// The place where one operand's elements lie, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,8 +8,8 @@ use thalweg_driver::{
     MatmulEpilogue, Touch,
 };
 use thalweg_ir::cuda::LaunchShape;
-use thalweg_ir::host::{Fault, SliceMut};
-use thalweg_ir::{Element, with_dtype};
+use thalweg_ir::host::{Fault, Slice, SliceMut};
+use thalweg_ir::{DType, Element, with_dtype};
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
@@ -130,6 +130,37 @@ const PASSES: [(Activation, ActivationPass); 4] = [
     (Activation::Relu, ActivationPass::Forward),
     (Activation::Relu, ActivationPass::Backward),
 ];
+
+/// Returns the host function of a [`Matmul`] of 16-bit floats whose D is of f32. Its arguments are the product's.
+pub fn wide_host_function() -> &'static Arc<dyn HostKernel> {
+    static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
+    FUNCTION.get_or_init(|| Arc::new(run_wide_on_host))
+}
+
+fn run_wide_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let refused = || HostFault("matmul: the arguments are not in its layout".to_owned());
+    let (product, [a, b, d]) = Matmul::unpack(launch.arguments).ok_or_else(refused)?;
+    let [a_span, b_span, d_span] = product.spans();
+    let wide = |address: u64, span: u64| -> Result<Vec<f32>, HostFault> {
+        with_dtype!(product.dtype, T => {
+            let elements = launch.read::<T>(DevicePointer::new(address), span as usize)?;
+            Ok(elements.iter().map(|element| element.to_f64() as f32).collect())
+        })
+    };
+    let (a, b) = (wide(a, a_span)?, wide(b, b_span)?);
+    let d = launch.write::<f32>(DevicePointer::new(d), d_span as usize)?;
+    let product = Matmul { dtype: DType::F32, ..product };
+    let (a, b): (Slice<'_>, Slice<'_>) = (a.as_slice().into(), b.as_slice().into());
+    super::host::run(&product, a, b, d.into()).map_err(|fault| HostFault(format!("matmul: {fault}")))
+}
+
+/// Returns the ranges that a product of 16-bit floats touches whose D is of f32.
+#[must_use]
+pub fn wide_accesses(placed: &Placed<Matmul, [DevicePointer; 3]>) -> Accesses {
+    let wide = Placed { kernel: Matmul { dtype: DType::F32, ..placed.kernel }, at: placed.at };
+    let operands = placed.accesses().into_iter().take(2);
+    operands.chain(wide.accesses().into_iter().skip(2)).collect()
+}
 
 /// Returns the arguments of [`host_function`] for a product with an epilogue. Behind the product's: the address of the bias, or 0; which
 /// pass of an activation it is (GELU's 1 forward and 2 backward, 3 and 4 those of the rectified linear unit), or 0; the address and the leading

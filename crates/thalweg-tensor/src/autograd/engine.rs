@@ -342,30 +342,37 @@ impl Pass {
 }
 
 impl Pass {
-    /// Returns the sums that a node may add gradients to in place: what has arrived there already, or the gradient that a leaf has, where nothing
-    /// else comes and no hook is to see this pass's. None on several streams.
+    /// Returns the sums that a node may add gradients to in place: what has arrived there already, or the gradient that a leaf has, behind a cast
+    /// or not, where nothing else comes and no hook is to see this pass's. None on several streams.
     fn sums(&self, node: &Node, asked: Option<&Asked>) -> Sums {
         let is_seen = node.has_hooks_behind() || anomaly::is_anomaly_enabled();
         if is_grad_enabled() || is_seen || self.wanted.is_some() || node.stream != self.caller {
             return Sums::new();
         }
         let asked = |input: usize| asked.is_none_or(|asked| asked[input]);
+        let arrived = |edge: &Edge| -> Option<&(Tensor, Stream)> {
+            self.buffers.get(&edge.node.sequence)?.get(edge.input)?.as_ref()
+        };
+        let is_last = |edge: &Edge| {
+            let Edge { node: consumer, .. } = edge;
+            let is_here = consumer.stream == node.stream && !consumer.is_watched();
+            is_here && self.missing[&consumer.sequence] == 1 && arrived(edge).is_none()
+        };
         let sum = |input: usize| {
-            let edge =
-                node.edges[input].as_ref().filter(|edge| asked(input) && edge.node.stream == node.stream)?;
-            let Edge { node: consumer, input: output } = edge;
-            let arrived =
-                self.buffers.get(&consumer.sequence).and_then(|buffer| buffer.get(*output)?.as_ref());
-            let sum = match (arrived, &consumer.kept) {
-                (Some((arrived, stream)), _) => {
+            let edge = node.edges[input].as_ref().filter(|_| asked(input))?;
+            let sum = match arrived(edge) {
+                Some((arrived, stream)) => {
                     let is_ours =
                         Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
-                    (is_ours && *stream == node.stream).then(|| arrived.clone())
+                    let is_here = *stream == node.stream && edge.node.stream == node.stream;
+                    (is_ours && is_here).then(|| arrived.clone())
                 }
-                (None, Some(kept)) if self.missing[&consumer.sequence] == 1 && !consumer.is_watched() => {
-                    kept.get()
+                None if !is_last(edge) => None,
+                None if edge.node.function.is_cast() => {
+                    let leaf = edge.node.edges[0].as_ref().filter(|leaf| is_last(leaf))?;
+                    leaf.node.kept.as_ref()?.get()
                 }
-                _ => None,
+                None => edge.node.kept.as_ref()?.get(),
             };
             sum.filter(|sum| sum.is_contiguous() && !sum.is_inference()).map(|sum| (input, sum))
         };

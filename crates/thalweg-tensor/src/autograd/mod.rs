@@ -13,7 +13,7 @@
 //! A pass adds to them in place, as PyTorch does: all holders of [`Tensor::grad`] see the sum, and a graph that saved it finds it written. Under
 //! [`BackwardOptions::create_graph`] the sum is a new tensor. Where the gradient of a weight is a matrix product, the kernel that multiplies adds it
 //! (`sums`): the sum is rounded once, no memory is needed for the product, and nothing follows it. So it is with the products of a weight
-//! that several layers share. A gradient of its own is made for hooks that see it, in anomaly mode, in [`gradients`], on other
+//! that several layers share, and of a weight that autocast casts: its f32 gradient is added to without being rounded to 16 bits. A gradient of its own is made for hooks that see it, in anomaly mode, in [`gradients`], on other
 //! streams than the caller's, and where dtype or layout of the leaf's gradient differ from the product's.
 //!
 //! # Hooks
@@ -106,6 +106,13 @@ pub trait Backward: Send + Sync {
     /// its own.
     fn is_recorded(&self) -> bool {
         true
+    }
+
+    /// Returns whether it is the cast of a leaf, whose gradient is that of the result in the leaf's dtype: what is added to the leaf's gradient need
+    /// not pass here.
+    #[doc(hidden)]
+    fn is_cast(&self) -> bool {
+        false
     }
 
     /// Frees what was saved: a backward pass that does not retain the graph has run this node.

@@ -1,7 +1,7 @@
 //! Matrix products: which matrices of a tensor the library can take as they lie, and the gradient.
 
 use smallvec::SmallVec;
-use thalweg_ir::Shape;
+use thalweg_ir::{DType, Shape};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
@@ -236,14 +236,21 @@ pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label)
     let sum = sum_of(input).filter(|sum| {
         let fits = a.rank() == 2 && b.rank() == 2 && sum.shape() == [a.shape()[0], b.shape()[1]];
         let is_apart = !sum.shares_storage_with(a) && !sum.shares_storage_with(b);
-        fits && is_apart && sum.dtype() == a.dtype() && a.dtype() == b.dtype() && sum.elements() > 0
+        fits && is_apart && a.dtype() == b.dtype() && sum.elements() > 0
     });
     let Some(sum) = sum else { return a.matmul(b).map(Some) };
-    let (product, [a, b]) = product(a, b)?;
+    let (product, [left, right]) = product(a, b)?;
+    let product = Matmul { beta: Factor::ONE, ..product };
     let stream = sum.device().current_stream();
+    let at = [left.pointer(), right.pointer(), sum.pointer()];
+    if sum.dtype() == a.dtype() {
+        stream.matmul(&product, at, label)?;
+    } else if sum.dtype() == DType::F32 && stream.takes_wide(&product) {
+        stream.matmul_into_wide(&product, at, label)?;
+    } else {
+        return a.matmul(b).map(Some);
+    }
     sum.record_stream(&stream);
-    let at = [a.pointer(), b.pointer(), sum.pointer()];
-    stream.matmul(&Matmul { beta: Factor::ONE, ..product }, at, label)?;
     sum.bump_version();
     Ok(None)
 }

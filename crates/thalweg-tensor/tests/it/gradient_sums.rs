@@ -6,6 +6,7 @@ use thalweg_ir::DType;
 use thalweg_nn::functional::{gelu_mlp, linear};
 use thalweg_runtime::{CaptureOptions, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::autograd::{
     BackwardOptions, backward_input, detect_anomaly, gradients, set_detect_anomaly,
 };
@@ -212,6 +213,56 @@ fn a_gradient_of_its_own_is_made_where_a_sum_in_place_would_not_do() {
     };
     result.backward_with(&held(&[48, 48], 53, DType::F32)).unwrap();
     assert_close(&values(&square.grad().unwrap()), &expected, 1e-5);
+}
+
+#[test]
+fn a_product_is_added_to_the_gradient_behind_a_cast_of_autocast() {
+    on_own_device(|| {
+        let stream = Stream::new(&device()).unwrap();
+        let _current = stream.make_current();
+        for dtype in [DType::Bf16, DType::F16] {
+            let weight = leaf(&[48, 32], 1, DType::F32);
+            let pass = |seed: u64| {
+                let x = held(&[40, 32], seed, dtype);
+                let result = autocast(dtype, || linear(&x, &weight, None))?;
+                result.backward_with(&held(&[40, 48], seed + 50, dtype))
+            };
+            pass(2).unwrap();
+            for seed in 3..6 {
+                let earlier = values(&weight.grad().unwrap());
+                assert_eq!(products(|| pass(seed)), 0);
+                let found = values(&weight.grad().unwrap());
+                let exact = exact(&[48, 32], seed);
+                let expected: Vec<f64> = earlier.iter().zip(&exact).map(|(a, b)| a + b).collect();
+                // Not rounded to 16 bits.
+                assert_close(&found, &expected, 2e-6);
+            }
+            let (x, gradient) = (held(&[40, 32], 3, dtype), held(&[40, 48], 53, dtype));
+            let run = || autocast(dtype, || linear(&x, &weight, None))?.backward_with(&gradient);
+            let count = || {
+                let (graph, ()) = Graph::capture(&device(), CaptureOptions::default(), run).unwrap();
+                graph.description().unwrap().nodes.len()
+            };
+            let with = count();
+            weight.zero_grad();
+            if device().is_simulated() {
+                assert_eq!((with, count()), (3, 4), "a gradient of its own is cast");
+            }
+        }
+        // A hook sees the pass's gradient, and a weight that is used twice sums in 16 bits.
+        let weight = leaf(&[32, 32], 1, DType::F32);
+        _ = weight.register_hook(|_| Ok(None)).unwrap();
+        let x = held(&[40, 32], 3, DType::Bf16);
+        let twice = || {
+            autocast(DType::Bf16, || linear(&linear(&x, &weight, None)?, &weight, None))?
+                .backward_with(&held(&[40, 32], 53, DType::Bf16))
+        };
+        twice().unwrap();
+        let once = values(&weight.grad().unwrap());
+        twice().unwrap();
+        let doubled: Vec<f64> = once.iter().map(|one| 2.0 * one).collect();
+        assert_close(&values(&weight.grad().unwrap()), &doubled, 1e-6);
+    });
 }
 
 #[test]
