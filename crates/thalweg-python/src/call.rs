@@ -19,7 +19,7 @@ use thalweg::{Device, Tensor};
 use crate::convert::{number_object, read_value};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// The arguments of one overload: `None` where the call leaves one out.
 type Read = SmallVec<[Option<Value>; 8]>;
@@ -307,9 +307,9 @@ impl Function {
         out: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let targets: Vec<Tensor> = match out.cast::<PyTensor>() {
-            Ok(one) => vec![one.borrow().tensor.clone()],
+            Ok(one) => vec![one.tensor()],
             Err(_) => (out.try_iter()?)
-                .map(|target| Ok(target?.cast::<PyTensor>()?.borrow().tensor.clone()))
+                .map(|target| Ok(target?.cast::<PyTensor>()?.tensor()))
                 .collect::<PyResult<_>>()?,
         };
         run(py, || operator.call_out(arguments, &targets))?;
@@ -364,7 +364,7 @@ fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
 fn same_object<'py>(result: &Tensor, passed: &Passed<'_, 'py>) -> Option<Bound<'py, PyAny>> {
     let candidate = passed.receiver.or(passed.places.first())?;
     let tensor = candidate.cast::<PyTensor>().ok()?;
-    tensor.borrow().tensor.is_same(result).then(|| candidate.clone())
+    tensor.holds(result).then(|| candidate.clone())
 }
 
 /// Calls an operator whose results are numbers, which the host reads.
