@@ -107,6 +107,43 @@ def test_data_is_replaced_while_others_read_it():
     assert y.grad_fn is None
 
 
+def test_threads_write_in_place():
+    x = th.zeros(THREADS + 2, dtype=th.float64)
+
+    def work(number):
+        for _ in range(40):
+            x.add_(1)
+            x[number:number + 1].add_(1)
+    together(work)
+    assert x.tolist() == [40.0 * (THREADS + 1)] * THREADS + [40.0 * THREADS] * 2
+
+
+def test_shapes_change_while_others_read_them():
+    x, y = th.arange(6, dtype=th.float32).reshape(2, 3), th.arange(6, dtype=th.float32)
+
+    def work(number):
+        for step in range(60):
+            if number == 0:
+                x.transpose_(-1, -2)
+            elif number == 1:
+                x.unsqueeze_(0)
+                x.squeeze_(0)
+            elif number == 2:
+                y.resize_(4 if step % 2 else 6)
+            else:
+                assert sorted(x.flatten().tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and len(x.shape) in (2, 3)
+                try:
+                    assert len((y + 1).tolist()) in (4, 6)
+                except RuntimeError:
+                    pass
+    together(work)
+    # What was computed with a shape that was changing is not kept for calls with either.
+    for size in (4, 6):
+        y.resize_(size)
+        y.copy_(th.arange(size))
+        assert together(lambda _: (y + 1).tolist()) == [[value + 1.0 for value in range(size)]] * THREADS
+
+
 def test_gradients_are_set_while_others_read_them():
     x = th.zeros(3, requires_grad=True)
     gradients = [th.full([3], float(number)) for number in range(THREADS)]
