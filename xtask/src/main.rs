@@ -99,6 +99,8 @@ mod tests {
         ));
         assert!(parse("xtask wheel --torch one --torch two --cuda three").is_ok());
         assert!(parse("xtask python tensors graphs").is_ok());
+        assert!(parse("xtask python --python python3.13t threads").is_ok());
+        assert!(parse("xtask wheel thalweg --python /opt/bin/python3.13t").is_ok());
         let refused = |line: &str| parse(line).err().map(|error| error.kind());
         assert_eq!(refused("xtask wheel --torch one"), Some(ErrorKind::MissingRequiredArgument));
         assert_eq!(refused("xtask tidy all"), Some(ErrorKind::UnknownArgument));

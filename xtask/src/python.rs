@@ -20,6 +20,16 @@ pub struct TestArgs {
     /// Run only tests with one of these in their names
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
+    #[command(flatten)]
+    interpreter: InterpreterArgs,
+}
+
+/// The interpreter that a chore is for.
+#[derive(Args)]
+struct InterpreterArgs {
+    /// The interpreter, which may be a free-threaded one (`python3.13t`) [default: python3]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
 }
 
 /// Build the Python wheel `thalweg` (`import thalweg`)
@@ -31,52 +41,94 @@ pub struct ThalwegWheelArgs {
     /// The profile in which the extension module is compiled
     #[arg(long, value_name = "NAME", default_value = "bundle")]
     profile: String,
+    #[command(flatten)]
+    interpreter: InterpreterArgs,
 }
 
 /// Builds the extension module and runs the tests whose names have one of the filters, or all. Returns whether all passed.
 pub fn test(options: &TestArgs) -> Result<bool, String> {
-    if !has_python() {
+    if options.interpreter.python.is_none() && !has_python() {
         println!(
             "python: there is no python3 on this machine, so the tests of the Python package are left out"
         );
         return Ok(true);
     }
-    build("dev")?;
-    run_script("tests/run.py", &options.filters)
+    let python = Interpreter::ask(&options.interpreter)?;
+    build("dev", &python)?;
+    run_script(&python, "tests/run.py", &options.filters)
 }
 
 /// Builds the extension module and writes the stubs that editors and type checkers read.
 pub fn stubs() -> Result<bool, String> {
-    build("dev")?;
-    run_script("tools/stubs.py", &[])
+    let python = Interpreter::ask(&InterpreterArgs { python: None })?;
+    build("dev", &python)?;
+    run_script(&python, "tools/stubs.py", &[])
 }
 
 /// Builds the wheel `thalweg`.
 pub fn wheel(options: &ThalwegWheelArgs) -> Result<bool, String> {
     let out = options.out.clone().unwrap_or_else(|| crate::root().join("target/wheels"));
-    build(&options.profile)?;
-    if !run_script("tools/stubs.py", &[])? {
+    let python = Interpreter::ask(&options.interpreter)?;
+    build(&options.profile, &python)?;
+    if !run_script(&python, "tools/stubs.py", &[])? {
         return Ok(false);
     }
     let out = out.to_str().ok_or("the folder's name is not UTF-8")?.to_owned();
-    run_script("tools/wheel.py", &[out, env!("CARGO_PKG_VERSION").to_owned()])
+    run_script(&python, "tools/wheel.py", &[out, env!("CARGO_PKG_VERSION").to_owned()])
 }
 
 fn has_python() -> bool {
     Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
+/// An interpreter that runs the scripts and loads the extension module.
+struct Interpreter {
+    program: PathBuf,
+    /// The end of the module's file name. A free-threaded build has one of its own; all others share the stable interface.
+    suffix: String,
+    /// Whether PyO3 has to be told which interpreter it builds for.
+    is_named: bool,
+}
+
+impl Interpreter {
+    /// Asks an interpreter, `python3` where none is named, for what the module is called.
+    fn ask(options: &InterpreterArgs) -> Result<Self, String> {
+        const QUESTION: &str = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX') if s.get_config_var('Py_GIL_DISABLED') else '.abi3.so')";
+        let program = match &options.python {
+            // The extension module is built in another folder than this one.
+            Some(path) if path.components().count() > 1 => std::path::absolute(path)
+                .map_err(|error| format!("{} is not a path: {error}", path.display()))?,
+            Some(name) => name.clone(),
+            None => PathBuf::from("python3"),
+        };
+        let output = Command::new(&program)
+            .args(["-c", QUESTION])
+            .output()
+            .map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
+        let suffix = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        if !output.status.success() || !suffix.ends_with(".so") {
+            return Err(format!("{} is not an interpreter of Python for Linux", program.display()));
+        }
+        let is_named = options.python.is_some() || suffix != ".abi3.so";
+        Ok(Self { program, suffix, is_named })
+    }
+}
+
 /// Builds the extension module in a profile and copies it into the package.
-fn build(profile: &str) -> Result<(), String> {
+fn build(profile: &str, python: &Interpreter) -> Result<(), String> {
     let root = crate::root();
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.args(["build", "--profile", profile]).args(selection(profile)).current_dir(&root);
+    if python.is_named {
+        // PyO3 leaves the stable interface out for a free-threaded build, which does not have it.
+        command.env("PYO3_PYTHON", &python.program);
+    }
     succeed(&mut command)?;
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let folder = if profile == "dev" { "debug" } else { profile };
     let built = target.join(folder).join("libthalweg_python.so");
-    replace(&built, &root.join(FOLDER).join("python/thalweg/_core.abi3.so"))
+    replace(&built, &root.join(FOLDER).join(format!("python/thalweg/_core{}", python.suffix)))
 }
 
 /// Returns what cargo is to build. Dependencies are compiled anew where the crates that ask for them want other features: in the profile of the tests, the
@@ -97,15 +149,17 @@ fn replace(from: &Path, to: &Path) -> Result<(), String> {
 }
 
 /// Runs a script of the crate. Returns whether it succeeded.
-fn run_script(script: &str, arguments: &[String]) -> Result<bool, String> {
-    let mut command = Command::new("python3");
+fn run_script(python: &Interpreter, script: &str, arguments: &[String]) -> Result<bool, String> {
+    let mut command = Command::new(&python.program);
     command
         .arg(script)
         .args(arguments)
         .current_dir(crate::root().join(FOLDER))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("RUST_BACKTRACE", "0");
-    let status = command.status().map_err(|error| format!("python3 cannot be started: {error}"))?;
+    let status = command
+        .status()
+        .map_err(|error| format!("{} cannot be started: {error}", python.program.display()))?;
     Ok(status.success())
 }
 

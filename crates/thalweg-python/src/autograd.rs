@@ -1,12 +1,14 @@
 //! Autograd: gradients, the switch of recording, and regions of autocast.
 
+use std::cell::Cell;
+
 use pyo3::prelude::*;
 use thalweg::Tensor;
 use thalweg::autograd::{BackwardOptions, gradients_with};
 use thalweg::tensor::autocast::{AutocastOptions, Region};
 
 use crate::failure::{exception, run, type_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// Returns the gradients of `inputs`, from gradients of `outputs`; `None` where there is none.
 #[pyfunction]
@@ -18,7 +20,7 @@ fn _gradients(
     retain_graph: bool,
     create_graph: bool,
 ) -> PyResult<Vec<Option<Py<PyTensor>>>> {
-    let of = |tensor: &Bound<'_, PyTensor>| tensor.borrow().tensor.clone();
+    let of = |tensor: &Bound<'_, PyTensor>| tensor.tensor();
     let outputs: Vec<Tensor> = outputs.iter().map(of).collect();
     let output_gradients: Vec<Option<Tensor>> =
         output_gradients.iter().map(|gradient| gradient.as_ref().map(of)).collect();
@@ -81,8 +83,8 @@ fn is_autocast_enabled(device_type: Option<&str>) -> bool {
 }
 
 /// An open region of autocast; it belongs to its thread.
-#[pyclass(unsendable)]
-struct _AutocastRegion(Option<Region>);
+#[pyclass(frozen, unsendable)]
+struct _AutocastRegion(Cell<Option<Region>>);
 
 #[pymethods]
 impl _AutocastRegion {
@@ -90,12 +92,12 @@ impl _AutocastRegion {
     fn new(dtype: &Bound<'_, PyAny>, enabled: bool, cache_enabled: bool) -> PyResult<Self> {
         let dtype = crate::dtype::read(dtype).ok_or_else(|| type_error("autocast() takes a dtype"))?;
         let region = Region::enter(AutocastOptions { dtype, enabled, cache_enabled });
-        region.map(|region| Self(Some(region))).map_err(|error| exception(&error))
+        region.map(|region| Self(Cell::new(Some(region)))).map_err(|error| exception(&error))
     }
 
     /// Ends the region.
-    fn close(&mut self) {
-        self.0 = None;
+    fn close(&self) {
+        let _dropped_outside = self.0.take();
     }
 }
 

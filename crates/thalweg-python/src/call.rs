@@ -19,7 +19,7 @@ use thalweg::{Device, Tensor};
 use crate::convert::{number_object, read_value};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// The arguments of one overload: `None` where the call leaves one out.
 type Read = SmallVec<[Option<Value>; 8]>;
@@ -36,6 +36,10 @@ pub struct Overload {
     defaults: Vec<Option<Value>>,
     /// The place of the parameter `dtype`, of a function that makes tensors: it takes `requires_grad` as well.
     is_factory: bool,
+    /// Whether a result is a number.
+    gives_numbers: bool,
+    /// Whether the result is one tensor.
+    gives_one: bool,
 }
 
 /// A function of Python: the overloads of a name.
@@ -85,7 +89,7 @@ fn default_of(parameter: &Parameter) -> Option<Value> {
 impl Overload {
     /// Returns an operator as Python calls it.
     pub fn new(operator: &'static Operator) -> Self {
-        let parameters = &operator.schema().parameters;
+        let (parameters, returns) = (&operator.schema().parameters, operator.schema().returns.as_slice());
         let is_tensor = |parameter: &Parameter| parameter.ty.kind == Kind::Tensor && !parameter.ty.list;
         let receiver =
             parameters.iter().position(|parameter| parameter.name == "self" && is_tensor(parameter));
@@ -95,6 +99,8 @@ impl Overload {
             positional: parameters.iter().take_while(|parameter| !parameter.keyword_only).count(),
             defaults: parameters.iter().map(default_of).collect(),
             is_factory: parameters.iter().any(|parameter| parameter.name == "pin_memory"),
+            gives_numbers: returns.iter().any(|ty| ty.kind != Kind::Tensor),
+            gives_one: matches!(returns, [ty] if !ty.list),
         }
     }
 
@@ -241,11 +247,11 @@ impl Function {
         while bound.last().is_some_and(Option::is_none) {
             bound.pop();
         }
-        let arguments: SmallVec<[Argument<'_>; 8]> = (bound.iter().zip(&overload.defaults))
-            .map(|(value, default)| {
-                value.as_ref().or(default.as_ref()).map_or(Argument::None, Value::as_argument)
-            })
-            .collect();
+        let mut arguments: SmallVec<[Argument<'_>; 8]> = SmallVec::new();
+        for (value, default) in bound.iter().zip(&overload.defaults) {
+            let value = value.as_ref().or(default.as_ref());
+            arguments.push(value.map_or(Argument::None, Value::as_argument));
+        }
         let first = first_tensor(&arguments);
         let device = match first {
             Some(tensor) => {
@@ -267,27 +273,27 @@ impl Function {
             let place = first.map(Tensor::device).or(named).or(device.as_ref());
             place.map_or(Ok(()), |place| generator.get().check(place))?;
         }
-        let is_number = operator.schema().returns.iter().any(|ty| ty.kind != Kind::Tensor);
-        if is_number {
+        if overload.gives_numbers {
             return number_results(py, operator, &arguments, device);
         }
         let label = crate::check::label(py, operator.base_name());
-        let results = run(py, || match generator {
+        let mut results = run(py, || match generator {
             None => operator.call(&arguments, device.as_ref(), label),
             Some(generator) => {
                 with_generator(generator, || operator.call(&arguments, device.as_ref(), label))
             }
         })?;
-        if let ([result], [ty]) = (results.as_slice(), operator.schema().returns.as_slice())
-            && !ty.list
+        if overload.gives_one
+            && results.len() == 1
+            && let Some(result) = results.pop()
         {
-            if let Some(same) = same_object(result, passed) {
+            if let Some(same) = same_object(&result, passed) {
                 return Ok(same);
             }
             if extra.requires_grad {
                 result.set_requires_grad(true).map_err(|error| exception(&error))?;
             }
-            return Ok(PyTensor::object(py, result.clone())?.into_any());
+            return Ok(PyTensor::object(py, result)?.into_any());
         }
         let list =
             results.into_iter().map(|tensor| PyTensor::object(py, tensor)).collect::<PyResult<Vec<_>>>()?;
@@ -307,9 +313,9 @@ impl Function {
         out: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let targets: Vec<Tensor> = match out.cast::<PyTensor>() {
-            Ok(one) => vec![one.borrow().tensor.clone()],
+            Ok(one) => vec![one.tensor()],
             Err(_) => (out.try_iter()?)
-                .map(|target| Ok(target?.cast::<PyTensor>()?.borrow().tensor.clone()))
+                .map(|target| Ok(target?.cast::<PyTensor>()?.tensor()))
                 .collect::<PyResult<_>>()?,
         };
         run(py, || operator.call_out(arguments, &targets))?;
@@ -364,7 +370,7 @@ fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
 fn same_object<'py>(result: &Tensor, passed: &Passed<'_, 'py>) -> Option<Bound<'py, PyAny>> {
     let candidate = passed.receiver.or(passed.places.first())?;
     let tensor = candidate.cast::<PyTensor>().ok()?;
-    tensor.borrow().tensor.is_same(result).then(|| candidate.clone())
+    tensor.holds(result).then(|| candidate.clone())
 }
 
 /// Calls an operator whose results are numbers, which the host reads.

@@ -9,7 +9,7 @@ use thalweg::tensor::graph::{CallableOptions, GraphedCallable, LiveOutputs, make
 use crate::cuda::_GraphPool;
 use crate::device::or_current;
 use crate::failure::{call_python, run};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// A function of Python from which graphs are captured.
 struct PythonCallable {
@@ -22,7 +22,7 @@ struct PythonCallable {
 }
 
 fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
-    tensors.iter().map(|tensor| tensor.borrow().tensor.clone()).collect()
+    tensors.iter().map(|tensor| tensor.tensor()).collect()
 }
 
 impl Callable for PythonCallable {
@@ -35,9 +35,7 @@ impl Callable for PythonCallable {
             let objects = inputs.iter().map(|input| PyTensor::object(py, input.clone()));
             let results =
                 self.function.call1(py, (PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)?,))?;
-            (results.bind(py).try_iter()?)
-                .map(|tensor| Ok(tensor?.cast::<PyTensor>()?.borrow().tensor.clone()))
-                .collect()
+            (results.bind(py).try_iter()?).map(|tensor| Ok(tensor?.cast::<PyTensor>()?.tensor())).collect()
         })
     }
 

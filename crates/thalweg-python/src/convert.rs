@@ -12,7 +12,7 @@ use thalweg::{DType, Device, Scalar, Tensor, c128};
 use crate::device;
 use crate::dtype::{self, Numbered};
 use crate::failure::{exception, run, type_error, value_error};
-use crate::handle::{PyTensor, complex_item, item};
+use crate::handle::{Held, PyTensor, complex_item, item};
 
 /// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
 /// for a number, whose value the host waits for.
@@ -21,7 +21,7 @@ pub fn read_value(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResul
         && ty.kind == Kind::Tensor
         && let Ok(tensor) = value.cast::<PyTensor>()
     {
-        return Ok(Some(Value::Tensor(tensor.borrow().tensor.clone())));
+        return Ok(Some(Value::Tensor(tensor.tensor())));
     }
     if value.is_none() {
         return Ok(ty.optional.then_some(Value::None));
@@ -73,9 +73,8 @@ fn read_list(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Opt
     ) -> PyResult<Option<Vec<T>>> {
         list.try_iter()?.map(|element| read(&element?)).collect()
     }
-    let tensor = |element: &Bound<'_, PyAny>| {
-        Ok(element.cast::<PyTensor>().ok().map(|tensor| tensor.borrow().tensor.clone()))
-    };
+    let tensor =
+        |element: &Bound<'_, PyAny>| Ok(element.cast::<PyTensor>().ok().map(|tensor| tensor.tensor()));
     Ok(match ty.kind {
         Kind::Tensor if ty.optional_elements => {
             all(
@@ -112,7 +111,7 @@ pub fn read_int(value: &Bound<'_, PyAny>) -> Option<i64> {
 fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<i64>> {
     if lenient
         && let Ok(tensor) = value.cast::<PyTensor>()
-        && !tensor.borrow().tensor.dtype().is_floating_point()
+        && !tensor.tensor().dtype().is_floating_point()
     {
         return Ok(one_element(tensor)?.map(Scalar::to_i64));
     }
@@ -154,7 +153,7 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
 
 /// Returns the number in a tensor without dimensions that wants no gradient.
 fn one_element(tensor: &Bound<'_, PyTensor>) -> PyResult<Option<Scalar>> {
-    let inner = tensor.borrow().tensor.clone();
+    let inner = tensor.tensor();
     if inner.rank() != 0 || inner.requires_grad() {
         return Ok(None);
     }
@@ -242,8 +241,8 @@ impl Nested {
             return Err(type_error(format!("a list was expected at dim {depth}, not a number")));
         }
         let complex = match value.cast::<PyTensor>() {
-            Ok(tensor) if tensor.borrow().tensor.dtype().is_complex() => {
-                let tensor = tensor.borrow().tensor.clone();
+            Ok(tensor) if tensor.tensor().dtype().is_complex() => {
+                let tensor = tensor.tensor();
                 if tensor.elements() == 1 { Some(complex_item(value.py(), &tensor)?) } else { None }
             }
             _ => read_complex(value),
@@ -316,7 +315,7 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
         })
     };
     if let Ok(tensor) = data.cast::<PyTensor>() {
-        let source = tensor.borrow().tensor.detach();
+        let source = tensor.tensor().detach();
         let device = device.unwrap_or_else(|| source.device().clone());
         return copied(source, &device);
     }
@@ -341,7 +340,7 @@ pub fn external(data: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
         return Ok(None);
     }
     let made = data.py().import("thalweg._dlpack")?.getattr("from_dlpack")?.call1((data,))?;
-    Ok(Some(made.cast::<PyTensor>()?.borrow().tensor.clone()))
+    Ok(Some(made.cast::<PyTensor>()?.tensor()))
 }
 
 /// Reads the elements of an object with the buffer protocol, such as an array of NumPy, with shape and dtype.

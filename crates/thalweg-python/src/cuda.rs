@@ -19,7 +19,7 @@ use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stre
 
 use crate::device::{PyDevice, or_current};
 use crate::failure::{exception, run, value_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 thread_local! {
     /// Streams, devices and pools that `with` statements of this thread have made current, the innermost last.
@@ -287,7 +287,7 @@ fn default_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult
 /// Records that work of a stream uses a tensor.
 #[pyfunction]
 fn _record_stream(tensor: &Bound<'_, PyTensor>, stream: &Bound<'_, PyStream>) {
-    tensor.borrow().tensor.record_stream(&stream.get().0);
+    tensor.tensor().record_stream(&stream.get().0);
 }
 
 /// A captured graph (`torch.cuda.CUDAGraph`).

@@ -8,12 +8,13 @@ use std::ffi::{CStr, c_void};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use thalweg::driver::{DevicePointer, ExternalMemory};
 use thalweg::{DType, Device, Tensor};
 
 use crate::convert::to_bytes;
 use crate::failure::{left_out, run, type_error, value_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// `DLDevice`.
 #[repr(C)]
@@ -186,7 +187,7 @@ fn _to_dlpack<'py>(
     object: &Bound<'py, PyTensor>,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let tensor = object.borrow().tensor.detach();
+    let tensor = object.tensor().detach();
     if tensor.device().is_meta() {
         return Err(value_error("a tensor on the meta device has no elements to hand out"));
     }
@@ -229,8 +230,13 @@ enum Taken {
 }
 
 impl Taken {
-    /// Takes the structure out of a capsule, which is renamed so that nothing else does.
+    /// Takes the structure out of a capsule, which is renamed so that nothing else does. Of several threads that ask for it at once, one gets it.
     fn of(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        with_critical_section(capsule, || Self::taken_out(capsule))
+    }
+
+    /// Takes the structure out of a capsule that no other thread of this package looks at meanwhile.
+    fn taken_out(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let object = capsule.as_ptr();
         // SAFETY: a capsule with one of these names holds the structure of that form, by DLPack's rules.
         unsafe {

@@ -9,12 +9,12 @@ use thalweg::serialize::{Object, load, load_file, save, save_file};
 
 use crate::device::or_current;
 use crate::failure::{run, type_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// Returns a value of Python as one that is saved.
 fn to_object(value: &Bound<'_, PyAny>) -> PyResult<Object> {
     if let Ok(tensor) = value.cast::<PyTensor>() {
-        return Ok(Object::Tensor(tensor.borrow().tensor.clone()));
+        return Ok(Object::Tensor(tensor.tensor()));
     }
     let all = |list: &Bound<'_, PyAny>| {
         list.try_iter()?.map(|element| to_object(&element?)).collect::<PyResult<Vec<_>>>()
@@ -34,7 +34,9 @@ fn to_object(value: &Bound<'_, PyAny>) -> PyResult<Object> {
     } else if value.is_instance_of::<PyTuple>() {
         Ok(Object::Tuple(all(value)?))
     } else if let Ok(dictionary) = value.cast::<PyDict>() {
-        let pairs = dictionary.iter().map(|(key, value)| Ok((to_object(&key)?, to_object(&value)?)));
+        // A copy is made at once, and no other thread changes it.
+        let copy = dictionary.copy()?;
+        let pairs = copy.iter().map(|(key, value)| Ok((to_object(&key)?, to_object(&value)?)));
         Ok(Object::Dict(pairs.collect::<PyResult<_>>()?))
     } else {
         Err(type_error(format!(

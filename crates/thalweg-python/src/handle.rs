@@ -1,6 +1,9 @@
 //! [`PyTensor`]: the object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
 
+use std::cell::UnsafeCell;
+
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyComplex;
 use thalweg::driver::Label;
 use thalweg::graph::audit::{ObstacleKind, explain};
@@ -9,21 +12,72 @@ use thalweg::{DType, Scalar, Tensor, c128};
 use crate::failure::{run, runtime};
 
 /// A tensor on one device (`torch.Tensor`): elements of one dtype, seen through a shape and strides.
-#[pyclass(name = "Tensor", module = "thalweg", subclass, weakref)]
-pub struct PyTensor {
-    /// The tensor; `data` replaces it.
-    pub tensor: Tensor,
+#[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, frozen)]
+pub struct PyTensor(Slot);
+
+/// The place of an object's tensor, which `data` replaces while other threads may read it.
+///
+/// # Note: a place without a lock of its own
+/// Every call reads the tensors of its arguments, so reading one costs as little as it can: an interpreter with its lock lets one thread at
+/// a time run what is attached to it, and a free-threaded one has a lock in each object ([`with_critical_section`]), which stands for
+/// nothing in an interpreter with its lock.
+struct Slot(UnsafeCell<Tensor>);
+
+// SAFETY: the cell is touched in `Slot::with` alone, by one thread at a time; `Tensor` may be used and dropped on every thread.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Runs a function with the tensor of an object, which no other thread touches meanwhile. The function calls nothing of Python.
+    fn with<T>(object: &Bound<'_, PyTensor>, function: impl FnOnce(&mut Tensor) -> T) -> T {
+        let Self(cell) = &object.get().0;
+        // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function calls nothing of Python.
+        // So no other thread is within this closure for the same object: by the interpreter's lock, or by the object's own, which
+        // `with_critical_section` holds. The function cannot come back here for the same reason.
+        with_critical_section(object.as_any(), || function(unsafe { &mut *cell.get() }))
+    }
+}
+
+/// The tensor in an object.
+pub trait Held {
+    /// Returns the tensor, as it is now: another thread may put another one in its place.
+    fn tensor(&self) -> Tensor;
+
+    /// Puts another tensor in its place.
+    fn replace(&self, tensor: Tensor);
+
+    /// Returns whether it is this very tensor.
+    fn holds(&self, tensor: &Tensor) -> bool;
+}
+
+impl Held for Bound<'_, PyTensor> {
+    fn tensor(&self) -> Tensor {
+        Slot::with(self, |own| own.clone())
+    }
+
+    fn replace(&self, tensor: Tensor) {
+        // The former one is dropped outside: what it holds may run code of Python.
+        let _former = Slot::with(self, |own| std::mem::replace(own, tensor));
+    }
+
+    fn holds(&self, tensor: &Tensor) -> bool {
+        Slot::with(self, |own| own.is_same(tensor))
+    }
 }
 
 impl PyTensor {
+    /// Returns what an object of a tensor is made of.
+    pub fn new(tensor: Tensor) -> Self {
+        Self(Slot(UnsafeCell::new(tensor)))
+    }
+
     /// Returns a tensor as an object.
     pub fn object(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, Self>> {
-        Bound::new(py, Self { tensor })
+        Bound::new(py, Self::new(tensor))
     }
 
     /// Returns the only element as Python has it.
     pub fn one_object<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         if tensor.dtype().is_complex() && tensor.elements() == 1 {
             let number = complex_item(slf.py(), &tensor)?;
             return Ok(PyComplex::from_doubles(slf.py(), number.re, number.im).into_any());
@@ -33,7 +87,7 @@ impl PyTensor {
 
     /// Returns the only element, which is real. The interpreter lock is released while the host waits for it.
     pub fn one(slf: &Bound<'_, Self>) -> PyResult<Scalar> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         if tensor.elements() != 1 {
             return Err(runtime(format!(
                 "a Tensor with {} elements cannot be converted to Scalar",

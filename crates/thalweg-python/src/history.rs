@@ -22,7 +22,7 @@ use thalweg::snapshot::{Action, Frame};
 
 use crate::device::or_current;
 use crate::failure::run;
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// Whether some history wants stacks.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -188,7 +188,7 @@ fn _get_memory_metadata() -> String {
 /// Puts a text beside the memory of a tensor in the history; returns whether the history has it.
 #[pyfunction]
 fn _annotate_tensor(py: Python<'_>, tensor: &Bound<'_, PyTensor>, text: &str) -> PyResult<bool> {
-    let tensor = tensor.borrow().tensor.clone();
+    let tensor = tensor.tensor();
     run(py, || {
         let address = tensor.pointer().address();
         Ok(tensor.device().allocator().annotate(address, text))

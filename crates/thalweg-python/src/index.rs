@@ -8,7 +8,7 @@ use thalweg::{DType, Device, Index};
 
 use crate::convert::{read_int, tensor_of};
 use crate::failure::{left_out, type_error, value_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// Reads the parts of a subscript of a tensor on a device.
 pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult<SmallVec<[Index; 4]>> {
@@ -39,7 +39,7 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
                 return Ok(None);
             }
             if let Ok(tensor) = value.cast::<PyTensor>() {
-                let number = crate::handle::item(value.py(), &tensor.borrow().tensor)?;
+                let number = crate::handle::item(value.py(), &tensor.tensor())?;
                 return Ok(Some(number.to_i64()));
             }
             read_int(&value).map(Some).ok_or_else(|| {
@@ -56,7 +56,7 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
         return Ok(Index::Ellipsis);
     }
     if let Ok(tensor) = part.cast::<PyTensor>() {
-        return Ok(Index::Tensor(tensor.borrow().tensor.clone()));
+        return Ok(Index::Tensor(tensor.tensor()));
     }
     if part.is_instance_of::<PyList>()
         || part.is_instance_of::<PyTuple>()

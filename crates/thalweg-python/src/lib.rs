@@ -4,14 +4,16 @@
 //! optimizers as classes and everything else that Python programs subclass is Python, in the package beside this crate.
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
-//! - `functions` makes a Python function and a method of every name of the table. It, `dlpack` and the streams of other libraries in `cuda`
-//!   are the parts with `unsafe`.
+//! - `functions` makes a Python function and a method of every name of the table. It, `handle` (the place of a tensor in its object), `dlpack`
+//!   and the streams of other libraries in `cuda` are the parts with `unsafe`.
 //! - `check` runs a function of Python under the simulator's seeds.
 //! - `failure` turns errors and panics into Python's exceptions: nothing that a program does may end the interpreter.
 //!
 //! # Invariants
 //! - No operator has code of its own here: what the table has, Python has.
 //! - The interpreter lock is released around every call of the layers below.
+//! - Classes are frozen, and no call holds an object to itself: what calls change lies behind a lock (`handle` has that of a tensor), or
+//!   belongs to its thread. So the module does without the interpreter lock, where a build of Python has none.
 
 mod audit;
 mod autograd;
@@ -45,7 +47,7 @@ mod tunable;
 use pyo3::prelude::*;
 
 /// Fills the extension module.
-#[pymodule]
+#[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     failure::keep_warnings();

@@ -9,7 +9,7 @@ use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
 
 use crate::failure::{call_python, exception, type_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// A recorded operator that a tensor is the result of (`torch.autograd.graph.Node`).
 #[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen)]
@@ -109,7 +109,7 @@ fn replaced(given: &Bound<'_, PyAny>, count: usize) -> PyResult<Option<Gradients
                 value.get_type()
             ))
         })?;
-        Ok(Some(tensor.borrow().tensor.clone()))
+        Ok(Some(tensor.tensor()))
     };
     match given.cast::<PyTuple>() {
         Ok(tuple) => tuple.iter().map(|value| read(&value)).collect::<PyResult<Gradients>>().map(Some),
@@ -144,14 +144,14 @@ impl _HookHandle {
 impl PyTensor {
     /// The recorded operator that it is the result of.
     #[getter]
-    fn grad_fn(&self) -> Option<PyNode> {
-        self.tensor.grad_fn().map(PyNode)
+    fn grad_fn(slf: &Bound<'_, Self>) -> Option<PyNode> {
+        slf.tensor().grad_fn().map(PyNode)
     }
 
     /// Registers a hook that backward passes call with the gradient of this tensor; it may return another.
     #[pyo3(name = "register_hook")]
-    fn add_gradient_hook(&self, py: Python<'_>, hook: Py<PyAny>) -> PyResult<_HookHandle> {
-        check_callable(py, &hook)?;
+    fn add_gradient_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<_HookHandle> {
+        check_callable(slf.py(), &hook)?;
         let called = move |gradient: &Tensor| {
             call_python(|py| {
                 let given = hook.call1(py, (PyTensor::object(py, gradient.clone())?,))?;
@@ -160,7 +160,7 @@ impl PyTensor {
                     return Ok(None);
                 }
                 match given.cast::<PyTensor>() {
-                    Ok(tensor) => Ok(Some(tensor.borrow().tensor.clone())),
+                    Ok(tensor) => Ok(Some(tensor.tensor())),
                     Err(_) => Err(type_error(format!(
                         "a hook of a tensor returns a gradient or None, not {}",
                         given.get_type()
@@ -168,7 +168,7 @@ impl PyTensor {
                 }
             })
         };
-        self.tensor.register_hook(called).map(_HookHandle).map_err(|error| exception(&error))
+        slf.tensor().register_hook(called).map(_HookHandle).map_err(|error| exception(&error))
     }
 
     /// Registers a hook that backward passes call with this leaf once its gradient is accumulated.
@@ -193,26 +193,26 @@ impl PyTensor {
                 }
             })
         };
-        let registered = slf.borrow().tensor.register_post_accumulate_grad_hook(called);
+        let registered = slf.tensor().register_post_accumulate_grad_hook(called);
         registered.map(_HookHandle).map_err(|error| exception(&error))
     }
 
     /// Lets backward passes keep the gradient of this result of an operator in `grad`.
     #[pyo3(name = "retain_grad")]
-    fn keep_gradient(&self) -> PyResult<()> {
-        self.tensor.retain_grad().map_err(|error| exception(&error))
+    fn keep_gradient(slf: &Bound<'_, Self>) -> PyResult<()> {
+        slf.tensor().retain_grad().map_err(|error| exception(&error))
     }
 
     /// Whether backward passes keep the gradient of this result of an operator.
     #[getter]
-    fn retains_grad(&self) -> bool {
-        self.tensor.retains_grad()
+    fn retains_grad(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().retains_grad()
     }
 
     /// Returns whether its memory was allocated in inference mode.
     #[pyo3(name = "is_inference")]
-    fn is_of_inference(&self) -> bool {
-        self.tensor.is_inference()
+    fn is_of_inference(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().is_inference()
     }
 }
 

@@ -15,7 +15,7 @@ use thalweg::{Result, Tensor};
 
 use crate::device::or_current;
 use crate::failure::{run, value_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 
 /// Options by PyTorch's names; a flag is 1 or 0, the parts of a pair are `betas.0` and `betas.1`.
 type Options = HashMap<String, f64>;
@@ -160,9 +160,7 @@ impl _FusedOptimizer {
             return Err(value_error(format!("there is no optimizer {rule}")));
         };
         let groups: Vec<(Vec<Tensor>, Options)> = (groups.into_iter())
-            .map(|(tensors, options)| {
-                (tensors.iter().map(|tensor| tensor.borrow().tensor.clone()).collect(), options)
-            })
+            .map(|(tensors, options)| (tensors.iter().map(|tensor| tensor.tensor()).collect(), options))
             .collect();
         run(py, || make(&groups)).map(|optimizer| Self(Mutex::new(optimizer)))
     }
@@ -197,8 +195,7 @@ impl _FusedOptimizer {
     /// Returns whether these are the parameters that are stepped.
     fn steps(&self, tensors: Vec<Bound<'_, PyTensor>>) -> bool {
         let own = self.lock().parameters();
-        own.len() == tensors.len()
-            && own.iter().zip(&tensors).all(|(own, tensor)| own.is_same(&tensor.borrow().tensor))
+        own.len() == tensors.len() && own.iter().zip(&tensors).all(|(own, tensor)| tensor.holds(own))
     }
 
     /// Returns the states of each parameter by their names, and the options of each group.
@@ -229,7 +226,7 @@ impl _FusedOptimizer {
         let state = OptimizerState {
             state: (states.into_iter())
                 .map(|(number, own)| {
-                    let own = own.into_iter().map(|(name, tensor)| (name, tensor.borrow().tensor.clone()));
+                    let own = own.into_iter().map(|(name, tensor)| (name, tensor.tensor()));
                     (number, own.collect())
                 })
                 .collect(),
@@ -263,7 +260,7 @@ impl _GradientScaler {
 
     /// Returns the loss, scaled.
     fn scale<'py>(&self, loss: &Bound<'py, PyTensor>) -> PyResult<Bound<'py, PyTensor>> {
-        let own = loss.borrow().tensor.clone();
+        let own = loss.tensor();
         PyTensor::object(loss.py(), run(loss.py(), || self.0.scale(&own))?)
     }
 
@@ -292,7 +289,7 @@ impl _GradientScaler {
 }
 
 fn tensors(objects: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
-    objects.iter().map(|object| object.borrow().tensor.clone()).collect()
+    objects.iter().map(|object| object.tensor()).collect()
 }
 
 /// Scales gradients so that their norm is at most a number, and returns the norm that they had.

@@ -1,6 +1,8 @@
 //! Recordings of what devices do, for `thalweg.profiler`.
 
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -78,36 +80,36 @@ impl _Trace {
 }
 
 /// A region of the program that recordings show by its name; it belongs to its thread.
-#[pyclass(unsendable)]
-struct _RecordFunction(Option<RecordFunction>);
+#[pyclass(frozen, unsendable)]
+struct _RecordFunction(Cell<Option<RecordFunction>>);
 
 #[pymethods]
 impl _RecordFunction {
     #[new]
     fn new(name: &str) -> Self {
-        Self(Some(record_function(name)))
+        Self(Cell::new(Some(record_function(name))))
     }
 
     /// Ends the region.
-    fn close(&mut self) {
-        self.0 = None;
+    fn close(&self) {
+        let _dropped_outside = self.0.take();
     }
 }
 
 /// Regions and operators are NVTX ranges while it is open.
-#[pyclass]
-struct _EmitNvtx(Option<EmitNvtx>);
+#[pyclass(frozen)]
+struct _EmitNvtx(Mutex<Option<EmitNvtx>>);
 
 #[pymethods]
 impl _EmitNvtx {
     #[new]
     fn new() -> Self {
-        Self(Some(emit_nvtx()))
+        Self(Mutex::new(Some(emit_nvtx())))
     }
 
     /// Ends it.
-    fn close(&mut self) {
-        self.0 = None;
+    fn close(&self) {
+        let _dropped_outside = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

@@ -10,7 +10,7 @@ use crate::call::Passed;
 use crate::convert::{number_object, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error};
 use crate::functions::functions;
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
 
@@ -58,7 +58,7 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
 
 /// Returns a number as a tensor without dimensions beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
-    let device = tensor.borrow().tensor.device().clone();
+    let device = tensor.tensor().device().clone();
     PyTensor::object(tensor.py(), tensor_of(number, None, Some(device))?)
 }
 
@@ -228,7 +228,7 @@ impl PyTensor {
     }
 
     fn __getitem__<'py>(slf: &Bound<'py, Self>, subscript: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         let indices = read_subscript(subscript, tensor.device())?;
         Self::object(slf.py(), run(slf.py(), || tensor.i(indices))?)
     }
@@ -238,10 +238,10 @@ impl PyTensor {
         subscript: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         let indices = read_subscript(subscript, tensor.device())?;
         let value = match value.cast::<Self>() {
-            Ok(value) => value.borrow().tensor.clone(),
+            Ok(value) => value.tensor(),
             Err(_) => {
                 let own = tensor.dtype();
                 let is_number = value.is_instance_of::<PyComplex>() || read_scalar(value, false)?.is_some();
@@ -251,15 +251,15 @@ impl PyTensor {
         run(slf.py(), || tensor.assign(indices, &value))
     }
 
-    fn __len__(&self) -> PyResult<usize> {
-        match self.tensor.shape().first() {
+    fn __len__(slf: &Bound<'_, Self>) -> PyResult<usize> {
+        match slf.tensor().shape().first() {
             Some(&extent) => Ok(extent),
             None => Err(type_error("len() of a 0-d tensor")),
         }
     }
 
     fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        if slf.borrow().tensor.rank() == 0 {
+        if slf.tensor().rank() == 0 {
             return Err(type_error("iteration over a 0-d tensor"));
         }
         let parts = method!("unbind", slf)?;
@@ -272,7 +272,7 @@ impl PyTensor {
     }
 
     fn __bool__(slf: &Bound<'_, Self>) -> PyResult<bool> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         match tensor.elements() {
             1 if tensor.dtype().is_complex() => {
                 let number = complex_item(slf.py(), &tensor)?;
@@ -299,21 +299,21 @@ impl PyTensor {
     }
 
     fn __index__(slf: &Bound<'_, Self>) -> PyResult<i64> {
-        let is_whole = !slf.borrow().tensor.dtype().is_floating_point();
-        if !is_whole || slf.borrow().tensor.elements() != 1 {
+        let tensor = slf.tensor();
+        if tensor.dtype().is_floating_point() || tensor.elements() != 1 {
             return Err(type_error("only integer tensors of a single element can be converted to an index"));
         }
         Ok(Self::one(slf)?.to_i64())
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         run(slf.py(), || Ok(tensor.to_string()))
     }
 
     fn __format__(slf: &Bound<'_, Self>, form: &str) -> PyResult<String> {
         let py = slf.py();
-        if slf.borrow().tensor.rank() == 0 {
+        if slf.tensor().rank() == 0 {
             let number = Self::one_object(slf)?;
             return py.import("builtins")?.getattr("format")?.call1((number, form))?.extract();
         }

@@ -1,6 +1,7 @@
 //! Parts of the graph that programs put in themselves: functions with a backward pass of their own, hooks of saved tensors, checkpointed
 //! functions, and checks of gradients.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
@@ -13,11 +14,11 @@ use thalweg::autograd::{
 };
 
 use crate::failure::{attempt, call_python, exception, run, type_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 use crate::node::gradient_objects;
 
 fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
-    tensors.iter().map(|tensor| tensor.borrow().tensor.clone()).collect()
+    tensors.iter().map(|tensor| tensor.tensor()).collect()
 }
 
 /// Returns a name that lives as long as the process: there are as many as classes of functions.
@@ -47,10 +48,8 @@ impl _SavedTensors {
         results: Vec<Bound<'_, PyTensor>>,
     ) -> PyResult<Self> {
         let results = inner(&results);
-        let tensors: Vec<Option<Tensor>> = tensors
-            .iter()
-            .map(|tensor| tensor.as_ref().map(|tensor| tensor.borrow().tensor.clone()))
-            .collect();
+        let tensors: Vec<Option<Tensor>> =
+            tensors.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.tensor())).collect();
         run(py, || {
             let keep = |tensor: &Tensor| match results.iter().position(|result| result.is_same(tensor)) {
                 Some(place) => Saved::result(tensor, place),
@@ -96,7 +95,7 @@ impl Backward for PythonFunction {
                         return Ok(None);
                     }
                     match gradient.cast::<PyTensor>() {
-                        Ok(tensor) => Ok(Some(tensor.borrow().tensor.clone())),
+                        Ok(tensor) => Ok(Some(tensor.tensor())),
                         Err(_) => {
                             Err(type_error("expected Variable or None (got a gradient that is not a tensor)"))
                         }
@@ -130,8 +129,8 @@ fn _record_function<'py>(
 }
 
 /// An open region with hooks of saved tensors; it belongs to its thread.
-#[pyclass(unsendable)]
-struct _SavedTensorsRegion(Option<SavedTensorsRegion>);
+#[pyclass(frozen, unsendable)]
+struct _SavedTensorsRegion(Cell<Option<SavedTensorsRegion>>);
 
 #[pymethods]
 impl _SavedTensorsRegion {
@@ -143,7 +142,7 @@ impl _SavedTensorsRegion {
             call_python(|py| {
                 let tensor = unpack.call1(py, (value,))?;
                 match tensor.bind(py).cast::<PyTensor>() {
-                    Ok(tensor) => Ok(tensor.borrow().tensor.clone()),
+                    Ok(tensor) => Ok(tensor.tensor()),
                     Err(_) => Err(type_error(format!(
                         "Output of saved tensor unpack_hook expected to be a Tensor but got result of type {}",
                         tensor.bind(py).get_type().name()?
@@ -151,12 +150,12 @@ impl _SavedTensorsRegion {
                 }
             })
         };
-        Self(Some(enter_saved_tensors_hooks(packed, unpacked)))
+        Self(Cell::new(Some(enter_saved_tensors_hooks(packed, unpacked))))
     }
 
     /// Ends the region.
-    fn close(&mut self) {
-        self.0 = None;
+    fn close(&self) {
+        let _dropped_outside = self.0.take();
     }
 }
 
@@ -206,7 +205,7 @@ fn _gradcheck(
             let objects = inputs.iter().map(|input| PyTensor::object(py, input.clone()));
             let found = function.call1(py, (PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)?,))?;
             (found.bind(py).try_iter()?)
-                .map(|tensor| Ok(tensor?.cast::<PyTensor>()?.borrow().tensor.clone()))
+                .map(|tensor| Ok(tensor?.cast::<PyTensor>()?.tensor()))
                 .collect::<PyResult<Vec<_>>>()
         })
     };

@@ -13,7 +13,7 @@ use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list}
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, run, type_error};
-use crate::handle::PyTensor;
+use crate::handle::{Held, PyTensor};
 use crate::protocol::method;
 
 /// The class of shapes, of the package.
@@ -29,14 +29,13 @@ fn size_object<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyA
 impl PyTensor {
     /// Returns the tensor in a dtype and on a device; itself where it is so.
     fn moved(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         device: Option<&Device>,
         dtype: Option<DType>,
         copy: bool,
     ) -> PyResult<Tensor> {
-        let source = &self.tensor;
-        run(py, || {
+        let source = &slf.tensor();
+        run(slf.py(), || {
             let there = match device {
                 Some(device) if device != source.device() => source.to_device(device)?,
                 _ => source.clone(),
@@ -51,7 +50,7 @@ impl PyTensor {
 
     /// Returns the object itself where a call gave the tensor that it has.
     fn same_or<'py>(slf: &Bound<'py, Self>, tensor: Tensor) -> PyResult<Bound<'py, Self>> {
-        if slf.borrow().tensor.is_same(&tensor) { Ok(slf.clone()) } else { Self::object(slf.py(), tensor) }
+        if slf.holds(&tensor) { Ok(slf.clone()) } else { Self::object(slf.py(), tensor) }
     }
 }
 
@@ -60,7 +59,7 @@ impl PyTensor {
     /// Makes a tensor over the memory of another, outside the graph: what classes of tensors call.
     #[new]
     #[pyo3(signature = (*data, requires_grad=false))]
-    fn new(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
+    fn make(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
         let empty = |sizes: &[usize]| {
             Device::current()
                 .and_then(|device| Tensor::empty(sizes, DType::F32, &device))
@@ -77,7 +76,7 @@ impl PyTensor {
             (None, 1) => {
                 let data = data.get_item(0)?;
                 match data.cast::<Self>() {
-                    Ok(tensor) => tensor.borrow().tensor.detach(),
+                    Ok(tensor) => tensor.tensor().detach(),
                     Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
                     Err(_) => tensor_of(&data, Some(DType::F32), None)?,
                 }
@@ -91,101 +90,103 @@ impl PyTensor {
         if requires_grad {
             tensor.set_requires_grad(true).map_err(|error| exception(&error))?;
         }
-        Ok(Self { tensor })
+        Ok(Self::new(tensor))
     }
 
     // ---- Properties -----------------------------------------------------------------------------------------------
 
     /// The shape: the extent of each dimension.
     #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        size_object(py, self.tensor.shape())
+    fn shape<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        size_object(slf.py(), slf.tensor().shape())
     }
 
     /// The dtype.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<Py<PyDType>> {
-        dtype::object(py, self.tensor.dtype())
+    fn dtype(slf: &Bound<'_, Self>) -> PyResult<Py<PyDType>> {
+        dtype::object(slf.py(), slf.tensor().dtype())
     }
 
     /// The device.
     #[getter(device)]
-    fn place(&self) -> PyDevice {
-        PyDevice(self.tensor.device().clone())
+    fn place(slf: &Bound<'_, Self>) -> PyDevice {
+        PyDevice(slf.tensor().device().clone())
     }
 
     /// The number of dimensions.
     #[getter]
-    fn ndim(&self) -> usize {
-        self.tensor.rank()
+    fn ndim(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().rank()
     }
 
     /// Whether it lies on a GPU, and not on a simulated one.
     #[getter]
-    fn is_cuda(&self) -> bool {
-        let device = self.tensor.device();
+    fn is_cuda(slf: &Bound<'_, Self>) -> bool {
+        let tensor = slf.tensor();
+        let device = tensor.device();
         !device.is_simulated() && !device.is_meta()
     }
 
     /// Whether it has no elements, only a shape and a dtype.
     #[getter]
-    fn is_meta(&self) -> bool {
-        self.tensor.device().is_meta()
+    fn is_meta(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().device().is_meta()
     }
 
     /// Bytes of an element.
     #[getter]
-    fn itemsize(&self) -> usize {
-        self.tensor.dtype().size_bytes()
+    fn itemsize(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().dtype().size_bytes()
     }
 
     /// Bytes of all elements.
     #[getter]
-    fn nbytes(&self) -> usize {
-        self.tensor.elements() * self.tensor.dtype().size_bytes()
+    fn nbytes(slf: &Bound<'_, Self>) -> usize {
+        let tensor = slf.tensor();
+        tensor.elements() * tensor.dtype().size_bytes()
     }
 
     /// Whether gradients flow to it.
     #[getter]
-    fn get_requires_grad(&self) -> bool {
-        self.tensor.requires_grad()
+    fn get_requires_grad(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().requires_grad()
     }
 
     #[setter]
-    fn set_requires_grad(&self, requires_grad: bool) -> PyResult<()> {
-        self.tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))
+    fn set_requires_grad(slf: &Bound<'_, Self>, requires_grad: bool) -> PyResult<()> {
+        slf.tensor().set_requires_grad(requires_grad).map_err(|error| exception(&error))
     }
 
     /// Whether it is not the result of a recorded operator.
     #[getter]
-    fn is_leaf(&self) -> bool {
-        self.tensor.is_leaf()
+    fn is_leaf(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().is_leaf()
     }
 
     /// The gradient that `backward` has accumulated.
     #[getter]
-    fn get_grad<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Self>>> {
-        self.tensor.grad().map(|gradient| Self::object(py, gradient)).transpose()
+    fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Self>>> {
+        slf.tensor().grad().map(|gradient| Self::object(slf.py(), gradient)).transpose()
     }
 
     #[setter]
-    fn set_grad(&self, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
-        let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());
-        self.tensor.set_grad(gradient).map_err(|error| exception(&error))
+    fn set_grad(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
+        let gradient = gradient.map(|gradient| gradient.tensor());
+        slf.tensor().set_grad(gradient).map_err(|error| exception(&error))
     }
 
     /// The tensor outside the graph; another may be put in its place.
     #[getter]
-    fn get_data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
-        Self::object(py, self.tensor.detach())
+    fn get_data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        Self::object(slf.py(), slf.tensor().detach())
     }
 
     #[setter]
     fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
-        let tensor = data.borrow().tensor.detach();
-        let requires_grad = slf.borrow().tensor.requires_grad();
+        let tensor = data.tensor().detach();
+        let requires_grad = slf.tensor().requires_grad();
         tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
-        slf.try_borrow_mut()?.tensor = tensor;
+        slf.replace(tensor);
         Ok(())
     }
 
@@ -227,79 +228,80 @@ impl PyTensor {
 
     /// Returns the shape, or the extent of a dimension.
     #[pyo3(signature = (dim=None))]
-    fn size<'py>(&self, py: Python<'py>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
+    fn size<'py>(slf: &Bound<'py, Self>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
         match dim {
-            None => self.shape(py),
+            None => Self::shape(slf),
             Some(dim) => {
-                let extent = self.tensor.size(dim).map_err(|error| exception(&error))?;
-                Ok(extent.into_pyobject(py)?.into_any())
+                let extent = slf.tensor().size(dim).map_err(|error| exception(&error))?;
+                Ok(extent.into_pyobject(slf.py())?.into_any())
             }
         }
     }
 
     /// Returns the strides in elements, or that of a dimension.
     #[pyo3(signature = (dim=None))]
-    fn stride<'py>(&self, py: Python<'py>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
-        let strides = self.tensor.layout().strides();
+    fn stride<'py>(slf: &Bound<'py, Self>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = slf.tensor();
+        let (layout, strides) = (tensor.layout(), tensor.layout().strides());
         match dim {
-            None => Ok(PyTuple::new(py, strides)?.into_any()),
+            None => Ok(PyTuple::new(slf.py(), strides)?.into_any()),
             Some(dim) => {
-                let layout = self.tensor.layout();
                 let place = layout.dimension(dim).map_err(|error| exception(&error.into()))?;
-                Ok(strides[place].into_pyobject(py)?.into_any())
+                Ok(strides[place].into_pyobject(slf.py())?.into_any())
             }
         }
     }
 
     /// Returns the number of dimensions.
-    fn dim(&self) -> usize {
-        self.tensor.rank()
+    fn dim(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().rank()
     }
 
     /// Returns the number of elements.
-    fn numel(&self) -> usize {
-        self.tensor.elements()
+    fn numel(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().elements()
     }
 
     /// Returns the number of elements.
-    fn nelement(&self) -> usize {
-        self.tensor.elements()
+    fn nelement(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().elements()
     }
 
     /// Returns the bytes of an element.
-    fn element_size(&self) -> usize {
-        self.tensor.dtype().size_bytes()
+    fn element_size(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().dtype().size_bytes()
     }
 
     /// Returns the device address of the first element.
-    fn data_ptr(&self) -> u64 {
-        self.tensor.mark_exported();
-        self.tensor.pointer().address()
+    fn data_ptr(slf: &Bound<'_, Self>) -> u64 {
+        let tensor = slf.tensor();
+        tensor.mark_exported();
+        tensor.pointer().address()
     }
 
     /// Returns the place of the first element in the storage, in elements.
-    fn storage_offset(&self) -> usize {
-        self.tensor.layout().offset()
+    fn storage_offset(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().layout().offset()
     }
 
     /// Returns whether the elements lie in memory in the order of a format without gaps.
     #[pyo3(signature = (memory_format=None))]
-    fn is_contiguous(&self, memory_format: Option<&Bound<'_, Numbered>>) -> bool {
+    fn is_contiguous(slf: &Bound<'_, Self>, memory_format: Option<&Bound<'_, Numbered>>) -> bool {
         match memory_format.map_or(0, |format| format.get().number) {
-            2 => self.is_channels_last(4),
-            3 => self.is_channels_last(5),
-            _ => self.tensor.is_contiguous(),
+            2 => is_channels_last(&slf.tensor(), 4),
+            3 => is_channels_last(&slf.tensor(), 5),
+            _ => slf.tensor().is_contiguous(),
         }
     }
 
     /// Returns whether the dtype is a floating-point one.
-    fn is_floating_point(&self) -> bool {
-        self.tensor.dtype().is_floating_point()
+    fn is_floating_point(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().dtype().is_floating_point()
     }
 
     /// Returns whether the dtype is complex.
-    fn is_complex(&self) -> bool {
-        self.tensor.dtype().is_complex()
+    fn is_complex(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().dtype().is_complex()
     }
 
     // ---- Elements -------------------------------------------------------------------------------------------------
@@ -311,14 +313,15 @@ impl PyTensor {
 
     /// Returns the elements as nested lists. Blocks until they are there.
     fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = slf.borrow().tensor.clone();
+        let tensor = slf.tensor();
         to_list(slf.py(), &tensor)
     }
 
     /// Returns the bytes of the elements, row-major. Blocks until they are there.
-    fn _bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
-        let bytes = run(py, || to_bytes(&self.tensor))?;
-        Ok(PyByteArray::new(py, &bytes))
+    fn _bytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyByteArray>> {
+        let tensor = slf.tensor();
+        let bytes = run(slf.py(), || to_bytes(&tensor))?;
+        Ok(PyByteArray::new(slf.py(), &bytes))
     }
 
     // ---- Other devices and dtypes ---------------------------------------------------------------------------------
@@ -338,9 +341,7 @@ impl PyTensor {
         for (name, value) in kwargs.iter().flat_map(|kwargs| kwargs.iter()) {
             target.read_name(&name.extract::<String>()?, &value)?;
         }
-        let own = slf.borrow();
-        let moved = own.moved(slf.py(), target.device.as_ref(), target.dtype, target.copy)?;
-        drop(own);
+        let moved = Self::moved(slf, target.device.as_ref(), target.dtype, target.copy)?;
         let moved = Self::same_or(slf, moved)?;
         match target.memory_format {
             Some(format) => {
@@ -364,14 +365,14 @@ impl PyTensor {
             Some(device) => device::or_current(slf.py(), Some(device))?,
             None => run(slf.py(), || device::named("cuda"))?,
         };
-        let moved = slf.borrow().moved(slf.py(), Some(&device), None, false)?;
+        let moved = Self::moved(slf, Some(&device), None, false)?;
         Self::same_or(slf, moved)
     }
 
     /// Returns the tensor on the simulated GPU, whose memory is the host's.
     fn cpu<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let device = run(slf.py(), || device::named("cpu"))?;
-        let moved = slf.borrow().moved(slf.py(), Some(&device), None, false)?;
+        let moved = Self::moved(slf, Some(&device), None, false)?;
         Self::same_or(slf, moved)
     }
 
@@ -392,28 +393,28 @@ impl PyTensor {
             py.import("thalweg.autograd")?.call_method1("_backward_to", arguments)?;
             return Ok(());
         }
-        let tensor = slf.borrow().tensor.clone();
-        let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());
+        let tensor = slf.tensor();
+        let gradient = gradient.map(|gradient| gradient.tensor());
         let options = BackwardOptions { retain_graph: retain_graph.unwrap_or(create_graph), create_graph };
         run(slf.py(), || tensor.backward_options(gradient.as_ref(), options))
     }
 
     /// Returns a tensor over the same memory that is outside the graph.
-    fn detach<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
-        Self::object(py, self.tensor.detach())
+    fn detach<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        Self::object(slf.py(), slf.tensor().detach())
     }
 
     /// Takes the tensor out of the graph, in place.
     fn detach_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        let detached = slf.borrow().tensor.detach();
-        slf.try_borrow_mut()?.tensor = detached;
+        let detached = slf.tensor().detach();
+        slf.replace(detached);
         Ok(slf.clone())
     }
 
     /// Sets whether gradients flow to it, in place.
     #[pyo3(signature = (requires_grad=true))]
     fn requires_grad_<'py>(slf: &Bound<'py, Self>, requires_grad: bool) -> PyResult<Bound<'py, Self>> {
-        slf.borrow().set_requires_grad(requires_grad)?;
+        Self::set_requires_grad(slf, requires_grad)?;
         Ok(slf.clone())
     }
 
@@ -427,12 +428,12 @@ impl PyTensor {
     ) -> PyResult<Bound<'py, Self>> {
         _ = non_blocking;
         let source = match src.cast::<Self>() {
-            Ok(tensor) => tensor.borrow().tensor.clone(),
+            Ok(tensor) => tensor.tensor(),
             Err(_) => external(src)?.ok_or_else(|| {
                 type_error(format!("copy_(): argument 'src' must be Tensor, not {}", src.get_type()))
             })?,
         };
-        let target = slf.borrow().tensor.clone();
+        let target = slf.tensor();
         run(slf.py(), || {
             let source = if source.device() == target.device() {
                 source
@@ -445,14 +446,14 @@ impl PyTensor {
     }
 
     /// Returns whether both are one tensor.
-    fn _is_same(&self, other: &Bound<'_, Self>) -> bool {
-        self.tensor.is_same(&other.borrow().tensor)
+    fn _is_same(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) -> bool {
+        slf.holds(&other.tensor())
     }
 
     /// Returns a copy for `copy.deepcopy`: of a leaf, with its gradient.
-    fn _deep_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
-        let own = &self.tensor;
-        let copy = run(py, || {
+    fn _deep_copy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let own = &slf.tensor();
+        let copy = run(slf.py(), || {
             no_grad(|| {
                 let copy = cloned(&own.detach())?;
                 copy.set_requires_grad(own.requires_grad())?;
@@ -462,19 +463,17 @@ impl PyTensor {
                 Ok(copy)
             })
         })?;
-        Self::object(py, copy)
+        Self::object(slf.py(), copy)
     }
 }
 
-impl PyTensor {
-    /// Returns whether the second of `rank` dimensions is the innermost in memory, without gaps.
-    fn is_channels_last(&self, rank: usize) -> bool {
-        if self.tensor.rank() != rank {
-            return false;
-        }
-        let order: Vec<usize> = std::iter::once(0).chain(2..rank).chain([1]).collect();
-        self.tensor.detach().permute(&order).is_ok_and(|tensor| tensor.is_contiguous())
+/// Returns whether the second of `rank` dimensions is the innermost in memory, without gaps.
+fn is_channels_last(tensor: &Tensor, rank: usize) -> bool {
+    if tensor.rank() != rank {
+        return false;
     }
+    let order: Vec<usize> = std::iter::once(0).chain(2..rank).chain([1]).collect();
+    tensor.detach().permute(&order).is_ok_and(|tensor| tensor.is_contiguous())
 }
 
 /// The device, dtype and order that [`PyTensor::to`] is asked for.
@@ -492,8 +491,8 @@ impl<'py> Target<'py> {
             return Ok(());
         }
         if let Ok(other) = value.cast::<PyTensor>() {
-            let other = other.borrow();
-            (self.device, self.dtype) = (Some(other.tensor.device().clone()), Some(other.tensor.dtype()));
+            let other = other.tensor();
+            (self.device, self.dtype) = (Some(other.device().clone()), Some(other.dtype()));
             return Ok(());
         }
         if let Some(dtype) = dtype::read(value) {

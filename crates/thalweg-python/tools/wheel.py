@@ -3,7 +3,8 @@
     python3 tools/wheel.py OUT VERSION
 
 A wheel is a zip file: the package, and a folder with its metadata and a list of all files with their digests (PEP 427, PEP 491). The
-platform's tag is the oldest C library that has the symbols which the module wants (PEP 600).
+platform's tag is the oldest C library that has the symbols which the module wants (PEP 600). The interpreter that runs this is the one that the
+wheel is for: where it is a free-threaded build, that version alone; else every one from 3.10 on, by the stable interface.
 """
 
 import base64
@@ -12,6 +13,7 @@ import pathlib
 import platform
 import re
 import sys
+import sysconfig
 import zipfile
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent
@@ -26,7 +28,7 @@ License: MIT OR Apache-2.0
 Project-URL: Repository, https://github.com/thalweg-rs/thalweg
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Environment :: GPU :: NVIDIA CUDA
-Requires-Python: >=3.10
+Requires-Python: {python}
 Description-Content-Type: text/markdown
 
 {readme}"""
@@ -39,14 +41,23 @@ def platform_tag(module):
     return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
+def extension():
+    """Returns the extension module's file name, the versions of Python that load it, and the wheel's tag without the platform."""
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "_core.abi3.so", ">=3.10", "cp310-abi3"
+    major, minor = sys.version_info[:2]
+    return f"_core{sysconfig.get_config_var('EXT_SUFFIX')}", f"=={major}.{minor}.*", f"cp{major}{minor}-cp{major}{minor}t"
+
+
 def main(out, version):
-    module = PACKAGE / "thalweg/_core.abi3.so"
-    tag = f"cp310-abi3-{platform_tag(module)}"
+    name, python, tag = extension()
+    module = PACKAGE / "thalweg" / name
+    tag = f"{tag}-{platform_tag(module)}"
     info = f"thalweg-{version}.dist-info"
     files = {str(path.relative_to(PACKAGE)): path.read_bytes() for path in sorted(PACKAGE.rglob("*"))
-             if path.is_file() and path.suffix in (".py", ".pyi", ".so", ".typed")}
+             if path == module or path.is_file() and path.suffix in (".py", ".pyi", ".typed")}
     readme = (FOLDER / "README.md").read_text()
-    files[f"{info}/METADATA"] = METADATA.format(version=version, readme=readme).encode()
+    files[f"{info}/METADATA"] = METADATA.format(version=version, python=python, readme=readme).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: thalweg\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     files[f"{info}/entry_points.txt"] = b"[pytest11]\nthalweg = thalweg._pytest\n"
     for licence in ("LICENSE-APACHE", "LICENSE-MIT"):

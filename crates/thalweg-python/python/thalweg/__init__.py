@@ -5,12 +5,15 @@ name; `docs/python.md` of the repository lists the differences.
 """
 
 import math as _math
+import os as _os
 import sys as _sys
 import warnings as _warnings
+from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
 
-if "t" in getattr(_sys, "abiflags", ""):
-    raise ImportError("thalweg has no wheel for free-threaded builds of Python such as this one "
-                      f"(cp{_sys.version_info[0]}{_sys.version_info[1]}t): use the build with the interpreter lock")
+if "t" in getattr(_sys, "abiflags", "") and not _os.path.exists(_os.path.join(_os.path.dirname(__file__), f"_core{_SUFFIXES[0]}")):
+    # The extension for builds with the interpreter lock would be loaded, and end the process.
+    raise ImportError(f"thalweg has no extension module for this free-threaded build of Python (_core{_SUFFIXES[0]} is missing): install the wheel "
+                      f"for cp{_sys.version_info[0]}{_sys.version_info[1]}t, or build it with `cargo xtask wheel thalweg --python {_sys.executable}`")
 
 from . import _core
 from ._core import *  # noqa: F401,F403

@@ -4,9 +4,12 @@ import functools
 import threading
 
 from . import _core
+from ._regions import Open
 
 # The dtypes of the regions that each thread is in.
 _entered = threading.local()
+# Held while a scaler is made, which several threads may use first.
+_making = threading.Lock()
 
 
 def get_autocast_dtype(device_type="cuda"):
@@ -22,18 +25,19 @@ class autocast:
         if not isinstance(device_type, str):
             raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
         self._options = (dtype or _core.float16, enabled, True if cache_enabled is None else cache_enabled)
-        self._regions = []
+        self._regions = Open()
 
     def __enter__(self):
-        self._regions.append(_core._AutocastRegion(*self._options))
+        self._regions.enter(_core._AutocastRegion(*self._options))
         if not hasattr(_entered, "dtypes"):
             _entered.dtypes = []
         _entered.dtypes.append(self._options[0])
         return self
 
     def __exit__(self, *_):
+        region = self._regions.leave()
         _entered.dtypes.pop()
-        self._regions.pop().close()
+        region.close()
 
     def __call__(self, function):
         @functools.wraps(function)
@@ -102,11 +106,13 @@ class GradScaler:
         self._stages = {}
 
     def _scaler(self, device=None):
-        if self._inner is None:
-            self._inner = _core._GradientScaler(*self._numbers, device)
-            if self._steps:
-                self._inner.tensors()[1].fill_(self._steps)
-        return self._inner
+        with _making:
+            if self._inner is None:
+                made = _core._GradientScaler(*self._numbers, device)
+                if self._steps:
+                    made.tensors()[1].fill_(self._steps)
+                self._inner = made
+            return self._inner
 
     def is_enabled(self):
         """Returns whether it scales at all."""

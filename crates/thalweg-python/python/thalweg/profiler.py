@@ -14,6 +14,7 @@ import time
 import types
 
 from . import _core
+from ._regions import Open
 
 
 class ProfilerActivity(enum.Enum):
@@ -70,14 +71,14 @@ class record_function:
 
     def __init__(self, name, args=None):
         self.name = name
-        self._regions = []
+        self._regions = Open()
 
     def __enter__(self):
-        self._regions.append(_core._RecordFunction(self.name))
+        self._regions.enter(_core._RecordFunction(self.name))
         return self
 
     def __exit__(self, *_):
-        self._regions.pop().close()
+        self._regions.leave().close()
 
     def __call__(self, function):
         @functools.wraps(function)

@@ -346,20 +346,30 @@ impl Resolved {
         if let Some(found) = found {
             return Ok(found);
         }
+        let before = Self::key_of(call, alignment_bytes);
         let made = Arc::new(Self::new(call, alignment_bytes)?);
-        KNOWN.with_borrow_mut(|Known { key, calls }| {
-            if calls.len() >= RESOLVED {
-                calls.clear();
-            }
-            Self::write_key(key, call, alignment_bytes);
-            calls.insert(key.as_slice().into(), Arc::clone(&made));
-        });
+        // Another thread may have given a tensor another layout meanwhile: then this is of neither.
+        if Self::key_of(call, alignment_bytes) == before {
+            KNOWN.with_borrow_mut(|Known { calls, .. }| {
+                if calls.len() >= RESOLVED {
+                    calls.clear();
+                }
+                calls.insert(before.into(), Arc::clone(&made));
+            });
+        }
         Ok(made)
     }
 
     /// Returns shape and dtype of each output.
     pub(super) fn outputs(&self) -> &[(Shape, DType)] {
         &self.outputs
+    }
+
+    /// Returns what [`write_key`](Self::write_key) writes down.
+    fn key_of(call: &LoopCall<'_>, alignment_bytes: u64) -> Vec<u64> {
+        let mut key = Vec::new();
+        Self::write_key(&mut key, call, alignment_bytes);
+        key
     }
 
     /// Writes down everything that a call depends on beside the values of its numbers.

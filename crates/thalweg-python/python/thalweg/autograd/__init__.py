@@ -4,6 +4,7 @@ import functools
 
 from .. import _core
 from .._core import is_inference_mode_enabled  # noqa: F401
+from .._regions import Open
 
 
 class _GradMode:
@@ -12,14 +13,14 @@ class _GradMode:
     _enabled = True
 
     def __init__(self):
-        self._former = []
+        self._former = Open()
 
     def __enter__(self):
-        self._former.append(_core._set_grad_enabled(self._enabled))
+        self._former.enter(_core._set_grad_enabled(self._enabled))
         return self
 
     def __exit__(self, *_):
-        _core._set_grad_enabled(self._former.pop())
+        _core._set_grad_enabled(self._former.leave())
 
     def __call__(self, function):
         @functools.wraps(function)
@@ -68,7 +69,7 @@ class set_grad_enabled(_GradMode):
         self._before = _core._set_grad_enabled(self._enabled)
 
     def __enter__(self):
-        self._former.append(self._before)
+        self._former.enter(self._before)
         return self
 
     def _again(self):
@@ -94,11 +95,11 @@ class inference_mode(_GradMode):
         self.mode = bool(mode)
 
     def __enter__(self):
-        self._former.append((_core._set_inference_mode(self.mode), _core._set_grad_enabled(not self.mode)))
+        self._former.enter((_core._set_inference_mode(self.mode), _core._set_grad_enabled(not self.mode)))
         return self
 
     def __exit__(self, *_):
-        inference, recorded = self._former.pop()
+        inference, recorded = self._former.leave()
         _core._set_inference_mode(inference)
         _core._set_grad_enabled(recorded)
 
@@ -125,13 +126,13 @@ class detect_anomaly:
 
     def __init__(self, check_nan=True):
         self._check_nan = check_nan
-        self._former = []
+        self._former = Open()
 
     def __enter__(self):
-        self._former.append(_core._set_anomaly(True, bool(self._check_nan)))
+        self._former.enter(_core._set_anomaly(True, bool(self._check_nan)))
 
     def __exit__(self, *_):
-        _core._set_anomaly(*self._former.pop())
+        _core._set_anomaly(*self._former.leave())
 
 
 def _listed(value):

@@ -1,6 +1,7 @@
 """The recorded graph (`torch.autograd.graph`): its nodes, and hooks of the tensors that they save."""
 
 from .. import _core
+from .._regions import Open
 
 Node = _core._Node
 
@@ -13,13 +14,13 @@ class saved_tensors_hooks:
             if not callable(hook):
                 raise TypeError(f"a hook is a function, not {type(hook).__name__}")
         self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
-        self._regions = []
+        self._regions = Open()
 
     def __enter__(self):
-        self._regions.append(_core._SavedTensorsRegion(self.pack_hook, self.unpack_hook))
+        self._regions.enter(_core._SavedTensorsRegion(self.pack_hook, self.unpack_hook))
 
     def __exit__(self, *_):
-        self._regions.pop().close()
+        self._regions.leave().close()
 
 
 class save_on_cpu(saved_tensors_hooks):

@@ -7,12 +7,14 @@ import json
 import operator
 import pickle
 import sys
+import threading
 
 from .. import _core
 
 _inner = _core._cuda
 # The devices whose histories want stacks.
 _wanting = set()
+_lock = threading.Lock()
 
 
 def _record_memory_history(enabled="all", *args, **kwargs):
@@ -53,11 +55,12 @@ def _start(device, kind, when, max_entries, clear_history, compile_context, anno
     if entries < 0:
         raise ValueError(f"max_entries is {entries}: say how many of the newest events are kept")
     actions = list(skip_actions or ())
-    _inner._record_memory_history(device, kind, when, min(entries, 2**64 - 1), clear_history, compile_context, annotations, actions)
     place = str(_core.device(device) if device is not None else _core.get_default_device())
-    (_wanting.add if kind and when else _wanting.discard)(place)
-    if not _wanting:
-        _inner._forget_stacks()
+    with _lock:
+        _inner._record_memory_history(device, kind, when, min(entries, 2**64 - 1), clear_history, compile_context, annotations, actions)
+        (_wanting.add if kind and when else _wanting.discard)(place)
+        if not _wanting:
+            _inner._forget_stacks()
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):

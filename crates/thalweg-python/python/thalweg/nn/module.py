@@ -5,7 +5,7 @@ import functools
 import warnings
 
 from .. import _core
-from ..utils.hooks import BackwardHook, RemovableHandle
+from ..utils.hooks import BackwardHook, RemovableHandle, in_order
 from .parameter import Buffer, Parameter
 
 _IncompatibleKeys = collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])
@@ -13,12 +13,8 @@ _IncompatibleKeys = collections.namedtuple("IncompatibleKeys", ["missing_keys", 
 
 def _registered(hooks, entry, prepend):
     """Adds a hook to those of a module, in front of them or behind."""
-    handle = RemovableHandle(hooks)
-    others = dict(hooks) if prepend else {}
-    if prepend:
-        hooks.clear()
+    handle = RemovableHandle(hooks, prepend=prepend)
     hooks[handle.id] = entry
-    hooks.update(others)
     return handle
 
 
@@ -58,7 +54,7 @@ class Module:
         """Calls `forward` with the hooks around it."""
         called = set()
         try:
-            for hook, with_kwargs in tuple(self._forward_pre_hooks.values()):
+            for _, (hook, with_kwargs) in in_order(self._forward_pre_hooks):
                 changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
                 if changed is None:
                     continue
@@ -70,16 +66,16 @@ class Module:
                     raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
             backward = None
             if self._backward_hooks or self._backward_pre_hooks:
-                backward = BackwardHook(self, tuple(self._backward_hooks.values()), tuple(self._backward_pre_hooks.values()))
+                backward = BackwardHook(self, *([hook for _, hook in in_order(hooks)] for hooks in (self._backward_hooks, self._backward_pre_hooks)))
                 args = backward.setup_input_hook(args)
             result = self.forward(*args, **kwargs)
-            for number, (hook, with_kwargs, _) in tuple(self._forward_hooks.items()):
+            for number, (hook, with_kwargs, _) in in_order(self._forward_hooks):
                 called.add(number)
                 changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
                 result = result if changed is None else changed
             return result if backward is None else backward.setup_output_hook(result)
         except Exception:
-            for number, (hook, with_kwargs, always) in tuple(self._forward_hooks.items()):
+            for number, (hook, with_kwargs, always) in in_order(self._forward_hooks):
                 if always and number not in called:
                     _called_after_failure(self, hook, args, kwargs if with_kwargs else None)
             raise

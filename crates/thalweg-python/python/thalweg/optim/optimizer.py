@@ -5,7 +5,7 @@ import functools
 import inspect
 
 from .. import _core
-from ..utils.hooks import RemovableHandle
+from ..utils.hooks import RemovableHandle, in_order
 
 _RULES = _core._optimizers()
 _PAIRS = ("betas", "etas", "step_sizes")
@@ -156,7 +156,7 @@ class Optimizer:
 
     def _around(self, step, args, kwargs):
         """Calls a step with the hooks around it."""
-        for hook in tuple(self._step_pre_hooks.values()):
+        for _, hook in in_order(self._step_pre_hooks):
             changed = hook(self, args, kwargs)
             if changed is None:
                 continue
@@ -164,7 +164,7 @@ class Optimizer:
                 raise RuntimeError(f"{hook} must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
             args, kwargs = changed
         result = step(*args, **kwargs)
-        for hook in tuple(self._step_post_hooks.values()):
+        for _, hook in in_order(self._step_post_hooks):
             hook(self, args, kwargs)
         return result
 

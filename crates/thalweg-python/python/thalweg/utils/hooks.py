@@ -1,6 +1,7 @@
 """Hooks of modules (`torch.utils.hooks`)."""
 
 import itertools
+import threading
 
 from .._core import is_grad_enabled
 from ..autograd.function import Function
@@ -9,11 +10,15 @@ from ..autograd.function import Function
 class RemovableHandle:
     """A registered hook; `remove` takes it back."""
 
-    _numbers = itertools.count()
+    _numbers = itertools.count(1)
+    _lock = threading.RLock()
 
-    def __init__(self, hooks_dict, *, extra_dict=None):
+    def __init__(self, hooks_dict, *, extra_dict=None, prepend=False):
         self._dicts = [hooks_dict] + ([] if extra_dict is None else [extra_dict])
-        self.id = next(RemovableHandle._numbers)
+        with RemovableHandle._lock:
+            number = next(RemovableHandle._numbers)
+        # A hook in front of the others has a number below 0.
+        self.id = -number if prepend else number
 
     def remove(self):
         """Takes the hook back."""
@@ -25,6 +30,11 @@ class RemovableHandle:
 
     def __exit__(self, *_):
         self.remove()
+
+
+def in_order(hooks):
+    """Returns the numbers and entries of hooks in the order of their calls, as they are now: other threads may add and remove some meanwhile."""
+    return sorted(list(hooks.items()), key=lambda hook: min(hook[0], 0))
 
 
 class _Boundary(Function):
