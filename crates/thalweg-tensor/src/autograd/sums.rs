@@ -1,7 +1,7 @@
 //! Sums that a backward function adds to in place: the gradient that a leaf has already, or what another use of the leaf has given in this pass.
 //!
 //! A gradient that is a matrix product is added by the kernel that multiplies (`beta` = 1), in place of a tensor of its own and a sum
-//! behind it. The sum is rounded once where that rounds twice. A backward function that has added to a sum returns `None` for the
+//! behind it. The sum is rounded once where that rounds twice; cuBLASLt may round a product of 16-bit floats before it adds, too. A backward function that has added to a sum returns `None` for the
 //! input: nothing is left to be delivered.
 
 use std::cell::RefCell;
