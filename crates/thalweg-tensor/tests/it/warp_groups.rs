@@ -1,6 +1,6 @@
 //! Products by groups of warps, in every layout and shape of tiles, against their formula in f64.
 
-use thalweg_driver::Code;
+use thalweg_driver::{Code, TensorTiles};
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::warp_groups::{MappedOperands, Tiles, WarpGroupMatmul, fits};
@@ -9,6 +9,9 @@ use thalweg_runtime::{Label, Result};
 use thalweg_tensor::Tensor;
 
 use crate::support::{device, random, values};
+
+/// A change after which a tensor has no map.
+type Change = fn(&mut TensorTiles);
 
 /// The operands of a product, and its description.
 struct Case {
@@ -145,7 +148,7 @@ fn tensors_without_a_map_are_refused_with_the_reason() {
     let [tensor, ..] = kernel.tensors([case.a.pointer(), case.b.pointer(), case.a.pointer()]);
     let driver = device().driver().clone();
     assert!(driver.tensor_map(&tensor).is_ok());
-    let changes: [(&str, fn(&mut thalweg_driver::TensorTiles)); 4] = [
+    let changes: [(&str, Change); 4] = [
         ("not a multiple of 16", |tensor| tensor.address = tensor.address.offset(8)),
         ("an extent is 0", |tensor| tensor.extents[1] = 0),
         ("a stride is 24 bytes", |tensor| tensor.strides[1] = 24),
