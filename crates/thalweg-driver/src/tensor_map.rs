@@ -25,6 +25,15 @@ pub struct TensorTiles {
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorTiles {
+    /// Returns the numbers of the description as a map, of a driver whose kernels do not read it: address, extents, strides and tile, and zeros behind them.
+    #[must_use]
+    pub fn described(&self) -> TensorMap {
+        let Self { address, extents: [matrices, rows, elements], strides: [matrix, row], tile } = *self;
+        let [tile_rows, tile_elements] = tile.map(u64::from);
+        let numbers = [address.address(), matrices, rows, elements, matrix, row, tile_rows, tile_elements];
+        TensorMap(std::array::from_fn(|at| numbers.get(at).copied().unwrap_or(0)))
+    }
+
     /// Checks whether there is a map of it.
     ///
     /// # Errors

@@ -596,14 +596,8 @@ impl Driver for SimDriver {
     }
 
     fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
-        tiles.check()?;
-        // What is described, as it is: a host function knows where its operands lie.
-        let mut words = [0; 16];
-        let [rows, elements] = tiles.tile;
-        let numbers = [tiles.address.address()].into_iter().chain(tiles.extents).chain(tiles.strides);
-        let numbers = numbers.chain([u64::from(rows), u64::from(elements)]);
-        words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number);
-        Ok(TensorMap(words))
+        // A host function knows where its operands lie.
+        tiles.check().map(|()| tiles.described())
     }
 
     fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {

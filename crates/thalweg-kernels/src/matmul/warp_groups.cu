@@ -90,8 +90,8 @@ DEVICE place place_of(const arguments& x, const u32 rank, const i64 item, const 
     return {i32((row * CLUSTER + rank) * M_TILE), i32(column * N_TILE), i32(matrix)};
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) NAME(const __grid_constant__ arguments x) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) NAME(const __grid_constant__ arguments x) {
     extern __shared__ __align__(1024) u8 memory[];
     const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
     const u32 out = base + STAGES * STAGE_BYTES, there = out + 8 * 2 * OUT_BYTES, is_free = there + 8 * STAGES;
@@ -226,5 +226,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         __syncwarp();
     }
     cluster_wait();
-#endif
 }
+#else
+extern "C" __global__ void NAME(const __grid_constant__ arguments) {}
+#endif

@@ -318,7 +318,8 @@ impl Unit {
             ("IS_BF16", u32::from(is_bf16)),
             ("HOST_WORDS", HOST_WORDS as u32),
         ];
-        let mut code = format!("#define NAME {}\n#define ELEMENT_NAME \"{element}\"\n", self.name());
+        let mut code = "#pragma nv_diag_suppress 177\n".to_owned();
+        let _ = write!(code, "#define NAME {}\n#define ELEMENT_NAME \"{element}\"\n", self.name());
         for (name, number) in numbers {
             let _ = writeln!(code, "#define {name} {number}");
         }
