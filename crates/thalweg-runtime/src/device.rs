@@ -248,6 +248,12 @@ impl Device {
         self.is_simulated() || self.properties().compute_capability.major >= 8
     }
 
+    /// Returns whether its tensor cores are fed by groups of four warps (`wgmma`): those of compute capability 9.0, and simulated.
+    pub fn has_warp_groups(&self) -> bool {
+        let capability = self.properties().compute_capability;
+        (capability.major, capability.minor) == (9, 0)
+    }
+
     /// Returns whether its tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta

@@ -135,9 +135,7 @@ impl Stream {
 
     /// Returns whether the device has a kernel by groups of warps for a product.
     pub(crate) fn can_take_groups(&self, product: &Matmul) -> bool {
-        let device = self.device();
-        let has_groups = device.is_simulated() || device.properties().compute_capability.major == 9;
-        has_groups && warp_groups::fits(product)
+        self.device().has_warp_groups() && warp_groups::fits(product)
     }
 
     /// Queues a product by groups of warps.

@@ -8,6 +8,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::with_prelude;
 
 use super::{Pass, TensorCores};
+use crate::shared::{accumulators, placeholders, warp_groups};
 
 /// Rows of queries that a block of [`Pass::Sums`] handles.
 pub(super) const SUMS_ROWS: u64 = 16;
@@ -165,7 +166,7 @@ impl Unit {
             let _ = writeln!(code, "#define {name} \"{text}\"");
         }
         if is_group {
-            code.push_str(&group_product_of_rows(self.tile, element));
+            code.push_str(&warp_groups(self.tile, element, [false, false]));
             code.push_str(&group_product_of_registers(self.head, element));
         }
         code.push_str(include_str!("tiles.cu"));
@@ -181,33 +182,6 @@ impl Unit {
         });
         with_prelude(&code)
     }
-}
-
-/// Returns operands `from` … `to` of an instruction, and a list of them.
-fn placeholders(from: u32, to: u32) -> String {
-    (from..to).map(|at| format!("%{at}")).collect::<Vec<_>>().join(", ")
-}
-
-fn accumulators(count: u32) -> String {
-    (0..count).map(|at| format!("\"+f\"(x[{at}])")).collect::<Vec<_>>().join(", ")
-}
-
-/// Prints the product of 64 × 16 and 16 × `columns` elements, both in shared memory.
-fn group_product_of_rows(columns: u32, element: &str) -> String {
-    let count = columns / 2;
-    format!(
-        "static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
-    asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
-{{{list}}}, %{a}, %{b}, adds, 1, 1, 0, 0;\\n}}\"
-        : {sums} : \"l\"(a), \"l\"(b), \"r\"(adds));
-}}
-",
-        adds = count + 2,
-        list = placeholders(0, count),
-        a = count,
-        b = count + 1,
-        sums = accumulators(count),
-    )
 }
 
 /// Prints the product of 64 × 16 elements in registers and 16 × `columns` in shared memory.

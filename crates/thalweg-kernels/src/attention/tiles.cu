@@ -205,23 +205,11 @@ DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i
 }
 
 #if WARP_GROUPS
-DEVICE void barrier_make(const u32 at, const u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory"); }
 DEVICE void barrier_arrive(const u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
-DEVICE void barrier_wait(const u32 at, const u32 phase) {
-    asm volatile("{\n.reg .pred done;\nwaits:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra.uni ready;\nbra.uni waits;\nready:\n}"
-        :: "r"(at), "r"(phase) : "memory");
-}
 // Arrives once this thread's copies so far are done, without waiting.
 DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <u32 PENDING> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory"); }
-template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {
-    #pragma unroll
-    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+f"(x[i]) :: "memory"); }
-}
 
 // The descriptor of a panel of rows of 128 bytes: `apart` is how many bytes panels lie apart.
 DEVICE u64 panel(const u32 at, const u32 apart) {

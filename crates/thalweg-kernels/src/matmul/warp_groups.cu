@@ -31,15 +31,10 @@ struct arguments {
 constexpr u32 BAND = 4;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
-DEVICE void barrier_make(const u32 at, const u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory"); }
 DEVICE void barrier_expect(const u32 at, const u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory"); }
 // Arrives at the barrier of a block of the cluster.
 DEVICE void barrier_arrive(const u32 at, const u32 block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
-}
-DEVICE void barrier_wait(const u32 at, const u32 phase) {
-    asm volatile("{\n.reg .pred done;\nwaits:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra.uni ready;\nbra.uni waits;\nready:\n}"
-        :: "r"(at), "r"(phase) : "memory");
 }
 DEVICE void copy(const u32 to, const tensor_map* map, const u32 barrier, const i32 inner, const i32 row, const i32 matrix) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
@@ -51,14 +46,6 @@ DEVICE void copy_to_all(const u32 to, const tensor_map* map, const u32 barrier, 
 }
 DEVICE void store(const tensor_map* map, const u32 from, const i32 inner, const i32 row, const i32 matrix) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" :: "l"(map), "r"(from), "r"(inner), "r"(row), "r"(matrix) : "memory");
-}
-DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <u32 PENDING> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory"); }
-// What products write is not read before here.
-template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {
-    #pragma unroll
-    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+f"(x[i]) :: "memory"); }
 }
 DEVICE void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -165,7 +152,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 for (u32 k = 0; k < 4; ++k) {
                     #pragma unroll
                     for (u32 i = 0; i < BLOCKS; ++i) {
-                        product(sums[i], rows(a + i * PANEL + k * (A_TURNED ? 2048 : 32)), rows(b + k * (B_TURNED ? 32 : 2048)), step != 0 || k != 0);
+                        group_rows(sums[i], rows(a + i * PANEL + k * (A_TURNED ? 2048 : 32)), rows(b + k * (B_TURNED ? 32 : 2048)), step != 0 || k != 0);
                     }
                 }
                 products_commit();

@@ -20,6 +20,7 @@ use thalweg_ir::host::Fault;
 use super::native::{EPILOGUE_WORDS, library_accesses, library_words, run_words_on_host};
 use super::{Factor, Matmul, Operand};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::shared::warp_groups;
 
 /// Threads of a block: one of them copies, two groups of 128 multiply.
 const THREADS: u32 = 384;
@@ -323,32 +324,11 @@ impl Unit {
         for (name, number) in numbers {
             let _ = writeln!(code, "#define {name} {number}");
         }
-        code.push_str(&product(tiles.columns(), element, [a_turned, b_turned]));
+        // The elements of B as it is lie one after another along n.
+        code.push_str(&warp_groups(tiles.columns(), element, [a_turned, !b_turned]));
         code.push_str(include_str!("warp_groups.cu"));
         with_prelude(&code)
     }
-}
-
-/// Prints the product of 64 × 16 and 16 × `columns` elements, both in shared memory.
-fn product(columns: u32, element: &str, [a_turned, b_turned]: [bool; 2]) -> String {
-    let count = columns / 2;
-    let list: Vec<String> = (0..count).map(|at| format!("%{at}")).collect();
-    let sums: Vec<String> = (0..count).map(|at| format!("\"+f\"(x[{at}])")).collect();
-    format!(
-        "static __device__ __forceinline__ void product(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
-    asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
-{{{list}}}, %{count}, %{b}, adds, 1, 1, {a_turned}, {b_turned};\\n}}\"
-        : {sums} : \"l\"(a), \"l\"(b), \"r\"(adds));
-}}
-",
-        adds = count + 2,
-        b = count + 1,
-        list = list.join(", "),
-        sums = sums.join(", "),
-        a_turned = u32::from(a_turned),
-        // Elements along n lie one after another.
-        b_turned = u32::from(!b_turned),
-    )
 }
 
 /// Returns name and source of every unit.

@@ -1,4 +1,4 @@
-//! Functions of CUDA C that several kernels have: the text of a kernel names one where it is to stand.
+//! Functions of CUDA C that several kernels have: the text of a kernel names one where it is to stand. Those of [groups of warps](warp_groups) are printed.
 
 /// Adds the products of eight rows of weights and up to sixteen rows, by the tensor cores; `MMA` is the name of their dtype.
 pub(crate) const MULTIPLY_EIGHT: &str = include_str!("multiply_eight.cu");
@@ -11,3 +11,37 @@ pub(crate) const PIECES: &str = include_str!("pieces.cu");
 
 /// The sums of warps that share eight rows of weights, added up; `ROWS` is how many rows the kernel multiplies them by.
 pub(crate) const COMBINE: &str = include_str!("combine.cu");
+
+/// The barriers of groups of four warps, and products under way.
+const WARP_GROUPS: &str = include_str!("warp_groups.cu");
+
+/// Returns operands `from` … `to` of an instruction.
+pub(crate) fn placeholders(from: u32, to: u32) -> String {
+    (from..to).map(|at| format!("%{at}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the numbers of an array `x` as operands that an instruction reads and writes.
+pub(crate) fn accumulators(count: u32) -> String {
+    (0..count).map(|at| format!("\"+f\"(x[{at}])")).collect::<Vec<_>>().join(", ")
+}
+
+/// Prints what kernels of groups of four warps have in common, and `group_rows`: the product of 64 × 16 and 16 × `columns` elements, both in shared memory, each as it is
+/// read along its terms, or turned.
+pub(crate) fn warp_groups(columns: u32, element: &str, [a_turned, b_turned]: [bool; 2]) -> String {
+    let count = columns / 2;
+    format!(
+        "{WARP_GROUPS}
+static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
+    asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
+{{{list}}}, %{count}, %{b}, adds, 1, 1, {a_turned}, {b_turned};\\n}}\"
+        : {sums} : \"l\"(a), \"l\"(b), \"r\"(adds));
+}}
+",
+        adds = count + 2,
+        b = count + 1,
+        list = placeholders(0, count),
+        sums = accumulators(count),
+        a_turned = u32::from(a_turned),
+        b_turned = u32::from(b_turned),
+    )
+}

@@ -174,8 +174,7 @@ impl Operands<'_> {
 }
 
 fn cores_of(device: &Device) -> TensorCores {
-    let capability = device.properties().compute_capability;
-    if (capability.major, capability.minor) == (9, 0) { TensorCores::WarpGroup } else { TensorCores::Warp }
+    if device.has_warp_groups() { TensorCores::WarpGroup } else { TensorCores::Warp }
 }
 
 /// Checks shapes and dtypes of queries, keys and values, and of what has the shape of the queries.
