@@ -42,7 +42,7 @@ use crate::memory::{
     HostFlags, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, PhysicalFlags, PoolAttributes, PoolUsage,
     ShareableHandle,
 };
-use crate::module::{FunctionAttributes, Image};
+use crate::module::{Cluster, FunctionAttributes, Image};
 use crate::properties::{DeviceProperties, Version};
 use crate::tensor_map::{TensorMap, TensorTiles};
 use crate::{
@@ -496,6 +496,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Returns what the kernel needs.
     fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
         forwarded(self.inner(), "function_attributes")?.function_attributes(function)
+    }
+
+    /// Returns how many of a kernel's clusters run at once. A driver older than CUDA 11.8 answers [`NotSupported`](crate::Code::NotSupported).
+    fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
+        forwarded(self.inner(), "max_active_clusters")?.max_active_clusters(function, cluster)
     }
 
     /// Queues a kernel. A grid or block with a 0, or a block that is too large, is

@@ -71,7 +71,7 @@ pub use memory::{
     HandleType, HostFlags, HostMethod, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, MemoryLocation,
     PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
-pub use module::{FunctionAttributes, HostModule, Image};
+pub use module::{Cluster, FunctionAttributes, HostModule, Image};
 pub use process::{at_exit, descriptor_of_process, effective_user_id};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,

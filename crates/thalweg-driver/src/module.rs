@@ -39,6 +39,17 @@ pub struct FunctionAttributes {
     pub local_memory_bytes: u32,
 }
 
+/// A cluster of blocks: they run at once, side by side, and read each other's shared memory. A kernel's text fixes how many blocks it has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Cluster {
+    /// The number of blocks.
+    pub blocks: u32,
+    /// Threads of each block.
+    pub threads: u32,
+    /// Dynamic shared memory of each block.
+    pub shared_memory_bytes: u32,
+}
+
 /// Named host functions.
 #[derive(Clone, Default)]
 pub struct HostModule {

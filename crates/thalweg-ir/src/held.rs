@@ -94,7 +94,11 @@ impl Held {
             uses.push(used);
         }
         let mut held = Self { passes, picks, roots, loads, uses, made_in, kept: Vec::new() };
-        held.kept = held.kept_inputs(body, class);
+        held.kept = match class.streamed {
+            // Each pass reads the shared memory.
+            Some(_) => vec![false; body.inputs.len()],
+            None => held.kept_inputs(body, class),
+        };
         Some(held)
     }
 

@@ -58,6 +58,8 @@ pub struct Class {
     /// The vectors of them that a thread has in shared memory, the last ones, where registers hold no more: those of the only input that
     /// is kept.
     pub shared: u8,
+    /// The division of rows that are [`held`](Class::held) in the shared memory of a cluster of blocks rather than in registers; `None` elsewhere.
+    pub streamed: Option<Streamed>,
     /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
     /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is not an order of `lanes`, and differs
     /// from theirs by what exponentials are rounded. Rows are one inner dimension of vectors, as of rows that are held.
@@ -70,6 +72,29 @@ pub struct Class {
     pub turned: u8,
     /// The inputs whose elements are neighbours in the dimension that is turned, as bits.
     pub turned_inputs: u32,
+}
+
+/// The division of rows among the blocks of a cluster, through whose shared memory they stream: the copy engine brings rows while others are computed, and what
+/// each block has combined of a row goes to the shared memory of all. GPUs of compute capability 9.0 have clusters.
+/// A row has more than [`lanes`](Class::lanes) · ([`held`](Class::held) − 1) points.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Streamed {
+    /// The blocks of a cluster: 2, 4 or 8.
+    pub cluster: u8,
+    /// The groups of threads of a block, each of which has rows of its own: one computes while another waits for the other blocks.
+    pub groups: u8,
+    /// The rows for which a group has memory.
+    pub stages: u8,
+    /// The inputs that are the same for all rows, as bits: they are copied once.
+    pub columns: u32,
+}
+
+impl Streamed {
+    /// Returns whether an input is said to be in [`columns`](Streamed::columns).
+    #[must_use]
+    pub const fn is_column(&self, input: usize) -> bool {
+        input < 32 && self.columns >> input & 1 == 1
+    }
 }
 
 impl Class {
@@ -87,6 +112,7 @@ impl Class {
             cascade: 1,
             held: 0,
             shared: 0,
+            streamed: None,
             online: false,
             repeated: 0,
             turned: 0,
@@ -98,6 +124,12 @@ impl Class {
     #[must_use]
     pub const fn threads_of_a_row(&self) -> u32 {
         if self.held > 0 || self.online { self.lanes as u32 / self.vector as u32 } else { self.lanes as u32 }
+    }
+
+    /// Returns how many threads of a block share a row that is streamed.
+    #[must_use]
+    pub const fn threads_of_a_group(&self, streamed: Streamed) -> u32 {
+        self.threads_of_a_row() / streamed.cluster as u32
     }
 
     /// Returns how many threads of a block take neighbouring rows.

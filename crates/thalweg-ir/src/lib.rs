@@ -44,7 +44,9 @@ pub use dtype::elements;
 pub use dtype::{Category, DType, Element, HostElement, PromotionError, UnknownDType};
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
-pub use kernel::{Class, Dimensions, Geometry, Kernel, LaunchArguments, OperandGeometry, RUN, Unpacked};
+pub use kernel::{
+    Class, Dimensions, Geometry, Kernel, LaunchArguments, OperandGeometry, RUN, Streamed, Unpacked,
+};
 pub use layout::{
     Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
 };

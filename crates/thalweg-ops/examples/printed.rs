@@ -67,6 +67,7 @@ fn matrix(
         operands: operands.collect(),
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: true,
     };
     Case { name: format!("{name} {rows}x{points}"), operator, signature, body, iteration }
 }
@@ -92,6 +93,7 @@ fn elementwise(
         operands,
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: true,
     };
     Case { name: name.to_owned(), operator, signature, body, iteration }
 }
@@ -147,6 +149,7 @@ fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
         operands: [input, strided([columns, 1], &[])].into_iter().collect(),
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: true,
     };
     let name = format!("column_parts {points}x{columns}");
     cases.push(Case { name, operator: &structured::SUM, signature, body, iteration });

@@ -9,12 +9,14 @@ mod explain;
 mod parts;
 mod points;
 mod rows;
+mod streamed;
 
 pub use parts::{Divided, LEAST_DIVIDED, divided};
 
 use smallvec::SmallVec;
 use thalweg_ir::{
     Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, OutputPlace, RUN, ReduceOp,
+    Streamed,
 };
 
 /// The place where one operand lies over the iteration space.
@@ -44,6 +46,8 @@ pub struct Iteration {
     pub alignment_bytes: u64,
     /// The bytes of shared memory that a block may have.
     pub shared_memory_bytes: u32,
+    /// Whether blocks may form clusters, which read each other's shared memory: on GPUs of compute capability 9.0.
+    pub has_clusters: bool,
 }
 
 /// A plan: the decisions for one launch.
@@ -127,7 +131,7 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
     };
     let alignment_bytes = iteration.alignment_bytes;
     let special = rows::online(body, &geometry, class, alignment_bytes)
-        .or_else(|| rows::held(body, &geometry, class, alignment_bytes, iteration.shared_memory_bytes))
+        .or_else(|| rows::held(body, &geometry, class, iteration))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
         .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
         .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
@@ -312,7 +316,13 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
         0 => String::new(),
         held => format!("_h{held}"),
     };
-    let shared = if class.shared > 0 { format!("_d{}", class.shared) } else { String::new() };
+    let shared = match class.streamed {
+        Some(Streamed { cluster, groups, stages, columns }) => {
+            format!("_b{cluster}g{groups}s{stages}w{columns:x}")
+        }
+        None if class.shared > 0 => format!("_d{}", class.shared),
+        None => String::new(),
+    };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
     let turned = match class.turned {
         0 => String::new(),

@@ -24,6 +24,7 @@ fn elementwise(shape: &[u64], operands: &[&[u64]], alignment_bytes: u64) -> Laun
         operands: operands.iter().map(|strides| rows(strides)).collect(),
         alignment_bytes,
         shared_memory_bytes: 227 << 10,
+        has_clusters: false,
     };
     plan(&body(&table::add, &[DType::F32; 2]), &iteration)
 }
@@ -42,6 +43,7 @@ fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) 
             .collect(),
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: false,
     };
     plan(&body(&structured::SUM, &[DType::F32]), &iteration)
 }
@@ -122,6 +124,7 @@ fn a_transposition_is_done_by_tiles() {
                 .collect(),
             alignment_bytes,
             shared_memory_bytes: 227 << 10,
+            has_clusters: false,
         };
         let _ = outer;
         let signature = structured::COPY.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a copy");
@@ -172,6 +175,7 @@ fn a_lane_with_many_points_is_a_cascade() {
         .collect(),
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: false,
     };
     assert_eq!(
         plan(&body(&structured::AMAX, &[DType::F32]), &maximum).class.cascade,
@@ -240,6 +244,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
             operands: operands.iter().cloned().collect(),
             alignment_bytes: 256,
             shared_memory_bytes: 227 << 10,
+            has_clusters: false,
         };
         let signature = operator.signature(dtypes, false, Some(DType::Bf16)).expect("dtypes");
         plan(&forward(operator, &signature).body, &iteration)
@@ -264,6 +269,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
             operands: [row(1), row(1)].into_iter().collect(),
             alignment_bytes: 256,
             shared_memory_bytes: 227 << 10,
+            has_clusters: false,
         };
         let signature =
             structured::SOFTMAX.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a dtype");
@@ -284,6 +290,54 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     let dtypes = [DType::Bf16, DType::I64, DType::F32, DType::Bf16];
     let backward = of(&structured::CROSS_ENTROPY_BACKWARD, &dtypes, &operands);
     assert_eq!((held(&backward), backward.class.repeated), ((64, 8, 4), 0b1110));
+}
+
+#[test]
+fn rows_that_do_not_fit_into_a_multiprocessor_stream_through_a_cluster() {
+    let row = |rows: u64, inner: u64| Placement::Strided {
+        rows: [rows].as_slice().into(),
+        inner: [inner].as_slice().into(),
+    };
+    let of =
+        |operator: &'static LoopOp, dtypes: &[DType], points: u64, stride: u64, operands: &[Placement]| {
+            let rows = |placement: &Placement| match placement {
+                Placement::Strided { rows, inner } if rows[0] == points => {
+                    Placement::Strided { rows: [stride].as_slice().into(), inner: inner.clone() }
+                }
+                other => other.clone(),
+            };
+            let iteration = Iteration {
+                rows: [100].into_iter().collect(),
+                inner: [points].into_iter().collect(),
+                operands: operands.iter().map(rows).collect(),
+                alignment_bytes: 256,
+                shared_memory_bytes: 227 << 10,
+                has_clusters: true,
+            };
+            let signature = operator.signature(dtypes, false, Some(dtypes[0])).expect("dtypes");
+            let plan = plan(&forward(operator, &signature).body, &iteration);
+            plan.class.streamed.map(|it| (it.cluster, it.groups, it.stages, it.columns))
+        };
+    let softmax = |dtype: DType, points: u64, stride: u64| {
+        of(&structured::SOFTMAX, &[dtype], points, stride, &[row(points, 1), row(points, 1)])
+    };
+    assert_eq!(softmax(DType::F32, 32_768, 32_768), None, "registers and shared memory of one");
+    assert_eq!(softmax(DType::F32, 65_536, 65_536), Some((8, 2, 3, 0)));
+    assert_eq!(softmax(DType::F32, 131_072, 131_072), Some((8, 1, 3, 0)));
+    assert_eq!(softmax(DType::F32, 1 << 20, 1 << 20), None, "nor does a cluster have memory for it");
+    assert_eq!(softmax(DType::F32, 65_536, 65_538), None, "rows begin between the pieces that are copied");
+    assert_eq!(softmax(DType::Bf16, 65_536, 65_536), None);
+    assert_eq!(softmax(DType::Bf16, 131_072, 131_072), Some((8, 2, 3, 0)));
+    // Scale and shift are the same for all rows.
+    let layer_norm = |points: u64| {
+        let operands = [row(points, 1), row(0, 1), row(0, 1), row(points, 1)];
+        let outputs =
+            [(); 2].map(|()| Placement::Strided { rows: [1].as_slice().into(), inner: SmallVec::new() });
+        let all: Vec<_> = operands.into_iter().chain(outputs).collect();
+        of(&structured::LAYER_NORM_AFFINE, &[DType::Bf16; 3], points, points, &all)
+    };
+    assert_eq!(layer_norm(32_768), None);
+    assert_eq!(layer_norm(65_536), Some((4, 2, 2, 0b110)));
 }
 
 #[test]

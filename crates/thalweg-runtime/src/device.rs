@@ -254,6 +254,12 @@ impl Device {
         (capability.major, capability.minor) == (9, 0)
     }
 
+    /// Returns whether blocks of its kernels may form clusters that read each other's shared memory, and copy engines fill it: compute capability 9.0, and
+    /// simulated. Later ones have them too, but no kernel of this library has run there.
+    pub fn has_clusters(&self) -> bool {
+        self.has_warp_groups()
+    }
+
     /// Returns whether its tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta

@@ -12,7 +12,7 @@
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_driver::{DevicePointer, Label, Launch, LaunchMode};
+use thalweg_driver::{Cluster, DevicePointer, Label, Launch, LaunchMode};
 use thalweg_ir::{Geometry, LaunchArguments};
 
 use crate::accesses::{accesses, extents};
@@ -23,15 +23,28 @@ use crate::{Device, Result, Stream};
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {
-    /// Works out what a launch of this geometry has on the kernel's device.
-    pub fn new(device: &Device, loaded: Arc<LoadedKernel>, geometry: &Geometry) -> Self {
+    /// Works out what a launch of this geometry has on the kernel's device. Where the kernel's blocks form clusters, the driver is asked how many of them run
+    /// at once: the others would begin when all rows of the first are done.
+    pub fn new(device: &Device, loaded: Arc<LoadedKernel>, geometry: &Geometry) -> Result<Self> {
         let kernel = loaded.kernel();
-        let shape =
-            thalweg_ir::cuda::launch_shape(kernel, geometry, device.properties().multi_processor_count);
+        let processors = device.properties().multi_processor_count;
+        let mut shape = thalweg_ir::cuda::launch_shape(kernel, geometry, processors);
         let shared_memory_bytes = thalweg_ir::cuda::shared_memory_bytes(kernel);
+        let mut mode = match thalweg_ir::cuda::is_programmatic(&shape) {
+            true => LaunchMode::Programmatic,
+            false => LaunchMode::InOrder,
+        };
+        if let Some(streamed) = kernel.class.streamed {
+            let (blocks, threads) = (u32::from(streamed.cluster), shape.block[0]);
+            let cluster = Cluster { blocks, threads, shared_memory_bytes };
+            let most = device.driver().max_active_clusters(loaded.function(), cluster)?;
+            shape.grid[0] = shape.grid[0].min(most.max(1) * blocks);
+            // Its blocks fill the GPU.
+            mode = LaunchMode::InOrder;
+        }
         let sizes = LaunchArguments::sizes(kernel, geometry);
         let extents = extents(kernel, geometry, device.instrument().is_some());
-        Self { rows: geometry.rows(), shape, shared_memory_bytes, extents, sizes, loaded }
+        Ok(Self { rows: geometry.rows(), shape, mode, shared_memory_bytes, extents, sizes, loaded })
     }
 }
 
@@ -88,10 +101,7 @@ impl Stream {
             grid: prepared.shape.grid,
             block: prepared.shape.block,
             shared_memory_bytes: prepared.shared_memory_bytes,
-            mode: match thalweg_ir::cuda::is_programmatic(&prepared.shape) {
-                true => LaunchMode::Programmatic,
-                false => LaunchMode::InOrder,
-            },
+            mode: prepared.mode,
             arguments: arguments.as_bytes(),
             accesses: &[],
             label,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Driver, FunctionHandle, ModuleHandle};
+use thalweg_driver::{Driver, FunctionHandle, LaunchMode, ModuleHandle};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Class, DType, Kernel};
 
@@ -76,6 +76,7 @@ pub struct PreparedLaunch {
     pub(crate) loaded: Arc<LoadedKernel>,
     pub(crate) rows: u64,
     pub(crate) shape: LaunchShape,
+    pub(crate) mode: LaunchMode,
     /// The bytes of dynamic shared memory of a block.
     pub(crate) shared_memory_bytes: u32,
     /// The extent that each operand touches.

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use smallvec::SmallVec;
 use thalweg_driver::{
-    Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorId, CommunicatorInfo,
-    ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
-    Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes, FunctionHandle,
-    GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
-    HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
-    MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
-    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Registration, Result, ShareableHandle,
-    StreamHandle, TensorMap, TensorTiles, Version,
+    Access, CaptureInfo, CaptureMode, Cluster, Code, Collective, CommunicatorHandle, CommunicatorId,
+    CommunicatorInfo, ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer,
+    DeviceProperties, Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes,
+    FunctionHandle, GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle,
+    GraphNodeHandle, GraphNodeKind, HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle,
+    Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo,
+    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Registration, Result,
+    ShareableHandle, StreamHandle, TensorMap, TensorTiles, Version,
 };
 
 use super::SimDriver;
@@ -588,6 +588,13 @@ impl Driver for SimDriver {
                 shared_memory_bytes: 0,
                 local_memory_bytes: 0,
             })
+        })
+    }
+
+    fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
+        self.enter("cuOccupancyMaxActiveClusters", |state| {
+            state.check_function(function.raw())?;
+            Ok((self.config.workers as u32 / cluster.blocks.max(1)).max(1))
         })
     }
 

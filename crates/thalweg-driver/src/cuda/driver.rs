@@ -17,7 +17,7 @@ use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
-use crate::module::Image;
+use crate::module::{Cluster, Image};
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::tensor_map::{TensorMap, TensorTiles};
 use crate::{
@@ -262,6 +262,7 @@ impl Driver for CudaDriver {
         fn module_unload(module: ModuleHandle) -> ();
         fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle;
         fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
+        fn max_active_clusters(function: FunctionHandle, cluster: Cluster) -> u32;
         fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
         fn tensor_map(tiles: &TensorTiles) -> TensorMap;
         fn library_workspace(device: u32, call: &GpuCall) -> u64;

@@ -16,7 +16,7 @@ use super::sys::{self, FunctionAttribute, RawFunction, RawModule, RawStream};
 use super::table::CallStatus;
 use crate::command::{Launch, LaunchMode};
 use crate::module::Image;
-use crate::{Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Result, StreamHandle};
+use crate::{Cluster, Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Result, StreamHandle};
 
 /// Dynamic shared memory that a launch gets without asking.
 const SHARED_MEMORY_WITHOUT_ASKING_BYTES: u32 = 48 << 10;
@@ -164,6 +164,31 @@ impl CudaDriver {
             shared_memory_bytes: get(FunctionAttribute::SharedSizeBytes)?,
             local_memory_bytes: get(FunctionAttribute::LocalSizeBytes)?,
         })
+    }
+
+    pub(super) fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
+        let Cluster { blocks, threads, shared_memory_bytes } = cluster;
+        let function = self.functions.get(function.raw(), "cuOccupancyMaxActiveClusters")?;
+        if shared_memory_bytes > function.shared_memory_bytes.load(Ordering::Relaxed) {
+            self.ask_for_shared_memory(&function, shared_memory_bytes)?;
+        }
+        let mut attribute = sys::LaunchAttribute::cluster(c_int::try_from(blocks).unwrap_or(c_int::MAX));
+        let config = sys::LaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: shared_memory_bytes,
+            stream: RawStream::default(),
+            attributes: &raw mut attribute,
+            attribute_count: 1,
+        };
+        let mut clusters = 0;
+        // SAFETY: the function is looked up; the driver reads the configuration and its one attribute, and stores a number.
+        let outcome = unsafe {
+            self.cuda.table.occupancy_max_active_clusters(&raw mut clusters, function.raw, &raw const config)
+        };
+        let described = || format!("clusters of {blocks} blocks of {}", function.name);
+        self.cuda.check(outcome, described)?;
+        Ok(clusters.unsigned_abs())
     }
 
     pub(super) fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {

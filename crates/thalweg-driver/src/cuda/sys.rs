@@ -167,6 +167,9 @@ pub(super) struct LaunchAttribute {
 /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
 pub(super) const COOPERATIVE: c_uint = 2;
 
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+pub(super) const CLUSTER_DIMENSION: c_uint = 4;
+
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
@@ -179,6 +182,13 @@ impl LaunchAttribute {
     /// Returns the attribute by which all blocks of a launch run at once.
     pub(super) const fn cooperative() -> Self {
         Self::enabled(COOPERATIVE)
+    }
+
+    /// Returns the attribute by which so many blocks are a cluster.
+    pub(super) const fn cluster(blocks: c_int) -> Self {
+        let mut value = [0; 16];
+        (value[0], value[1], value[2]) = (blocks, 1, 1);
+        Self { id: CLUSTER_DIMENSION, padding: 0, value }
     }
 
     const fn enabled(id: c_uint) -> Self {
@@ -508,6 +518,8 @@ entry_points! {
              extra: *mut *mut c_void);
         launch_kernel_ex = "cuLaunchKernelEx" @ 11060 c"cuLaunchKernelEx"
             (config: *const LaunchConfig, function: RawFunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+        occupancy_max_active_clusters = "cuOccupancyMaxActiveClusters" @ 11080 c"cuOccupancyMaxActiveClusters"
+            (clusters: *mut c_int, function: RawFunction, config: *const LaunchConfig);
         tensor_map_encode_tiled = "cuTensorMapEncodeTiled" @ 12000 c"cuTensorMapEncodeTiled"
             (map: *mut c_void, elements: c_uint, rank: c_uint, address: u64, extents: *const u64, strides: *const u64,
              tile: *const c_uint, steps: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);

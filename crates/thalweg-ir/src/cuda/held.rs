@@ -17,9 +17,10 @@ use super::writer::Writer;
 pub(super) fn of(kernel: &Kernel) -> Held {
     let (class, name) = (&kernel.class, &kernel.name);
     let threads = class.threads_of_a_row();
-    assert!((2..=1024).contains(&threads), "{name}: {threads} threads do not hold a row");
+    let most = class.streamed.map_or(1024, |streamed| 1024 * u32::from(streamed.cluster));
+    assert!((2..=most).contains(&threads), "{name}: {threads} threads do not hold a row");
     assert_is_one_dimension(kernel);
-    Held::of(&kernel.body, class, threads <= MOST_THREADS_WITH_VALUES)
+    Held::of(&kernel.body, class, threads <= MOST_THREADS_WITH_VALUES && class.streamed.is_none())
         .unwrap_or_else(|| panic!("{name}: an output of a row that is held reads no single element"))
 }
 
@@ -51,8 +52,17 @@ impl RowPrinter<'_> {
         }
         self.open_rows(writer);
         self.print_row_places(writer);
+        self.print_passes(held, writer);
+        self.close_rows(writer);
+    }
+
+    /// Prints the passes over a row, and what is written of it.
+    pub(super) fn print_passes(&self, held: &Held, writer: &mut Writer) {
         let mut defined = self.statements.nothing();
         let body = &self.kernel.body;
+        if self.kernel.class.streamed.is_some() {
+            self.print_arrival(&mut defined, writer);
+        }
         for (pass, reductions) in held.passes.iter().enumerate() {
             let values: Vec<_> = reductions.iter().map(|&number| body.reductions[number].value).collect();
             self.define_for_row(&values, &mut defined, writer);
@@ -68,7 +78,6 @@ impl RowPrinter<'_> {
         if !of_points.is_empty() {
             self.print_point_outputs(held, &of_points, &defined, writer);
         }
-        self.close_rows(writer);
     }
 
     /// Returns the type of a vector of an operand's elements.
@@ -88,7 +97,11 @@ impl RowPrinter<'_> {
         writer.line(if class.held <= UNROLLED { "#pragma unroll" } else { "#pragma unroll 4" });
         writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
         writer.line(&format!("const {index} first = (k * {threads} + lane) * {vector};"));
-        writer.open("if (first < points)");
+        // Where vectors are in registers, the compiler would keep more of them under way than there is room for.
+        writer.open(&match (class.streamed, class.held) {
+            (Some(_), 2..) => format!("if (k < {} || first < points)", class.held - 1),
+            _ => "if (first < points)".to_owned(),
+        });
     }
 
     /// Prints the loads that come before a pass: those of elements that stay, of which it is the first to need them.
@@ -129,6 +142,9 @@ impl RowPrinter<'_> {
 
     /// Returns the vector of an input that begins at `first`, as it is read from memory.
     fn loaded(&self, input: usize) -> String {
+        if let Some(streamed) = self.kernel.class.streamed {
+            return self.in_shared_memory(streamed, input);
+        }
         let pack = self.pack(self.kernel.body.inputs[input].dtype);
         let start = self.start(&format!("input{input}"));
         format!("*(const {pack}*)(a.input{input} + {start} + first)")
@@ -243,6 +259,10 @@ impl RowPrinter<'_> {
             self.print_combining(number, &format!("lanes{number}[e]"), &value, writer);
         }
         (0..3).for_each(|_| writer.close(""));
+        if let Some(streamed) = self.kernel.class.streamed {
+            self.print_exchange(streamed, combined, writer);
+            return;
+        }
         for &number in combined {
             let dtype = body.dtype(body.reductions[number].value).short_name();
             let own = format!("combine_vector(lanes{number}, {})", self.combining_function(number));
@@ -268,7 +288,11 @@ impl RowPrinter<'_> {
         for &number in outputs {
             let (pack, start) =
                 (self.pack(body.outputs[number].dtype), self.start(&format!("output{number}")));
-            writer.line(&format!("*({pack}*)(a.output{number} + {start} + first) = output{number};"));
+            let to = format!("({pack}*)(a.output{number} + {start} + first)");
+            writer.line(&match self.kernel.class.streamed {
+                Some(_) => format!("store_once({to}, output{number});"),
+                None => format!("*{to} = output{number};"),
+            });
         }
         writer.close("");
         writer.close("");

@@ -13,6 +13,7 @@
 //!   a tile along the one, and writes it along the other.
 //! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp,
 //!   or a block. Where the points fit into their registers, the row is [`held`](Class::held): read once, as vectors.
+//!   Where it does not, and a GPU has clusters of blocks, it [streams](Class::streamed) through the shared memory of several blocks.
 //!   Where nothing but a greatest value and a sum of exponentials is asked for, it is read [`online`](Class::online): once, and not kept.
 //! - **Columns.** Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
 //!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows, or of neighbouring vectors
@@ -21,7 +22,8 @@
 //! Reductions that need no earlier result share one pass over the row; what does not change inside a row is computed before the
 //! pass.
 //!
-//! Every form loops over its work in steps of the grid, so that any grid is right and [`launch_shape`] is only about speed.
+//! Every form loops over its work in steps of the grid, so that any grid is right (of whole clusters, where they are) and [`launch_shape`] is only about
+//! speed.
 //!
 //! # Invariants
 //! - The order of a reduction is the one that the documentation of [`Class`] gives; with [`OPTIONS`] nothing is contracted
@@ -42,6 +44,7 @@ mod online;
 mod point;
 mod prelude;
 mod row;
+mod streamed;
 mod tile;
 mod writer;
 
@@ -113,7 +116,8 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
     prelude::needed_by(&code) + &code
 }
 
-/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors.
+/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors. Of [clusters](Class::streamed) these may be more than run at
+/// once, of which the last would wait for the first: the driver knows.
 ///
 /// The grid is never empty: the caller skips a geometry without rows or points itself.
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
@@ -131,6 +135,11 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
         (geometry.rows().div_ceil(u64::from(abreast)), u32::from(class.lanes) * class.threads_abreast())
     } else if threads_of_a_row <= 32 {
         (geometry.rows().div_ceil(u64::from(ROW_BLOCK) / threads_of_a_row), ROW_BLOCK)
+    } else if let Some(streamed) = class.streamed {
+        let cluster = u64::from(streamed.cluster);
+        let clusters = u64::from(multi_processor_count) / cluster;
+        let threads = u32::from(streamed.groups) * class.threads_of_a_group(streamed);
+        (geometry.rows().min(clusters.max(1)) * cluster, threads)
     } else {
         (geometry.rows(), class.threads_of_a_row())
     };
@@ -145,7 +154,11 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
 
 /// Returns the bytes of dynamic shared memory that each block of a launch has.
 pub fn shared_memory_bytes(kernel: &Kernel) -> u32 {
-    if kernel.class.shared > 0 { held::shared_bytes(kernel) } else { 0 }
+    match kernel.class.streamed {
+        Some(streamed) => streamed::shared_bytes(kernel, streamed),
+        None if kernel.class.shared > 0 => held::shared_bytes(kernel),
+        None => 0,
+    }
 }
 
 /// Returns whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
@@ -161,8 +174,9 @@ fn print_kernel(kernel: &Kernel) -> String {
     let Class { row_rank, inner_rank, contiguous, lanes, vector, .. } = kernel.class;
     let name = &kernel.name;
     let threads = kernel.class.threads_of_a_row();
+    let blocks = kernel.class.streamed.map_or(1, |streamed| u32::from(streamed.cluster));
     assert!(
-        lanes.is_power_of_two() && threads.is_power_of_two() && threads <= 1024,
+        lanes.is_power_of_two() && threads.is_power_of_two() && threads <= 1024 * blocks,
         "{name}: {lanes} lanes are not a power of two of up to 1,024 threads"
     );
     assert!(matches!(kernel.class.cascade, 1..=3), "{name}: a cascade has one to three levels");
@@ -271,8 +285,13 @@ fn index_type(class: &Class) -> &'static str {
 /// share a multiprocessor.
 fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
     let bounds = if blocks > 1 { format!("{threads}, {blocks}") } else { threads.to_string() };
+    open_entry_with(kernel, &format!("__launch_bounds__({bounds})"), writer);
+}
+
+/// Prints the line that opens an entry point with these attributes, and what each kernel does first.
+fn open_entry_with(kernel: &Kernel, attributes: &str, writer: &mut Writer) {
     writer.open(&format!(
-        "extern \"C\" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {name}_arguments a)",
+        "extern \"C\" __global__ void {attributes} {name}(const __grid_constant__ {name}_arguments a)",
         name = kernel.name
     ));
     writer.line("launch_dependents();");

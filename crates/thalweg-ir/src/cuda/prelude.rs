@@ -402,6 +402,7 @@ static __device__ __forceinline__ T combine_abreast(T value, void* const shared,
 }
 ",
     ),
+    fragment("streamed_rows", include_str!("streamed.cu")),
 ];
 
 /// Returns a translation unit: the code, behind those parts of the prelude (types, conversions, sums of a warp and a block) that it

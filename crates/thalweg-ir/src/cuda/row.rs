@@ -1,6 +1,6 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 //!
-//! This module is a hub: `held` and `online` print two forms of row, with the printer of this one.
+//! This module is a hub: `held`, `streamed` and `online` print forms of row, with the printer of this one.
 
 use crate::body::{InputKind, OutputPlace};
 use crate::held::passes;
@@ -45,6 +45,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     let statements = Statements::new(&kernel.body, load);
     let printer = RowPrinter { kernel, index: index_type(class), statements, at_points };
     match held {
+        Some(held) if class.streamed.is_some() => printer.print_streamed(&held, writer),
         Some(held) => printer.print_held(&held, writer),
         None if class.online => printer.print_online(&super::online::of(kernel), writer),
         None if class.vector > 1 => printer.print_columns(writer),
@@ -168,17 +169,18 @@ impl RowPrinter<'_> {
         }
         split_index("row", &row_dimensions(class), index, writer);
         let outputs = body.outputs.iter().enumerate().filter(|(_, output)| output.scatter.is_none());
-        for operand in self.used_inputs().chain(outputs.map(|(number, _)| format!("output{number}"))) {
+        for operand in self.inputs_in_place().chain(outputs.map(|(number, _)| format!("output{number}"))) {
             let start = offset(&operand, "row", class.row_rank, index);
             writer.line(&format!("const {index} start_{operand} = {start};"));
         }
     }
 
-    /// Returns the names of the strided inputs that are read.
-    fn used_inputs(&self) -> impl Iterator<Item = String> {
-        let body = &self.kernel.body;
+    /// Returns the names of the strided inputs that are read where they lie.
+    fn inputs_in_place(&self) -> impl Iterator<Item = String> {
+        let (body, class) = (&self.kernel.body, &self.kernel.class);
         (0..body.inputs.len())
             .filter(|&number| body.inputs[number].kind == InputKind::Strided && body.uses_input(number))
+            .filter(|&number| class.streamed.is_none() || class.repeats(number))
             .map(|number| format!("input{number}"))
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thalweg_conformance::compiler_accepts;
 use thalweg_ir::grad::gradient;
-use thalweg_ir::{Class, DType, Dimensions, Geometry, OutputPlace, Value, cuda};
+use thalweg_ir::{Class, DType, Dimensions, Geometry, OutputPlace, Streamed, Value, cuda};
 
 use crate::kernels::{
     self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
@@ -50,6 +50,11 @@ fn text_is_as_recorded() {
     let shared = kernel("softmax", &softmax, Class { shared: 8, ..kernels::held(4096, 8, 16) });
     assert_eq!(cuda::shared_memory_bytes(&shared), 8 * 512 * 16);
     assert_snapshot!("softmax_shared", cuda::print(&shared));
+    let streamed = Streamed { cluster: 4, groups: 2, stages: 3, columns: 0 };
+    let streamed =
+        kernel("softmax", &softmax, Class { streamed: Some(streamed), ..kernels::held(8192, 8, 8) });
+    assert_eq!(cuda::shared_memory_bytes(&streamed), 2 * 3 * 8 * 256 * 16);
+    assert_snapshot!("softmax_streamed", cuda::print(&streamed));
     let cross_entropy = kernels::cross_entropy(DType::Bf16);
     assert_snapshot!(
         "cross_entropy_online",

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use thalweg_ir::held::MOST_THREADS_WITH_VALUES;
-use thalweg_ir::{Body, Class, Geometry, OperandGeometry};
+use thalweg_ir::{Body, Class, Geometry, OperandGeometry, Streamed};
 
 use super::{FEW_THREADS, LaunchPlan, SERIAL_POINTS};
 
@@ -28,6 +28,15 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
             "tiles of {vector} elements per thread, since inputs {} are walked along dimension {} and outputs along the last",
             bits(class.turned_inputs),
             class.turned - 1
+        );
+    }
+    if let Some(Streamed { cluster, groups, stages, columns }) = class.streamed {
+        let once =
+            if columns > 0 { format!("; inputs {} are copied once", bits(columns)) } else { String::new() };
+        return format!(
+            "rows streamed through the shared memory of clusters of {cluster} blocks, which have {groups} groups of {} threads with room for {stages} \
+             rows each, {held} vectors of {vector} elements per thread{once}",
+            threads / u32::from(cluster)
         );
     }
     if *held > 0 {

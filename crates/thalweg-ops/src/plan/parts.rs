@@ -69,6 +69,7 @@ pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Di
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
         shared_memory_bytes: iteration.shared_memory_bytes,
+        has_clusters: iteration.has_clusters,
     };
     let behind = |dimension: usize| iteration.inner[dimension + 1..].iter().product::<u64>();
     let apart = (0..iteration.inner.len()).find(|&dimension| behind(dimension) < part)?;

@@ -37,6 +37,7 @@ pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
         shared_memory_bytes: iteration.shared_memory_bytes,
+        has_clusters: iteration.has_clusters,
     })
 }
 
@@ -64,6 +65,7 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
         operands: operands.collect(),
         alignment_bytes: iteration.alignment_bytes,
         shared_memory_bytes: iteration.shared_memory_bytes,
+        has_clusters: iteration.has_clusters,
     })
 }
 

@@ -4,7 +4,7 @@ use thalweg_ir::held::{BYTES_OF_A_THREAD, Held, MOST_BYTES_OF_A_THREAD, MOST_THR
 use thalweg_ir::online::Online;
 use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
 
-use super::{POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS};
+use super::{Iteration, POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS, streamed};
 
 /// Points of a thread, at most, so that a lane's chain of additions stays short.
 const POINTS_OF_A_THREAD: u64 = 64;
@@ -46,19 +46,13 @@ pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_b
 /// Returns the class in which threads hold rows of this geometry, if they can: the points are one dimension that every operand
 /// walks one by one, or stays on, and there are registers for them. A block of the most threads there are holds what it has registers
 /// for, and loads the rest again.
-pub(super) fn held(
-    body: &Body,
-    geometry: &Geometry,
-    class: Class,
-    alignment_bytes: u64,
-    shared_memory_bytes: u32,
-) -> Option<Class> {
+pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &Iteration) -> Option<Class> {
     let points = geometry.points();
     if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
-    let class = Class { vector: vector(body, geometry, &class, alignment_bytes), ..class };
+    let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
     let vector = u64::from(class.vector);
     let of = |threads: u64| Class {
         lanes: (threads * vector) as u16,
@@ -70,9 +64,16 @@ pub(super) fn held(
     }
     let elements = Elements { held: Held::of(body, &class, false)?, points, vector };
     let bytes = elements.held.bytes_of_a_point(body, class.vector);
-    match elements.in_shared_memory(bytes, shared_memory_bytes) {
-        Some(shared) => Some(Class { shared, ..of(SHARING) }),
-        None => elements.threads(bytes).map(of),
+    let shared = elements.in_shared_memory(bytes, iteration.shared_memory_bytes);
+    let streamed = || streamed::of(body, geometry, &class, iteration, &elements.held);
+    match shared {
+        Some(shared) => {
+            // What is the same for all rows goes through the second-level cache with each of them, where it is not copied once.
+            let with_columns = streamed().filter(|class| class.streamed.is_some_and(|it| it.columns > 0));
+            with_columns.or(Some(Class { shared, ..of(SHARING) }))
+        }
+        None if elements.fits(bytes) => elements.threads(bytes).map(of),
+        None => streamed().or_else(|| elements.threads(bytes).map(of)),
     }
 }
 
@@ -111,12 +112,22 @@ impl Elements {
         (is_one && fits).then_some(shared as u8)
     }
 
+    /// Returns how many points a thread has registers for.
+    fn room(&self, bytes: usize) -> u64 {
+        POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / self.vector * self.vector
+    }
+
+    /// Returns whether a block has registers for all that later passes need.
+    fn fits(&self, bytes: usize) -> bool {
+        let room = self.room(bytes);
+        room > 0 && self.points.div_ceil(room).next_power_of_two() <= BLOCK
+    }
+
     /// Returns how many threads keep as many elements as they have registers for; `None` if they would load too many again.
     fn threads(&self, bytes: usize) -> Option<u64> {
         let Self { held, points, vector } = self;
-        let room = POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
-        let fitting = points.div_ceil(room.max(1)).next_power_of_two();
-        let fits = room > 0 && fitting <= BLOCK;
+        let fitting = points.div_ceil(self.room(bytes).max(1)).next_power_of_two();
+        let fits = self.fits(bytes);
         let is_short = |threads| *vector > 1 && points.div_ceil(threads * vector) <= POINTS_OF_A_LANE;
         if !held.combines() {
             (fits || is_short(BLOCK)).then_some(BLOCK)

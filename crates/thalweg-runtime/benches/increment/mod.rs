@@ -30,7 +30,7 @@ impl Increment {
     pub fn launch(&self, stream: &Stream, data: &Buffer, label: Label) -> Result<()> {
         let device = stream.device();
         let prepared = device.prepared_launch(&self.name, || {
-            Ok(PreparedLaunch::new(device, device.kernel(&self.key, increment)?, &self.geometry))
+            PreparedLaunch::new(device, device.kernel(&self.key, increment)?, &self.geometry)
         })?;
         let data = [data.pointer()];
         stream.launch(&prepared, &data, &data, &[], label)

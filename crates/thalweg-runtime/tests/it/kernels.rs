@@ -42,7 +42,7 @@ pub fn launch_sum(
         inner_shape: smallvec![],
         operands: vec![operand; inputs.len() + 1],
     };
-    let prepared = PreparedLaunch::new(stream.device(), kernel, &geometry);
+    let prepared = PreparedLaunch::new(stream.device(), kernel, &geometry).unwrap();
     stream.launch(&prepared, inputs, &[output], &[], label)
 }
 

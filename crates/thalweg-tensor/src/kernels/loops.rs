@@ -77,17 +77,18 @@ impl LoopLaunch<'_> {
             return None;
         }
         let stages = stages_of(self.id, self.body)?;
-        let divided = divided(self.body, &stages, &self.iteration(1, 0))?;
+        let divided = divided(self.body, &stages, &self.iteration(1, 0, false))?;
         Some((stages, divided))
     }
 
-    fn iteration(&self, alignment_bytes: u64, shared_memory_bytes: u32) -> Iteration {
+    fn iteration(&self, alignment_bytes: u64, shared_memory_bytes: u32, has_clusters: bool) -> Iteration {
         Iteration {
             rows: widen(self.rows),
             inner: widen(self.inner),
             operands: self.placements.clone(),
             alignment_bytes,
             shared_memory_bytes,
+            has_clusters,
         }
     }
 
@@ -160,7 +161,7 @@ impl LoopLaunch<'_> {
         self.check_rank()?;
         let body = self.body;
         let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
-        let plan = plan(body, &self.iteration(alignment_bytes, shared_memory_bytes));
+        let plan = plan(body, &self.iteration(alignment_bytes, shared_memory_bytes, device.has_clusters()));
         if Environment::get().explain {
             eprintln!("{}: {}", self.name, plan.explain(body));
         }
@@ -169,7 +170,7 @@ impl LoopLaunch<'_> {
         dtypes.push(self.compute);
         let key = KernelKey { body: self.id, dtypes, class: plan.class };
         let loaded = device.kernel(&key, || kernel(self.name, self.compute, body.clone(), plan.class))?;
-        Ok(PreparedLaunch::new(device, loaded, &plan.geometry))
+        PreparedLaunch::new(device, loaded, &plan.geometry)
     }
 }
 

@@ -66,6 +66,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         operands: inputs.chain(outputs).collect(),
         alignment_bytes: 256,
         shared_memory_bytes: 227 << 10,
+        has_clusters: false,
     }
 }
 
@@ -215,6 +216,35 @@ fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
     let compiled = compiler.compile(&source, &unit[0].name, &options);
     let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
     assert!(!compiled.cubin.is_empty());
+}
+
+#[test]
+fn rows_that_stream_compile() {
+    let compiler = match thalweg_runtime::compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            println!("skipped: there is no NVRTC here: {error}");
+            return;
+        }
+    };
+    let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
+    let rows = structured::structured().filter(|operator| operator.space == Space::Rows);
+    for (operator, signature) in
+        rows.flat_map(|operator| signatures(operator).into_iter().map(move |it| (operator, it)))
+    {
+        let body = forward(operator, &signature).body.clone();
+        if body.uses_coordinates() {
+            continue;
+        }
+        let long = iteration(&body, &[100], &[65_536], false);
+        let class = plan(&body, &Iteration { has_clusters: true, ..long }).class;
+        if class.streamed.is_some() {
+            let kernel = kernel(operator.name, signature.compute, body, class);
+            found.insert(kernel.name.clone(), kernel);
+        }
+    }
+    assert!(found.len() > 20, "more kernels stream than {}", found.len());
+    compile(compiler, &found.values().collect::<Vec<_>>(), "sm_90a");
 }
 
 #[test]

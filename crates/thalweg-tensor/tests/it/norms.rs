@@ -2,9 +2,10 @@
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::{Value, find_operator};
 
-use crate::support::{assert_close, check_gradient, random, tensor, values};
+use crate::support::{assert_close, check_gradient, device, random, tensor, values};
 
 /// Calls an operator by its name.
 pub fn call(name: &str, arguments: &[Value]) -> Vec<Tensor> {
@@ -162,4 +163,76 @@ fn cross_entropy_weighs_smooths_and_ignores() {
     };
     assert_close(&values(&run(&x)), &[(loss(0, 1) + loss(2, 3)) / (2.0 + 3.0)], 1e-12);
     check_gradient(&x, run);
+}
+
+/// The gradient of a layer norm's rows by the formula.
+fn layer_norm_gradient(rows: &[f64], scale: &[f64], gradients: &[f64], epsilon: f64) -> Vec<f64> {
+    let length = scale.len();
+    let of_row = |(row, gradient): (&[f64], &[f64])| {
+        let mean = row.iter().sum::<f64>() / length as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / length as f64;
+        let inverse = 1.0 / (variance + epsilon).sqrt();
+        let scaled: Vec<f64> = gradient.iter().zip(scale).map(|(g, s)| g * s).collect();
+        let sum = scaled.iter().sum::<f64>() / length as f64;
+        let along =
+            scaled.iter().zip(row).map(|(g, x)| g * (x - mean) * inverse).sum::<f64>() / length as f64;
+        let of_point = move |(g, x): (f64, f64)| inverse * (g - sum - (x - mean) * inverse * along);
+        scaled.into_iter().zip(row.to_vec()).map(of_point).collect::<Vec<f64>>()
+    };
+    rows.chunks(length).zip(gradients.chunks(length)).flat_map(of_row).collect()
+}
+
+#[test]
+fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
+    // On a GPU so many rows that each group of threads has several, in turn in each place of its memory.
+    let rows = if device().is_simulated() { 5 } else { 200 };
+    let compared: Vec<usize> = (0..rows).step_by(13).chain([rows - 1]).collect();
+    let cases = [
+        (DType::F32, 65_536, 3e-6),
+        (DType::F32, 50_304, 3e-6),
+        (DType::F32, 16_384, 3e-6),
+        (DType::F32, 131_072, 3e-6),
+        (DType::Bf16, 65_536, 1e-2),
+        (DType::Bf16, 128_256, 1e-2),
+    ];
+    for (dtype, length, tolerance) in cases {
+        let make = |shape: &[usize], seed: u64| random(shape, seed).to_dtype(dtype).unwrap();
+        let (x, gradient) = (make(&[rows, length], 1), make(&[rows, length], 2));
+        x.set_requires_grad(true).unwrap();
+        let (scale, shift) = (make(&[length], 3), make(&[length], 4));
+        let of_rows = |tensor: &Tensor| -> Vec<f64> {
+            let all = values(tensor);
+            compared.iter().flat_map(|row| all[row * length..][..length].to_vec()).collect()
+        };
+        let [all, written] = [&x, &gradient].map(of_rows);
+        let [scales, shifts] = [&scale, &shift].map(values);
+        let gradient_of = |found: &Tensor| {
+            let found = gradients(std::slice::from_ref(found), &[Some(gradient.clone())], &[x.clone()]);
+            of_rows(found.unwrap()[0].as_ref().unwrap())
+        };
+        let layer = [of(&x), Value::Ints(vec![length as i64]), of(&scale), of(&shift), Value::Float(1e-5)];
+        let found = call("native_layer_norm", &layer).remove(0);
+        let affine = |(index, value): (usize, f64)| value * scales[index % length] + shifts[index % length];
+        let expected: Vec<f64> = normalized(&all, length, 1e-5).into_iter().enumerate().map(affine).collect();
+        assert_close(&of_rows(&found), &expected, tolerance);
+        assert_close(&gradient_of(&found), &layer_norm_gradient(&all, &scales, &written, 1e-5), tolerance);
+
+        // Each times its length: near 1.
+        let scaled = |values: &[f64]| values.iter().map(|x| x * length as f64).collect::<Vec<f64>>();
+        let found = call("_softmax", &[of(&x), Value::Int(-1), Value::Bool(false)]).remove(0);
+        let of_row = |row: &[f64]| {
+            let sum: f64 = row.iter().map(|x| x.exp()).sum();
+            row.iter().map(|x| x.exp() / sum).collect::<Vec<f64>>()
+        };
+        let expected: Vec<f64> = all.chunks(length).flat_map(of_row).collect();
+        let weights = of_rows(&found);
+        assert_close(&scaled(&weights), &scaled(&expected), tolerance);
+        let of_row = |(y, g): (&[f64], &[f64])| {
+            let sum: f64 = y.iter().zip(g).map(|(y, g)| y * g).sum();
+            y.iter().zip(g).map(|(y, g)| y * (g - sum)).collect::<Vec<f64>>()
+        };
+        let expected: Vec<f64> =
+            weights.chunks(length).zip(written.chunks(length)).flat_map(of_row).collect();
+        assert_close(&scaled(&gradient_of(&found)), &scaled(&expected), tolerance);
+    }
 }

@@ -204,7 +204,7 @@ impl RowCall<'_> {
 
     fn plan(
         &self,
-        Planned { alignment_bytes, shared_memory_bytes }: Planned,
+        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
     ) -> Result<(u64, Body, LaunchPlan)> {
         let (id, body) = self.computation.body(self.dtype, self.to)?;
         let (_, _, lies) = self.computation.parts();
@@ -220,6 +220,7 @@ impl RowCall<'_> {
                 operands: operands.collect(),
                 alignment_bytes,
                 shared_memory_bytes,
+                has_clusters,
             };
             let plan = plan(&body, &iteration);
             return Ok((id, body, plan));
@@ -233,6 +234,7 @@ impl RowCall<'_> {
             operands: operands.collect(),
             alignment_bytes,
             shared_memory_bytes,
+            has_clusters,
         };
         let plan = plan(&body, &iteration);
         Ok((id, body, plan))
@@ -278,7 +280,10 @@ pub(crate) struct CopyCall<'a> {
 }
 
 impl CopyCall<'_> {
-    fn plan(&self, Planned { alignment_bytes, shared_memory_bytes }: Planned) -> (u64, Body, LaunchPlan) {
+    fn plan(
+        &self,
+        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
+    ) -> (u64, Body, LaunchPlan) {
         let one = |dtype| SmallVec::from_elem(dtype, 1);
         let signature = Signature {
             inputs: one(self.dtype),
@@ -301,6 +306,7 @@ impl CopyCall<'_> {
             operands: [placed(self.strides), placed(&contiguous)].into_iter().collect(),
             alignment_bytes,
             shared_memory_bytes,
+            has_clusters,
         };
         (forward.id, forward.body.clone(), plan(&forward.body, &iteration))
     }

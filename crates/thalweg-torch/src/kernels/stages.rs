@@ -243,7 +243,10 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
     }
 
     /// Returns the number of the body, the body and a plan.
-    fn planned(&self, Planned { alignment_bytes, shared_memory_bytes }: Planned) -> (u64, Body, LaunchPlan) {
+    fn planned(
+        &self,
+        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
+    ) -> (u64, Body, LaunchPlan) {
         let operator = self.stage.operator();
         let dtypes = |operands: &[Operand<ROWS>]| operands.iter().map(|operand| operand.dtype).collect();
         let signature = Signature {
@@ -267,6 +270,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
             operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
             alignment_bytes,
             shared_memory_bytes,
+            has_clusters,
         };
         let plan = plan(&body.body, &iteration);
         (body.id, body.body.clone(), plan)
@@ -312,7 +316,8 @@ mod tests {
     /// Compiles the kernel of a launch.
     fn compiles<const ROWS: usize>(compiler: &thalweg_driver::cuda::Nvrtc, launch: &Launch<'_, ROWS>) {
         let name = launch.stage.operator().name;
-        let (_, body, plan) = launch.planned(Planned { alignment_bytes: 16, shared_memory_bytes: 0 });
+        let (_, body, plan) =
+            launch.planned(Planned { alignment_bytes: 16, shared_memory_bytes: 0, has_clusters: false });
         let kernel = kernel(name, DType::F32, body, plan.class);
         compiles_source(compiler, &thalweg_ir::cuda::print_unit(&[&kernel]), name);
     }

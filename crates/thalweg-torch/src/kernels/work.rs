@@ -35,6 +35,8 @@ pub(super) struct Planned {
     pub(super) alignment_bytes: u64,
     /// The most shared memory of a block; 0 on the host.
     pub(super) shared_memory_bytes: u32,
+    /// Whether blocks may form clusters; not on the host.
+    pub(super) has_clusters: bool,
 }
 
 /// A function that makes the number of a body, the body and a plan.
@@ -69,8 +71,8 @@ impl Work<'_> {
         key
     }
 
-    fn planned(&self, shared_memory_bytes: u32) -> Result<(u64, Body, LaunchPlan)> {
-        (self.plan)(Planned { alignment_bytes: self.alignment_bytes(), shared_memory_bytes })
+    fn planned(&self, shared_memory_bytes: u32, has_clusters: bool) -> Result<(u64, Body, LaunchPlan)> {
+        (self.plan)(Planned { alignment_bytes: self.alignment_bytes(), shared_memory_bytes, has_clusters })
     }
 
     fn kernel(&self, body: Body, plan: &LaunchPlan) -> Kernel {
@@ -104,12 +106,15 @@ impl Work<'_> {
                     ));
                 }
                 let (id, body, plan) = self
-                    .planned(open.device.properties().shared_memory_per_block_optin_bytes)
+                    .planned(
+                        open.device.properties().shared_memory_per_block_optin_bytes,
+                        open.device.has_clusters(),
+                    )
                     .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
                 let key =
                     KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
                 let loaded = open.device.kernel(&key, || self.kernel(body, &plan))?;
-                Ok(PreparedLaunch::new(&open.device, loaded, &plan.geometry))
+                PreparedLaunch::new(&open.device, loaded, &plan.geometry)
             });
             let prepared = prepared.map_err(|error| match captures {
                 true => Error::new(Status::Capture, error.to_string()),
@@ -134,7 +139,7 @@ impl Work<'_> {
         let entry = match programs.get(&key) {
             Some(entry) => entry.clone(),
             None => {
-                let (_, body, plan) = self.planned(0)?;
+                let (_, body, plan) = self.planned(0, false)?;
                 let kernel = self.kernel(body, &plan);
                 let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
                 programs.insert(key, Arc::clone(&entry));
