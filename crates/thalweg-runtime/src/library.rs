@@ -10,13 +10,15 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, Activation, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code,
-    ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer,
-    ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
-    Matrix, ReductionSchemes,
+    Access, Activation, AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
+    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
+    DevicePointer, ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall,
+    MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
+use thalweg_kernels::attention::{
+    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
+};
 use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
@@ -453,6 +455,10 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
+        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+            address: DevicePointer::new(at.mask),
+            strides: [batch, head, query],
+        }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),
         gradients: call.is_backward.then_some(AttentionGradients {
