@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, CaptureMode, ElementFormat,
-    GpuCall, HostFault, HostKernel, HostLaunch, Label, LibraryLaunch, Result,
+    Access, AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape, CaptureMode,
+    ElementFormat, GpuCall, HostFault, HostKernel, HostLaunch, Label, LibraryLaunch, Result,
 };
 
 use super::fixture::{Buffer, Fixture, Stream, fail, holds, skip};
@@ -16,6 +16,7 @@ group! {
     it_has_gradients,
     it_takes_packed_operands_and_fewer_heads_of_keys,
     it_takes_lengths_that_are_no_multiple_of_a_block,
+    it_adds_a_mask,
     it_repeats_its_bits,
     it_is_captured,
 }
@@ -58,10 +59,19 @@ impl Place {
     }
 }
 
-/// The operands of a problem, all in one buffer: query, key, value, output, and the gradients of output, query, key, value.
+/// A mask's place in the buffer, in elements: strides along batches, heads and queries.
+#[derive(Clone, Copy)]
+struct MaskPlace {
+    start: u64,
+    strides: [u64; 3],
+}
+
+/// The operands of a problem, all in one buffer: query, key, value, output, and the gradients of output, query, key, value; then the mask, if there
+/// is one.
 struct Layout {
     shape: AttentionShape,
     places: [Place; 8],
+    mask: Option<MaskPlace>,
     elements: u64,
 }
 
@@ -101,7 +111,25 @@ impl Layout {
         let (key_gradient, value_gradient) = (column(), column());
         let places =
             [query, key, value, output, output_gradient, query_gradient, key_gradient, value_gradient];
-        Self { shape, places, elements }
+        Self { shape, places, mask: None, elements }
+    }
+
+    /// Adds a mask, which has numbers of its own for each batch, head and query, or the same for all.
+    fn masked(self, [by_batch, by_head, by_query]: [bool; 3]) -> Self {
+        let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
+        let mut elements = keys.next_multiple_of(8);
+        let mut along = |is: bool, extent: u64| {
+            let stride = elements;
+            if is {
+                elements *= extent;
+            }
+            if is { stride } else { 0 }
+        };
+        let query = along(by_query, queries);
+        let head = along(by_head, heads);
+        let strides = [along(by_batch, batch), head, query];
+        let start = self.elements.next_multiple_of(8);
+        Self { mask: Some(MaskPlace { start, strides }), elements: start + elements, ..self }
     }
 }
 
@@ -117,19 +145,19 @@ struct Problem<'f> {
 }
 
 impl<'f> Problem<'f> {
-    fn new(
-        fixture: &'f Fixture,
-        stream: &Stream<'_>,
-        shape: AttentionShape,
-        is_packed: bool,
-    ) -> Result<Self> {
-        let layout = Layout::new(shape, is_packed);
+    fn new(fixture: &'f Fixture, stream: &Stream<'_>, layout: Layout) -> Result<Self> {
+        let shape = layout.shape;
         let mut state = 7_u32;
         let mut draw = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             to_bf16(f64::from(state >> 16) / 16_384.0 - 2.0)
         };
-        let content: Vec<u16> = (0..layout.elements).map(|_| draw()).collect();
+        let mut content: Vec<u16> = (0..layout.elements).map(|_| draw()).collect();
+        if let Some(mask) = layout.mask {
+            // The third key of all that share a row of the mask is not seen.
+            let rows = content[mask.start as usize..].chunks_mut(shape.keys.next_multiple_of(8) as usize);
+            rows.for_each(|row| row[2] = to_bf16(f64::NEG_INFINITY));
+        }
         let rows = shape.batch * shape.heads * shape.queries;
         let operands = fixture.buffer(layout.elements.div_ceil(2))?;
         let logarithms = fixture.buffer(rows)?;
@@ -159,6 +187,10 @@ impl<'f> Problem<'f> {
             query,
             key,
             value,
+            mask: self.layout.mask.map(|MaskPlace { start, strides }| AttentionMask {
+                address: self.operands.pointer.offset(2 * start),
+                strides,
+            }),
             output,
             log_sum_exp: self.logarithms.pointer,
             gradients: is_backward.then(|| AttentionGradients {
@@ -173,12 +205,12 @@ impl<'f> Problem<'f> {
     }
 
     fn submit(&self, stream: &Stream<'_>, is_backward: bool) -> Result<()> {
-        let (shape, places) = (self.layout.shape, self.layout.places);
+        let Layout { shape, places, mask, .. } = self.layout;
         let (operands, elements) = (self.operands.pointer, self.layout.elements as usize);
         let (logarithms, rows) = (self.logarithms.pointer, self.logarithms.words as usize);
         let host: Arc<dyn HostKernel> = Arc::new(move |launch: &HostLaunch<'_>| -> Result<(), HostFault> {
             let memory = launch.write::<u16>(operands, elements)?;
-            let definition = Definition::new(&shape, &places, memory);
+            let definition = Definition::new(&shape, &places, mask, memory);
             if is_backward {
                 for (place, gradient) in places[5..].iter().zip(&definition.gradients) {
                     store(&shape, place, gradient, memory);
@@ -218,7 +250,8 @@ impl<'f> Problem<'f> {
     /// Holds what the device computed against the definition, and what it must not write against what was there.
     fn check(&self, stream: &Stream<'_>, with_gradients: bool) -> CaseResult {
         let (seen, logarithms) = self.read(stream)?;
-        let definition = Definition::new(&self.layout.shape, &self.layout.places, &self.content);
+        let Layout { shape, places, mask, .. } = &self.layout;
+        let definition = Definition::new(shape, places, *mask, &self.content);
         close("the logarithms", &logarithms, &definition.logarithms)?;
         let load =
             |index: usize, content: &[u16]| load(&self.layout.shape, &self.layout.places[index], content);
@@ -293,8 +326,14 @@ struct Definition {
 }
 
 impl Definition {
-    fn new(shape: &AttentionShape, places: &[Place; 8], memory: &[u16]) -> Self {
+    fn new(shape: &AttentionShape, places: &[Place; 8], mask: Option<MaskPlace>, memory: &[u16]) -> Self {
         let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, .. } = *shape;
+        let added = |batch: u64, head: u64, query: u64, key: usize| {
+            mask.map_or(0.0, |MaskPlace { start, strides: [of_batch, of_head, of_query] }| {
+                let row = start + batch * of_batch + head * of_head + query * of_query;
+                from_bf16(memory[row as usize + key])
+            })
+        };
         let [query, key, value] = [0, 1, 2].map(|index| load(shape, &places[index], memory));
         let output_gradient = load(shape, &places[4], memory);
         let (mut output, mut logarithms) = (Vec::new(), Vec::new());
@@ -310,8 +349,9 @@ impl Definition {
             let seen = if causal { keys.min(i + 1) } else { keys } as usize;
             let own = row * size..(row + 1) * size;
             let column = |j: usize| (first + j) * size..(first + j + 1) * size;
-            let scores: Vec<f64> =
-                (0..seen).map(|j| 0.125 * dot(&query[own.clone()], &key[column(j)])).collect();
+            let score =
+                |j: usize| 0.125 * dot(&query[own.clone()], &key[column(j)]) + added(batch, head, i, j);
+            let scores: Vec<f64> = (0..seen).map(score).collect();
             let logarithm = scores.iter().map(|score| score.exp()).sum::<f64>().ln();
             let weights: Vec<f64> = scores.iter().map(|score| (score - logarithm).exp()).collect();
             let mut average = vec![0.0; size];
@@ -341,7 +381,7 @@ fn it_averages_values(fixture: &Fixture) -> CaseResult {
     require_attention(fixture)?;
     let stream = fixture.stream()?;
     for causal in [false, true] {
-        let problem = Problem::new(fixture, &stream, shape(2, 2, 128, 128, causal), false)?;
+        let problem = Problem::new(fixture, &stream, Layout::new(shape(2, 2, 128, 128, causal), false))?;
         problem.submit(&stream, false)?;
         problem.check(&stream, false)?;
     }
@@ -349,8 +389,12 @@ fn it_averages_values(fixture: &Fixture) -> CaseResult {
 }
 
 fn pass_both_ways(fixture: &Fixture, shape: AttentionShape, is_packed: bool) -> CaseResult {
+    both_ways(fixture, Layout::new(shape, is_packed))
+}
+
+fn both_ways(fixture: &Fixture, layout: Layout) -> CaseResult {
     let stream = fixture.stream()?;
-    let problem = Problem::new(fixture, &stream, shape, is_packed)?;
+    let problem = Problem::new(fixture, &stream, layout)?;
     problem.submit(&stream, false)?;
     problem.submit(&stream, true)?;
     problem.check(&stream, true)
@@ -378,10 +422,24 @@ fn it_takes_lengths_that_are_no_multiple_of_a_block(fixture: &Fixture) -> CaseRe
     Ok(())
 }
 
+fn it_adds_a_mask(fixture: &Fixture) -> CaseResult {
+    require_attention(fixture)?;
+    let masks = [[true; 3], [true, false, false], [false, false, true], [false, true, true], [false; 3]];
+    for (heads, kv_heads, queries, keys) in [(2, 2, 128, 128), (4, 2, 128, 256), (2, 1, 72, 200)] {
+        for mask in masks {
+            both_ways(
+                fixture,
+                Layout::new(shape(heads, kv_heads, queries, keys, false), false).masked(mask),
+            )?;
+        }
+    }
+    Ok(())
+}
+
 fn it_repeats_its_bits(fixture: &Fixture) -> CaseResult {
     require_attention(fixture)?;
     let stream = fixture.stream()?;
-    let problem = Problem::new(fixture, &stream, shape(2, 2, 100, 300, false), false)?;
+    let problem = Problem::new(fixture, &stream, Layout::new(shape(2, 2, 100, 300, false), false))?;
     let pass = || {
         problem.submit(&stream, false)?;
         problem.submit(&stream, true)?;
@@ -397,7 +455,7 @@ fn it_repeats_its_bits(fixture: &Fixture) -> CaseResult {
 fn it_is_captured(fixture: &Fixture) -> CaseResult {
     require_attention(fixture)?;
     let stream = fixture.stream()?;
-    let problem = Problem::new(fixture, &stream, shape(2, 1, 77, 77, true), false)?;
+    let problem = Problem::new(fixture, &stream, Layout::new(shape(2, 1, 77, 77, true), false))?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         problem.submit(&stream, false)?;
         problem.submit(&stream, true)?;

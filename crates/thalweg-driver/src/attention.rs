@@ -3,7 +3,7 @@
 //! For batch `b`, head `h` (which reads head `h / (heads / kv_heads)` of keys and values), query `i` and key `j`:
 //!
 //! ```text
-//! s[i, j] = scale · Σ_d q[i, d] · k[j, d]          where not causal, or j ≤ i
+//! s[i, j] = scale · Σ_d q[i, d] · k[j, d] + m[i, j]    where not causal, or j ≤ i; m is the mask, if there is one
 //! lse[i]  = ln Σ_j exp(s[i, j])
 //! p[i, j] = exp(s[i, j] − lse[i])
 //! o[i, d] = Σ_j p[i, j] · v[j, d]
@@ -18,12 +18,13 @@
 //! gv[j, d] = Σ_i p[i, j] · go[i, d]                 likewise
 //! ```
 //!
-//! Sums are of 32-bit floats; `p` and `gs` are rounded to the operands' format before they are multiplied.
+//! Sums are of 32-bit floats; `p` and `gs` are rounded to the operands' format before they are multiplied. Where all `s` of a query are −∞, so is its
+//! `lse`, and its `o` and `p` are 0.
 
 use crate::library::ElementFormat;
 use crate::{DevicePointer, GpuCall};
 
-/// The sizes of an attention, and its mask.
+/// The sizes of an attention, and whether it is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AttentionShape {
     /// Independent problems.
@@ -54,6 +55,15 @@ pub struct AttentionOperand {
     pub strides: [u64; 3],
 }
 
+/// Numbers that are added to the scaled scores, of shape [batch, heads, queries, keys]: those of a query's keys follow one another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttentionMask {
+    /// Its first element, aligned to 16 bytes.
+    pub address: DevicePointer,
+    /// Elements from one batch, one head and one query to the next: multiples of 8. 0 repeats.
+    pub strides: [u64; 3],
+}
+
 /// Attention over queries, keys and values; or, with `gradients`, its backward pass.
 ///
 /// How much scratch memory a call needs is asked beforehand
@@ -70,6 +80,8 @@ pub struct AttentionCall {
     pub key: AttentionOperand,
     /// The values, which are averaged.
     pub value: AttentionOperand,
+    /// The mask that is added to the scores, in the operands' format.
+    pub mask: Option<AttentionMask>,
     /// The averages: written forward, read backward.
     pub output: AttentionOperand,
     /// The logarithms of the sums of exponentials, contiguous f32 of shape [batch, heads, queries]: written forward, read

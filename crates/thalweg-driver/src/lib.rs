@@ -39,7 +39,7 @@ mod properties;
 mod tensor_map;
 
 pub use activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
-pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
+pub use attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 pub use collective::{
     Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction, Registration,
 };

@@ -32,6 +32,8 @@ pub enum DTypeRule {
     Condition,
     /// One input; integers and `Bool` are summed in i64, floats in their own dtype: `torch.sum`.
     Sum,
+    /// One floating-point input; the result has the dtype of the computation.
+    Widened,
     /// One numeric input; the result is an i64 index.
     Position,
     /// The first input is floating-point, the second an i64 index: losses over classes.
@@ -376,11 +378,12 @@ impl LoopOp {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
             DTypeRule::WideClasses => inputs[0].compute(),
-            DTypeRule::FloatingPoint | DTypeRule::FloatingPointAs
+            DTypeRule::Widened | DTypeRule::FloatingPoint | DTypeRule::FloatingPointAs
                 if !inputs[..1].iter().chain(&requested).all(|dtype| dtype.is_floating_point()) =>
             {
                 return refuse("it takes floating-point tensors; convert with `to_dtype`");
             }
+            DTypeRule::Widened => inputs[0].compute(),
             DTypeRule::FloatingPointAs => requested.unwrap_or(inputs[0]),
             DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],
             DTypeRule::Counted if requested == Some(DType::Bool) => {

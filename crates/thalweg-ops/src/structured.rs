@@ -60,6 +60,7 @@ pub static CALLED: &[&LoopOp] = &[
     &TRIANGLE,
     &ROOTS_OF_UNITY,
     &SUM,
+    &WIDE_SUM,
     &MEAN,
     &AMAX,
     &AMIN,
@@ -283,6 +284,15 @@ pub static SUM: LoopOp = LoopOp {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
     })
+};
+
+/// The sum over dimensions of floats, in the dtype of the computation.
+pub static WIDE_SUM: LoopOp = LoopOp {
+    name: "wide_sum",
+    doc: "The sum over dimensions, in the dtype of the computation.",
+    rule: DTypeRule::Widened,
+    complex: None,
+    ..SUM
 };
 
 /// The mean over dimensions; the call says over how many elements.

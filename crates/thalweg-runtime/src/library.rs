@@ -10,13 +10,15 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, Activation, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code,
-    ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer,
-    ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
-    Matrix, ReductionSchemes,
+    Access, Activation, AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
+    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
+    DevicePointer, ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall,
+    MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
+use thalweg_kernels::attention::{
+    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
+};
 use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
@@ -43,7 +45,7 @@ impl Stream {
     /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if there is no kernel for the dtype, and what the driver
     /// answers.
     pub fn matmul(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
-        self.matmul_as_tuned(product, at, None, label)
+        self.matmul_as_tuned(product, &Operands { at, bias: None, is_wide: false }, label)
     }
 
     /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with a bias.
@@ -70,25 +72,10 @@ impl Stream {
     /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not [taken](Self::takes_wide), and what the driver
     /// answers.
     pub fn matmul_into_wide(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
-        let placed = Placed { kernel: *product, at };
-        let method = (backends::precision_of(product), None);
-        let call = matmul_call(product, at, MatmulEpilogue::default(), None, method);
-        let (Some(call), true) = (call, self.takes_wide(product)) else {
+        if !self.takes_wide(product) {
             return Err(Error::invalid(format!("matmul {product}: no library here gives it in float32")));
-        };
-        if placed.launch_shape().is_none() {
-            return Ok(());
         }
-        let call = MatmulCall { output_format: ElementFormat::R_32F, ..call };
-        let (bytes, words) = (self.workspace_bytes(product), placed.words());
-        let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
-        self.submit_with_workspace(
-            bytes,
-            gpu,
-            (wide_host_function(), &words),
-            || wide_accesses(&placed),
-            label,
-        )
+        self.matmul_as_tuned(product, &Operands { at, bias: None, is_wide: true }, label)
     }
 
     /// Queues [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias, n elements that lie one after another, is added to
@@ -114,7 +101,9 @@ impl Stream {
             )));
         }
         match epilogue.activation {
-            None => self.matmul_as_tuned(product, at, epilogue.bias, label),
+            None => {
+                self.matmul_as_tuned(product, &Operands { at, bias: epilogue.bias, is_wide: false }, label)
+            }
             Some(_) => {
                 self.library_matmul(product, at, epilogue, (backends::precision_of(product), None), label)
             }
@@ -165,25 +154,18 @@ impl Stream {
     }
 
     /// Queues a product by the solution that tuning found, if it did.
-    fn matmul_as_tuned(
-        &self,
-        product: &Matmul,
-        at: [DevicePointer; 3],
-        bias: Option<DevicePointer>,
-        label: Label,
-    ) -> Result<()> {
+    fn matmul_as_tuned(&self, product: &Matmul, operands: &Operands, label: Label) -> Result<()> {
         let precision = backends::precision_of(product);
         if !tunable::is_enabled() {
-            return self.matmul_by(Solution::Default, precision, product, at, bias, label);
+            return self.matmul_by(Solution::Default, precision, product, operands, label);
         }
-        let operands = Operands { at, bias };
-        let solution = tunable::solution_of(self, product, precision, &operands, label)?;
-        let result = self.matmul_by(solution, precision, product, at, bias, label);
+        let solution = tunable::solution_of(self, product, precision, operands, label)?;
+        let result = self.matmul_by(solution, precision, product, operands, label);
         match &result {
             // The library changed, or the addresses are less aligned than those of the trial.
             Err(error) if solution != Solution::Default && is_refusal(error) => {
-                tunable::refused(self.device(), product, precision, bias.is_some(), error);
-                self.matmul_by(Solution::Default, precision, product, at, bias, label)
+                tunable::refused(self.device(), product, precision, operands, error);
+                self.matmul_by(Solution::Default, precision, product, operands, label)
             }
             _ => result,
         }
@@ -195,14 +177,17 @@ impl Stream {
         solution: Solution,
         precision: Precision,
         product: &Matmul,
-        at: [DevicePointer; 3],
-        bias: Option<DevicePointer>,
+        operands: &Operands,
         label: Label,
     ) -> Result<()> {
         let algorithm = match solution {
             Solution::Library(algorithm) => Some(algorithm),
             Solution::Default | Solution::Tiles | Solution::Rows | Solution::Groups(_) => None,
         };
+        let Operands { at, bias, is_wide } = *operands;
+        if is_wide {
+            return self.library_matmul_into_wide(product, at, (precision, algorithm), label);
+        }
         if let Solution::Groups(tiles) = solution
             && self.can_take_groups(product)
             && warp_groups::is_aligned(at, bias)
@@ -246,11 +231,14 @@ impl Stream {
         // Only the size counts: the address stands for memory as it comes from the cache.
         let bytes = self.workspace_bytes(product);
         let workspace = (bytes > 0).then_some((DevicePointer::new(256), bytes));
-        let Operands { at, bias } = *operands;
+        let Operands { at, bias, is_wide } = *operands;
         let epilogue = MatmulEpilogue { bias, activation: None };
-        let Some(call) = matmul_call(product, at, epilogue, workspace, (precision, None)) else {
+        let Some(mut call) = matmul_call(product, at, epilogue, workspace, (precision, None)) else {
             return Ok(Vec::new());
         };
+        if is_wide {
+            call.output_format = ElementFormat::R_32F;
+        }
         self.check(self.device().driver().matmul_algorithms(self.device().index(), &call, most))
     }
 
@@ -368,6 +356,27 @@ impl Stream {
         let accesses = || library_accesses(&placed, epilogue);
         self.submit_with_workspace(bytes, gpu, (host_function(), &words), accesses, label)
     }
+
+    fn library_matmul_into_wide(
+        &self,
+        product: &Matmul,
+        at: [DevicePointer; 3],
+        method: (Precision, Option<MatmulAlgorithm>),
+        label: Label,
+    ) -> Result<()> {
+        let placed = Placed { kernel: *product, at };
+        if placed.launch_shape().is_none() {
+            return Ok(());
+        }
+        let Some(call) = matmul_call(product, at, MatmulEpilogue::default(), None, method) else {
+            return Ok(());
+        };
+        let call = MatmulCall { output_format: ElementFormat::R_32F, ..call };
+        let (bytes, words) = (self.workspace_bytes(product), placed.words());
+        let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
+        let accesses = || wide_accesses(&placed);
+        self.submit_with_workspace(bytes, gpu, (wide_host_function(), &words), accesses, label)
+    }
 }
 
 /// The way in which products are accumulated, and which ways of adding up parts there may be.
@@ -446,6 +455,10 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
+        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+            address: DevicePointer::new(at.mask),
+            strides: [batch, head, query],
+        }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),
         gradients: call.is_backward.then_some(AttentionGradients {

@@ -7,7 +7,9 @@
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends. That of a
 //! parameter of a fused optimizer is kept from region to region, and the optimizer's launch writes it beside the parameter ([`KeptCast`]).
-//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
+//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region. The gradient of
+//! such a leaf is a product or a sum that comes out in f32, where PyTorch rounds it to 16 bits and casts it back; so it is here where a hook, anomaly mode
+//! or a pass that is recorded itself looks at it on its way.
 
 mod kept;
 
@@ -275,18 +277,19 @@ pub(crate) fn is_taken_as_it_is(tensor: &Tensor, dtype: DType, device: &Device) 
         && !(is_grad_enabled() && tensor.requires_grad())
 }
 
-/// Returns a tensor in a dtype, from the kept casts where it is a leaf.
+/// Returns a tensor in a dtype: of a leaf as the result of a node that takes gradients of f32, too, from the kept casts unless the region makes casts
+/// anew.
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
     if !is_eligible(tensor) || tensor.dtype() == dtype {
         return Ok(tensor.clone());
     }
-    let is_kept = options.cache_enabled
-        && dtype == options.dtype
-        && tensor.dtype() == DType::F32
-        && tensor.requires_grad()
-        && tensor.is_leaf();
-    if !is_kept {
+    let is_of_leaf =
+        dtype == options.dtype && tensor.dtype() == DType::F32 && tensor.requires_grad() && tensor.is_leaf();
+    if !is_of_leaf {
         return tensor.to_dtype(dtype);
+    }
+    if !options.cache_enabled {
+        return Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?));
     }
     let key = (tensor.identity(), dtype);
     if let Some(found) = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast.clone())) {

@@ -4,10 +4,11 @@
 //! [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of [`SdpBackend`], that can
 //! compute it; [`sdp_kernel`] says which may be taken. Cudnn and Flash take queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal
 //! batches, up to 128 features in a multiple of 8, and a scale above 0, without dropout, on the simulator and on GPUs from
-//! compute capability 8.0 on; Cudnn without a mask, and where the library is there and takes the shape. Math takes everything.
+//! compute capability 8.0 on; Cudnn where the library is there and takes the shape. Math takes everything.
 //!
-//! Flash takes a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it adds it to the scores as numbers
-//! of the queries' dtype. A query whose keys are all masked gives zeros.
+//! Both take a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it is added to the scores as numbers
+//! of the queries' dtype. Cudnn takes those whose keys follow one another, with strides that are multiples of 8. A query whose keys are all masked gives
+//! zeros.
 //!
 //! One query per head that needs no gradient, such as a step of a decoder, is a form of Flash with a kernel of its own: of f32 as well, and with a
 //! mask of truth values.
@@ -28,6 +29,7 @@ use crate::autocast::{dtype_in_lower, is_taken_as_it_is};
 use crate::autograd::is_grad_enabled;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
+use crate::kernels::fused_attention::is_mask_of_library;
 use crate::kernels::one_query;
 use crate::tensor::{Tensor, Tensors};
 
@@ -110,11 +112,15 @@ pub fn fused_attention(
         }
         reason_against_mask(query, key, request.mask?).or(request.is_causal.then_some("a mask and is_causal exclude each other"))
     });
-    let Some(backends) = fused_backends(query, request.mask.is_some(), reason)? else { return Ok(None) };
     let is_single = query.rank() == 3;
     let whole = |tensor: &Tensor| if is_single { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
     let [query, key, value] = [whole(query)?, whole(key)?, whole(value)?];
-    let mask = request.mask.map(|mask| added(mask, dtype_in_lower(&query))).transpose()?;
+    let mask = request.mask.filter(|_| reason.is_none());
+    let mask = mask.map(|mask| added(mask, dtype_in_lower(&query))).transpose()?;
+    let takes_mask = mask.as_ref().map(|mask| is_mask_of_library(mask, &query, &key)).transpose()?;
+    let Some(backends) = fused_backends(&query, takes_mask.unwrap_or(true), reason)? else {
+        return Ok(None);
+    };
     let options = [mask.as_ref().into(), request.is_causal.into(), request.scale.into(), backends.into()];
     let arguments: Vec<Argument<'_>> =
         [&query, &key, &value].into_iter().map(Argument::from).chain(options).collect();
@@ -208,7 +214,7 @@ pub fn fused_packed_attention(
         let is_packed = matches!(packed.shape(), [_, _, 3, _]) && packed.elements() > 0;
         (!is_packed).then_some("it takes (tokens, heads, 3, features)")
     });
-    let Some(backends) = fused_backends(packed, false, reason)? else { return Ok(None) };
+    let Some(backends) = fused_backends(packed, true, reason)? else { return Ok(None) };
     let arguments = [packed.into(), is_causal.into(), scale.into(), backends.into()];
     let label = label_at("packed_attention", location);
     or_math(built_in!("thalweg::packed_fused_attention")?.call(&arguments, None, label))
@@ -261,16 +267,19 @@ fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static 
     (!device.has_tensor_cores()).then_some("it needs compute capability 8.0")
 }
 
-/// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does.
-fn fused_backends(query: &Tensor, is_masked: bool, reason: Option<&str>) -> Result<Option<i64>> {
+/// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does. `takes_mask` says
+/// whether Cudnn may read the mask.
+fn fused_backends(query: &Tensor, takes_mask: bool, reason: Option<&str>) -> Result<Option<i64>> {
     let [cudnn, flash, math] = ALLOWED.get();
-    let cudnn = cudnn && !is_masked && query.device().properties().libraries.attention;
+    let cudnn = cudnn && takes_mask && query.device().properties().libraries.attention;
     let bit = |is: bool, backend: SdpBackend| if is { backend.bit() } else { 0 };
     match (reason, bit(cudnn, SdpBackend::Cudnn) | bit(flash, SdpBackend::Flash)) {
         (None, backends @ 1..) => Ok(Some(backends)),
         _ if math => Ok(None),
         (reason, _) => Err(no_kernel(
-            reason.unwrap_or("it is not among the backends of sdp_kernel, or cuDNN's library is missing"),
+            reason.unwrap_or(
+                "it is not among the backends of sdp_kernel, or cuDNN's library is missing or does not take the mask",
+            ),
         )),
     }
 }

@@ -107,10 +107,14 @@ impl Placed<LibraryAttention, Addresses> {
     /// Checks that it can be computed.
     ///
     /// # Errors
-    /// Those of [`Attention::check`], and where an operand does not begin at a multiple of 16 bytes.
+    /// Those of [`Attention::check`], where an operand does not begin at a multiple of 16 bytes, and for a mask that is not
+    /// [the library's](super::MaskStrides::are_of_library).
     pub fn check(&self) -> Result<(), Fault> {
-        if self.kernel.attention.mask.is_some() {
-            return Err(Fault::new("attention: no library is called with a mask".to_owned()));
+        if self.kernel.attention.mask.is_some_and(|mask| !mask.are_of_library(self.at.mask)) {
+            return Err(Fault::new(
+                "attention: a library takes a mask whose keys follow one another, with strides and an address in multiples of 16 bytes"
+                    .to_owned(),
+            ));
         }
         self.pass().check()
     }
@@ -146,6 +150,10 @@ impl Placed<LibraryAttention, Addresses> {
             })
             .collect();
         accesses.push(Access::read(DevicePointer::new(self.at.lse), attention.lse() * 4));
+        if attention.mask.is_some() {
+            let (span, touch) = attention.mask_span();
+            accesses.push(Access::read(DevicePointer::new(self.at.mask), span * size).touching(touch));
+        }
         accesses
     }
 }
@@ -178,7 +186,10 @@ fn run_backward_typed<T: Element>(
         grad_o: read(4)?,
         lse: launch.read(DevicePointer::new(at.lse), attention.lse() as usize)?,
         sums: &[],
-        mask: &[],
+        mask: match attention.mask_span().0 {
+            0 => &[],
+            span => launch.read(DevicePointer::new(at.mask), span as usize)?,
+        },
     };
     let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], numbers: &[] };
     let numbers = Cell::from_mut(sums.as_mut_slice()).as_slice_of_cells();

@@ -218,3 +218,19 @@ fn product_kernel(kind: Factor, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
     });
     Arc::clone(kernel)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_with_a_number_compile_for_every_dtype() {
+        let kinds = [Factor::Given, Factor::OfNorm];
+        let dtypes = FLOATS.into_iter().flat_map(|of| [DType::F32, DType::F64].map(|number| [of, number]));
+        let kernels = dtypes.flat_map(|dtypes| kinds.map(|kind| product_kernel(kind, dtypes)));
+        let units: Vec<(String, String)> =
+            kernels.map(|kernel| (kernel.name.clone(), thalweg_ir::cuda::print_foreach(&kernel))).collect();
+        assert!(units.iter().any(|(name, _)| name == "clip_list_bfloat16_by_float32"));
+        thalweg_conformance::compiler_accepts(&units, thalweg_ir::cuda::OPTIONS);
+    }
+}

@@ -7,6 +7,9 @@
 //! capture nothing is tuned: run the region once before. While one thread tunes, products of others that have no result run as
 //! without tuning.
 //!
+//! A product of 16-bit floats into a result of f32, as gradients of weights under autocast are, is tuned as `GemmTunableOp_BFloat16_BFloat16_float_NT`, whether
+//! it is added to what is there or not: its candidates are the library's. PyTorch has no such name and passes over the line.
+//!
 //! Products can also be [recorded](record_untuned_enable) in one run and tuned later, by [`tune_gemm_in_file`] or `thalweg tune`.
 //!
 //! | variable | default | |

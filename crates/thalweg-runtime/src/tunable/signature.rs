@@ -7,6 +7,8 @@ use thalweg_ir::DType;
 use thalweg_kernels::matmul::warp_groups::Tiles as GroupTiles;
 use thalweg_kernels::matmul::{Matmul, Operand};
 
+use super::trial::Operands;
+use crate::library::Precision;
 use crate::{Error, Result};
 
 /// A product by its name: what is computed, and with which sizes. PyTorch's matrices are column-major, so operands are swapped.
@@ -22,22 +24,39 @@ impl fmt::Display for Signature {
     }
 }
 
-/// A product of the library: what it computes, whether it adds a bias, and how it is accumulated.
+/// A product of the library: what it computes, whether it adds a bias, whether its result is of f32 where its operands are of 16 bits, and how it is
+/// accumulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) product: Matmul,
     pub(super) has_bias: bool,
+    pub(super) is_wide: bool,
     pub(super) compute: ComputeFormat,
 }
 
 const BFX9: &str = "_compute_bf16x9_r";
 const F16: &str = "_compute_f16_r";
 
+/// The types of A, B and D in names of products into f32, as PyTorch has them in its names of scaled products.
+const WIDE: [(&str, DType); 2] = [("Half_Half_float", DType::F16), ("BFloat16_BFloat16_float", DType::Bf16)];
+
 impl Shape {
+    pub(super) fn of(product: &Matmul, operands: &Operands, (compute, _): Precision) -> Self {
+        let Operands { bias, is_wide, .. } = operands;
+        Self { product: *product, has_bias: bias.is_some(), is_wide: *is_wide, compute }
+    }
+
+    /// Returns the dtype of the result.
+    pub(super) fn output(&self) -> DType {
+        if self.is_wide { DType::F32 } else { self.product.dtype }
+    }
+
     /// Returns the name; `None` for a dtype that the library has no products of.
     pub(super) fn signature(&self) -> Option<Signature> {
         let Matmul { m, n, k, batch, dtype, a, b, d, .. } = &self.product;
+        let wide = WIDE.iter().find(|(_, operands)| self.is_wide && operands == dtype);
         let element = match (dtype, self.compute) {
+            _ if self.is_wide => wide?.0,
             (DType::F32, ComputeFormat::F32_FAST_TF32) => "tf32",
             (DType::F32, _) => "float",
             (DType::F64, _) => "double",
@@ -77,7 +96,9 @@ impl Shape {
             .split_once("TunableOp_")
             .and_then(|(kind, rest)| Some((kind, rest.rsplit_once('_')?.0)))
             .ok_or_else(|| fail("the operator is not of the form GemmTunableOp_float_NN"))?;
+        let wide = WIDE.iter().find(|(name, _)| *name == element);
         let (dtype, mut compute) = match element {
+            _ if let Some((_, operands)) = wide => (*operands, ComputeFormat::F32),
             "float" => (DType::F32, ComputeFormat::F32),
             "tf32" => (DType::F32, ComputeFormat::F32_FAST_TF32),
             "double" => (DType::F64, ComputeFormat::F64),
@@ -126,7 +147,11 @@ impl Shape {
             ..Matmul::contiguous(m, n, k, batch, dtype)
         };
         product.check().map_err(|fault| fail(&fault.to_string()))?;
-        Ok(Self { product, has_bias: kind == "GemmAndBias", compute })
+        let has_bias = kind == "GemmAndBias";
+        if has_bias && wide.is_some() {
+            return Err(fail("a product into 32-bit floats has no bias here"));
+        }
+        Ok(Self { product, has_bias, is_wide: wide.is_some(), compute })
     }
 }
 
@@ -228,7 +253,7 @@ mod tests {
         let weight = Operand { leading_dimension: 768, batch_stride: 0, transposed: true };
         let mut product = Matmul { b: weight, ..Matmul::contiguous(128, 3072, 768, 1, DType::Bf16) };
         (product.a.batch_stride, product.d.batch_stride) = (0, 0);
-        let shape = Shape { product, has_bias: true, compute: ComputeFormat::F32 };
+        let shape = Shape { product, has_bias: true, is_wide: false, compute: ComputeFormat::F32 };
         let signature = shape.signature().unwrap();
         assert_eq!(signature.to_string(), "GemmAndBiasTunableOp_BFloat16_TN,tn_3072_128_768_ld_768_768_3072");
         assert_eq!(Shape::parse(&signature).unwrap(), shape);
@@ -237,12 +262,17 @@ mod tests {
         tf32.product.dtype = DType::F32;
         assert_eq!(tf32.signature().unwrap().operator, "GemmTunableOp_tf32_TN");
         assert_eq!(Shape::parse(&tf32.signature().unwrap()).unwrap(), tf32);
+        let wide = Shape { is_wide: true, ..plain };
+        assert_eq!(wide.signature().unwrap().operator, "GemmTunableOp_BFloat16_BFloat16_float_TN");
+        assert_eq!(Shape::parse(&wide.signature().unwrap()).unwrap(), wide);
+        assert_eq!(Shape { is_wide: true, ..tf32 }.signature(), None);
     }
 
     #[test]
     fn a_batch_is_named_and_read_back() {
         let product = Matmul::contiguous(4, 6, 8, 5, DType::F32);
-        let shape = Shape { product, has_bias: false, compute: ComputeFormat::F32_EMULATED_BF16X9 };
+        let compute = ComputeFormat::F32_EMULATED_BF16X9;
+        let shape = Shape { product, has_bias: false, is_wide: false, compute };
         let signature = shape.signature().unwrap();
         let expected = "GemmStridedBatchedTunableOp_float_NN,nn_6_4_8_B_5_ld_6_8_6_compute_bf16x9_r";
         assert_eq!(signature.to_string(), expected);
@@ -258,6 +288,8 @@ mod tests {
         assert!(refused("Gemm", "nn_1_2_3_ld_1_3_1").contains("not of the form GemmTunableOp"));
         assert!(refused("ScaledGemmTunableOp_float_NN", "nn_1_2_3_ld_1_3_1").contains("ScaledGemm"));
         assert!(refused("GemmTunableOp_int_NN", "nn_1_2_3_ld_1_3_1").contains("products of int"));
+        let biased = "GemmAndBiasTunableOp_Half_Half_float_NN";
+        assert!(refused(biased, "nn_1_2_3_ld_1_3_1").contains("has no bias here"));
         assert!(refused(gemm, "nn_1_2_3").contains("of the form nn_M_N_K"));
         assert!(refused(gemm, "nn_0_2_3_ld_1_3_1").contains("'0' is not a whole number"));
         assert!(refused(gemm, "xn_1_2_3_ld_1_3_1").contains("do not begin with"));

@@ -72,8 +72,14 @@ pub(crate) fn solution_of(
 }
 
 /// Forgets a result that the library does not run.
-pub(crate) fn refused(device: &Device, product: &Matmul, precision: Precision, has_bias: bool, why: &Error) {
-    let shape = Shape { product: *product, has_bias, compute: precision.0 };
+pub(crate) fn refused(
+    device: &Device,
+    product: &Matmul,
+    precision: Precision,
+    operands: &Operands,
+    why: &Error,
+) {
+    let shape = Shape::of(product, operands, precision);
     let question = Question { device: device.number(), shape, reductions: precision.1 };
     let state = state();
     if let Some(signature) = shape.signature() {
@@ -168,7 +174,7 @@ impl State {
         label: Label,
     ) -> Result<Solution> {
         let device = stream.device();
-        let shape = Shape { product: *product, has_bias: operands.bias.is_some(), compute: precision.0 };
+        let shape = Shape::of(product, operands, precision);
         let question = Question { device: device.number(), shape, reductions: precision.1 };
         let known = self.decisions.read().unwrap_or_else(PoisonError::into_inner).get(&question).copied();
         if let Some(solution) = known {

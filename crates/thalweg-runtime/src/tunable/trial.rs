@@ -18,12 +18,15 @@ use crate::{Buffer, Error, Event, Result, Stream};
 pub(crate) struct Operands {
     pub(crate) at: [DevicePointer; 3],
     pub(crate) bias: Option<DevicePointer>,
+    /// Whether D is of f32, A and B of 16 bits.
+    pub(crate) is_wide: bool,
 }
 
 /// Copies of the operands.
 struct Set {
     buffers: [Buffer; 3],
     bias: Option<Buffer>,
+    is_wide: bool,
 }
 
 impl Set {
@@ -32,6 +35,7 @@ impl Set {
         Operands {
             at: [a.pointer(), b.pointer(), d.pointer()],
             bias: self.bias.as_ref().map(Buffer::pointer),
+            is_wide: self.is_wide,
         }
     }
 }
@@ -114,13 +118,15 @@ impl<'s> Trial<'s> {
         let product = &self.shape.product;
         let [a, b, d] = product.spans();
         let bias = if self.shape.has_bias { product.n } else { 0 };
-        [a, b, d, bias].map(|elements| elements * product.dtype.size_bytes() as u64)
+        let dtypes = [product.dtype, product.dtype, self.shape.output(), product.dtype];
+        std::array::from_fn(|at| [a, b, d, bias][at] * dtypes[at].size_bytes() as u64)
     }
 
     fn allocate(&self, [a, b, d, bias]: [u64; 4]) -> Result<Set> {
         let buffer = |bytes| Buffer::labelled(self.stream, bytes, self.label);
         let bias = (bias > 0).then(|| buffer(bias)).transpose()?;
-        Ok(Set { buffers: [buffer(a)?, buffer(b)?, buffer(d)?], bias })
+        let is_wide = self.shape.is_wide;
+        Ok(Set { buffers: [buffer(a)?, buffer(b)?, buffer(d)?], bias, is_wide })
     }
 
     /// Copies operands; D only where the product is added to it.
@@ -157,6 +163,7 @@ impl<'s> Trial<'s> {
     /// Returns the solutions that there are, the default first: with Thalweg's own kernels, or those of the library alone.
     pub(super) fn candidates(&self, algorithms: u32, own_kernels: bool) -> Result<Vec<Solution>> {
         let product = &self.shape.product;
+        let own_kernels = own_kernels && !self.shape.is_wide;
         let mut candidates = vec![Solution::Default];
         if own_kernels && !self.shape.has_bias && fused::could_fit(product) {
             candidates.push(Solution::Tiles);
@@ -174,9 +181,9 @@ impl<'s> Trial<'s> {
     }
 
     fn run(&mut self, solution: Solution) -> Result<()> {
-        let Operands { at, bias } = self.sets[self.next].operands();
+        let operands = self.sets[self.next].operands();
         self.next = (self.next + 1) % self.sets.len();
-        self.stream.matmul_by(solution, self.precision, &self.shape.product, at, bias, self.label)
+        self.stream.matmul_by(solution, self.precision, &self.shape.product, &operands, self.label)
     }
 
     /// Returns the milliseconds of a call, from `calls` of them.
@@ -256,7 +263,7 @@ impl<'s> Trial<'s> {
         self.run(solution)?;
         let mut read = vec![0_u8; bytes as usize];
         self.stream.copy_to_host(&mut read, start, self.label)?;
-        Ok(with_dtype!(self.shape.product.dtype, T => {
+        Ok(with_dtype!(self.shape.output(), T => {
             let values = read.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
             values.map(Element::to_f64).collect()
         }))

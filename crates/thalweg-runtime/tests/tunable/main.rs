@@ -345,6 +345,49 @@ fn a_product_that_is_added_is_tuned_without_being_added_twice() {
 }
 
 #[test]
+fn a_product_into_f32_is_tuned_by_a_name_of_its_own() {
+    let bench = Bench::controlled("wide");
+    tunable::set_numerical_check_tolerances(true, 1e-5, 1e-5);
+    let stream = bench.device.default_stream();
+    let product = Product::new(&stream, 8, 16, 4);
+    product.run(&stream).unwrap();
+    bench.calls();
+    let sum = Buffer::new(&stream, 8 * 16 * 4).unwrap();
+    let [a, b, _] = product.at();
+    let check = |factor: f32| {
+        let mut bytes = vec![0; 8 * 16 * 4];
+        stream.copy_to_host(&mut bytes, sum.pointer(), Label::here("read")).unwrap();
+        let found: Vec<f32> =
+            bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect();
+        let expected: Vec<f32> = product.expected.iter().map(|value| factor * value).collect();
+        assert_eq!(found, expected);
+    };
+    for beta in [Factor::ZERO, Factor::ONE] {
+        let product = Matmul { beta, ..product.product };
+        stream.matmul_into_wide(&product, [a, b, sum.pointer()], Label::here("product")).unwrap();
+        check(if beta == Factor::ZERO { 1.0 } else { 2.0 });
+    }
+    let calls = bench.calls();
+    assert!(calls.iter().all(|call| call.output_format != call.format), "trials are of this kind of product");
+    let own: Vec<_> = calls.iter().filter(|call| call.d.address == sum.pointer()).collect();
+    assert_eq!(own.len(), 2);
+    assert!(own.iter().all(|call| call.algorithm.unwrap().id == 2));
+    let results = tunable::get_results(&bench.device);
+    let names: Vec<&str> = results.iter().map(|result| result.operator.as_str()).collect();
+    assert_eq!(names, ["GemmTunableOp_BFloat16_BFloat16_float_NN", "GemmTunableOp_BFloat16_NN"]);
+    // From a file that another run recorded.
+    let line = "GemmTunableOp_Half_Half_float_TN,tn_6_8_4_ld_4_4_6\n";
+    fs::write(bench.file("untuned.csv"), line).unwrap();
+    let mut solutions = Vec::new();
+    let report = &mut |outcome: &OfflineOutcome, _: usize, _: usize| match outcome {
+        OfflineOutcome::Tuned(result, _) => solutions.push(result.solution.clone()),
+        other => panic!("{other:?}"),
+    };
+    tunable::tune_gemm_in_file(&bench.device, &bench.file("untuned.csv"), report).unwrap();
+    assert_eq!(solutions, [FASTEST]);
+}
+
+#[test]
 fn a_small_product_of_f32_has_both_our_kernel_and_the_library_as_candidates() {
     let bench = Bench::controlled("small");
     let stream = bench.device.default_stream();

@@ -342,13 +342,28 @@ impl Pass {
 }
 
 impl Pass {
-    /// Returns the sums that a node may add gradients to in place: what has arrived there already, or the gradient that a leaf has, behind a cast
-    /// or not, where nothing else comes and no hook is to see this pass's. None on several streams.
+    /// Returns the sums that a node may add gradients to in place, and the inputs whose gradient only the cast of a leaf reads; none where a hook
+    /// or the pass itself is to see what the node computes.
     fn sums(&self, node: &Node, asked: Option<&Asked>) -> Sums {
-        let is_seen = node.has_hooks_behind() || anomaly::is_anomaly_enabled();
-        if is_grad_enabled() || is_seen || self.wanted.is_some() || node.stream != self.caller {
-            return Sums::new();
+        if is_grad_enabled() || node.has_hooks_behind() || anomaly::is_anomaly_enabled() {
+            return Sums::default();
         }
+        let is_target = |edge: &Edge| {
+            self.wanted.as_ref().is_some_and(|wanted| wanted.nodes.contains(&edge.node.sequence))
+        };
+        let reads_alone =
+            |edge: &Edge| edge.node.function.is_cast() && !edge.node.is_watched() && !is_target(edge);
+        let widened = (node.edges.iter().enumerate())
+            .filter(|(_, edge)| edge.as_ref().is_some_and(reads_alone))
+            .map(|(input, _)| input)
+            .collect();
+        let is_summed = self.wanted.is_none() && node.stream == self.caller;
+        Sums { sums: if is_summed { self.sums_in_place(node, asked) } else { SmallVec::new() }, widened }
+    }
+
+    /// Returns the sums of a node's inputs: what has arrived there already, or the gradient that a leaf has, behind a cast or not, where nothing
+    /// else comes and no hook is to see this pass's.
+    fn sums_in_place(&self, node: &Node, asked: Option<&Asked>) -> SmallVec<[(usize, Tensor); 2]> {
         let asked = |input: usize| asked.is_none_or(|asked| asked[input]);
         let arrived = |edge: &Edge| -> Option<&(Tensor, Stream)> {
             self.buffers.get(&edge.node.sequence)?.get(edge.input)?.as_ref()

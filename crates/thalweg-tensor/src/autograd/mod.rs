@@ -82,7 +82,7 @@ pub use offload::save_on_cpu;
 pub use saved::{
     Saved, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks, saved_tensors_hooks_for,
 };
-pub(crate) use sums::sum_of;
+pub(crate) use sums::{is_widened, sum_of};
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
@@ -108,8 +108,8 @@ pub trait Backward: Send + Sync {
         true
     }
 
-    /// Returns whether it is the cast of a leaf, whose gradient is that of the result in the leaf's dtype: what is added to the leaf's gradient need
-    /// not pass here.
+    /// Returns whether it is the cast of a leaf of f32, whose gradient is that of the result in f32: what is added to the leaf's gradient need
+    /// not pass here, and what does may be of f32.
     #[doc(hidden)]
     fn is_cast(&self) -> bool {
         false

@@ -62,6 +62,13 @@ fn mask_strides(mask: &Tensor) -> MaskStrides {
     MaskStrides { batch, head, query, key }
 }
 
+/// Returns whether a vendor's library may read a mask over the scores of these queries and keys, of four dimensions, as it lies.
+pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<bool> {
+    let (q, keys) = (query.shape(), key.shape()[2]);
+    let whole = mask.detach().expand(&[q[0], q[1], q[2], keys])?;
+    Ok(mask_strides(&whole).are_of_library(whole.pointer().address()))
+}
+
 /// Allocates a tensor (batch, heads, tokens, features) that lies as (batch, tokens, heads, features).
 fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Tensor> {
     let [batch, heads, tokens, features] = [0, 1, 2, 3].map(|at| shape[at]);
@@ -109,7 +116,8 @@ impl Operands<'_> {
         let mask = self.mask.as_ref().map_or(0, |mask| mask.pointer().address());
         let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0, mask };
         let is_flash = self.options.may_be(SdpBackend::Flash);
-        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && self.mask.is_none();
+        let takes_mask = attention.mask.is_none_or(|strides| strides.are_of_library(mask));
+        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_mask;
         let is_ours = is_flash
             && match is_backward {
                 true => is_deterministic,

@@ -12,7 +12,7 @@ use thalweg_ops::{structured, table};
 use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
 use super::loops::{LoopArguments, run_into};
-use super::matmul::{matrix, product, summed_product};
+use super::matmul::{matrix, product, summed_product, summed_rows};
 use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -235,14 +235,14 @@ impl LinearBackward {
     /// Returns the gradients of weight and bias, as far as they are wanted.
     fn parameters(&self, gradient: &Tensor, wants_bias: bool) -> Result<[Option<Tensor>; 2]> {
         if !self.wanted[1] || !is_asked(1) {
-            let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
+            let bias = wants_bias.then(|| summed_rows(2, gradient, self.label)).transpose()?;
             return Ok([None, bias]);
         }
         let input = self.input.get()?;
         let (product, [a, b]) = product(&turned(gradient)?, &input)?;
         // One kernel for both records nothing.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
-            let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
+            let bias = wants_bias.then(|| summed_rows(2, gradient, self.label)).transpose()?;
             // Last: what is added to a sum stays there if something fails.
             return Ok([summed_product(1, &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
         }

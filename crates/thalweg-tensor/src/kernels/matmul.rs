@@ -8,8 +8,8 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
-use crate::autograd::{Backward, Gradients, Saved, is_asked, record, sum_of};
-use crate::dispatch::{Arguments, Call};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, is_widened, record, sum_of};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is
@@ -231,28 +231,50 @@ impl Backward for MatmulBackward {
     }
 }
 
-/// Returns the gradient `a · b` of an input of the node that runs, of rank 2, or `None` where it was added to a sum in place.
+/// Returns the gradient `a · b` of an input of the node that runs, of rank 2, or `None` where it was added to a sum in place. It is of f32 where
+/// the input's may be, and a library gives it so.
 pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label) -> Result<Option<Tensor>> {
+    if a.rank() != 2 || b.rank() != 2 || a.dtype() != b.dtype() {
+        return a.matmul(b).map(Some);
+    }
+    let shape = [a.shape()[0], b.shape()[1]];
     let sum = sum_of(input).filter(|sum| {
-        let fits = a.rank() == 2 && b.rank() == 2 && sum.shape() == [a.shape()[0], b.shape()[1]];
         let is_apart = !sum.shares_storage_with(a) && !sum.shares_storage_with(b);
-        fits && is_apart && a.dtype() == b.dtype() && sum.elements() > 0
+        sum.shape() == shape && is_apart && sum.elements() > 0
     });
-    let Some(sum) = sum else { return a.matmul(b).map(Some) };
+    if sum.is_none() && !is_widened(input) {
+        return a.matmul(b).map(Some);
+    }
     let (product, [left, right]) = product(a, b)?;
+    let stream = a.device().current_stream();
+    let takes_wide = stream.takes_wide(&product);
+    let at = |result: &Tensor| [left.pointer(), right.pointer(), result.pointer()];
+    let Some(sum) = sum else {
+        if !takes_wide {
+            return a.matmul(b).map(Some);
+        }
+        let result = Tensor::empty_on(&shape, DType::F32, &stream, label)?;
+        stream.matmul_into_wide(&product, at(&result), label)?;
+        return Ok(Some(result));
+    };
     let product = Matmul { beta: Factor::ONE, ..product };
-    let stream = sum.device().current_stream();
-    let at = [left.pointer(), right.pointer(), sum.pointer()];
     if sum.dtype() == a.dtype() {
-        stream.matmul(&product, at, label)?;
-    } else if sum.dtype() == DType::F32 && stream.takes_wide(&product) {
-        stream.matmul_into_wide(&product, at, label)?;
+        stream.matmul(&product, at(&sum), label)?;
+    } else if sum.dtype() == DType::F32 && takes_wide {
+        stream.matmul_into_wide(&product, at(&sum), label)?;
     } else {
         return a.matmul(b).map(Some);
     }
     sum.record_stream(&stream);
     sum.bump_version();
     Ok(None)
+}
+
+/// Returns the gradient of an input of the node that runs, the sum of a matrix's rows: of f32 where the input's may be.
+pub(super) fn summed_rows(input: usize, rows: &Tensor, label: Label) -> Result<Tensor> {
+    let dtype = if is_widened(input) { DType::F32 } else { rows.dtype() };
+    let arguments = [rows.into(), Argument::Ints(&[0]), false.into(), Argument::DType(dtype)];
+    Ok(built_in!("sum.dim_IntList")?.call(&arguments, None, label)?.swap_remove(0))
 }
 
 /// Describes the product `a · b` of two tensors of rank 2, and returns the tensors that it reads.

@@ -11,7 +11,7 @@ use thalweg_runtime::{
 };
 
 use super::linear::turned;
-use super::matmul::{product, summed_product};
+use super::matmul::{product, summed_product, summed_rows};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, built_in};
@@ -134,8 +134,8 @@ fn collected(
             0 => of_argument.matmul(first)?,
             1 => return summed_product(1, &of_argument.transpose(0, 1)?, input, call.label()),
             2 => return summed_product(2, &gradient.transpose(0, 1)?, hidden, call.label()),
-            3 => of_argument.sum(&[0], false)?,
-            _ => gradient.sum(&[0], false)?,
+            3 => summed_rows(3, of_argument, call.label())?,
+            _ => summed_rows(4, gradient, call.label())?,
         }))
     })
 }

@@ -21,11 +21,11 @@ operators! {
     /// Returns the sum over dimensions, all of them where the list is empty. Integers and truth values are summed in i64.
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, &SUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
+            sum(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         }), out_form: "sum.IntList_out", autocast: Full;
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, &SUM, &[], false, call.optional_dtype(1))), autocast: Full;
+        = Composite(|call| sum(call, &[], false, call.optional_dtype(1))), autocast: Full;
     /// Returns the mean over dimensions, all of them where the list is empty, of floats.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
@@ -182,6 +182,7 @@ operators! {
 
 // The parts that these operators call.
 static SUM: BuiltIn = BuiltIn::new("thalweg::sum");
+static WIDE_SUM: BuiltIn = BuiltIn::new("thalweg::wide_sum");
 static MEAN: BuiltIn = BuiltIn::new("thalweg::mean");
 static AMAX: BuiltIn = BuiltIn::new("thalweg::amax");
 static AMIN: BuiltIn = BuiltIn::new("thalweg::amin");
@@ -251,6 +252,16 @@ fn reduce(
     let x = call.tensor(0);
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
     reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+}
+
+/// Returns the sum, of a dtype that is asked for: floats are not rounded to 16 bits where that is the dtype in which they are summed.
+fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let is_widened = matches!(x.dtype(), DType::F16 | DType::Bf16) && dtype == Some(x.dtype().compute());
+    match is_widened {
+        true => reduce(call, &WIDE_SUM, dim, keepdim, None),
+        false => reduce(call, &SUM, dim, keepdim, dtype),
+    }
 }
 
 /// Returns the mean of floats or complex numbers, of a dtype that is asked for.

@@ -140,6 +140,98 @@ fn masks_of_fused_attention_repeat_as_they_are_given() {
     }
 }
 
+/// The mask of a causal kind of attention with a query that sees nothing, as truth values.
+fn with_an_empty_row(queries: usize, keys: usize) -> Tensor {
+    let seen = Tensor::ones(&[queries, keys], DType::Bool, &device()).unwrap().tril(0).unwrap();
+    seen.narrow(0, 5, 1).unwrap().fill_(false).unwrap();
+    seen
+}
+
+#[test]
+fn masks_are_added_by_cudnn_where_it_may_read_them() {
+    let shapes: [&[usize]; 5] = [&[2, 4, 128, 192], &[2, 1, 1, 192], &[1, 128, 192], &[1, 4, 1, 192], &[192]];
+    let (q, k) = ([2, 4, 128, 64], [2, 2, 192, 64]);
+    for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
+        let inputs = [held(&q, 1, dtype), held(&k, 2, dtype), held(&k, 3, dtype)];
+        let gradient = held(&q, 4, dtype);
+        let mut masks: Vec<Tensor> =
+            shapes.iter().zip(10..).map(|(shape, seed)| held(shape, seed, dtype)).collect();
+        // Rows that lie further apart than they are long, and one without a key.
+        masks.push(held(&[128, 256], 20, dtype).narrow(1, 16, 192).unwrap());
+        masks.push(with_an_empty_row(128, 192));
+        for mask in &masks {
+            let attend = |all: [&Tensor; 3]| masked_attention(all, Some(mask), false, None);
+            let expected = results_of(attend, Math, &inputs, &gradient, DType::F64);
+            for backend in fused_backends(true) {
+                let found = results_of(attend, backend, &inputs, &gradient, dtype);
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert_close(found, expected, tolerance);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn logarithms_of_rows_without_keys_serve_either_backend() {
+    let dtype = DType::Bf16;
+    let inputs = [1, 2, 3].map(|seed| held(&[2, 2, 128, 64], seed, dtype));
+    let gradient = held(&[2, 2, 128, 64], 4, dtype);
+    let mask = with_an_empty_row(128, 128);
+    let attend = |all: [&Tensor; 3]| masked_attention(all, Some(&mask), false, None);
+    let expected = results_of(attend, Math, &inputs, &gradient, DType::F64);
+    // The forward pass of one backend, and the gradient of the other.
+    let added = mask.select_where(&Tensor::zeros(&[], dtype, &device()).unwrap(), &infinite(dtype)).unwrap();
+    let [q, k, v] = inputs.each_ref().map(|input| input.to_dtype(dtype).unwrap());
+    let gradient = gradient.to_dtype(dtype).unwrap();
+    let backends = fused_backends(true);
+    for (forward, backward) in
+        backends.iter().flat_map(|&one| backends.iter().map(move |&other| (one, other)))
+    {
+        let bit = |backend: SdpBackend| Argument::Int(1 << backend as i64);
+        let operands = [(&q).into(), (&k).into(), (&v).into(), Argument::from(Some(&added))];
+        let options = [false.into(), Argument::Float(0.125)];
+        let call = |name: &str, list: Vec<Argument<'_>>| {
+            find_operator(name).unwrap().call(&list, None, Label::here("attention")).unwrap()
+        };
+        let list = operands.into_iter().chain(options).chain([bit(forward)]).collect();
+        let results = call("thalweg::fused_attention", list);
+        let list = [(&gradient).into()]
+            .into_iter()
+            .chain(operands)
+            .chain([(&results[0]).into(), (&results[1]).into()]);
+        let found =
+            call("thalweg::fused_attention_backward", list.chain(options).chain([bit(backward)]).collect());
+        for (found, expected) in results[..1].iter().chain(&found).zip(&expected) {
+            assert_close(&values(found), expected, 0.03);
+        }
+    }
+}
+
+fn infinite(dtype: DType) -> Tensor {
+    Tensor::full(&[], f64::NEG_INFINITY, dtype, &device()).unwrap()
+}
+
+#[test]
+fn a_mask_that_cudnn_may_not_read_is_flashs() {
+    if !device().properties().libraries.attention {
+        return;
+    }
+    let half = held(&[1, 2, 8, 16], 1, DType::F16).to_dtype(DType::F16).unwrap();
+    let wide = held(&[8, 9], 2, DType::F16).to_dtype(DType::F16).unwrap();
+    let whole = wide.narrow(1, 0, 8).unwrap().contiguous().unwrap();
+    // Rows nine elements apart, keys that do not follow one another, and one number for all keys.
+    for mask in
+        [wide.narrow(1, 0, 8).unwrap(), whole.transpose(0, 1).unwrap(), whole.narrow(1, 0, 1).unwrap()]
+    {
+        let call = || masked_attention([&half; 3], Some(&mask), false, None);
+        let error = sdp_kernel(&[Cudnn], call).unwrap_err().to_string();
+        assert!(error.contains("does not take the mask"), "{error}");
+        let found = values(&sdp_kernel(&[Cudnn, Flash], call).unwrap());
+        assert_close(&found, &values(&sdp_kernel(&[Math], call).unwrap()), 0.004);
+    }
+}
+
 #[test]
 fn a_mask_that_needs_a_gradient_goes_to_operators() {
     let half = held(&[1, 2, 4, 8], 1, DType::F16).to_dtype(DType::F16).unwrap();

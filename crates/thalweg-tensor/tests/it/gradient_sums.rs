@@ -228,7 +228,8 @@ fn a_product_is_added_to_the_gradient_behind_a_cast_of_autocast() {
                 let result = autocast(dtype, || linear(&x, &weight, None))?;
                 result.backward_with(&held(&[40, 48], seed + 50, dtype))
             };
-            pass(2).unwrap();
+            assert_eq!(products(|| pass(2)), 0);
+            assert_close(&values(&weight.grad().unwrap()), &exact(&[48, 32], 2), 2e-6);
             for seed in 3..6 {
                 let earlier = values(&weight.grad().unwrap());
                 assert_eq!(products(|| pass(seed)), 0);
@@ -247,10 +248,10 @@ fn a_product_is_added_to_the_gradient_behind_a_cast_of_autocast() {
             let with = count();
             weight.zero_grad();
             if device().is_simulated() {
-                assert_eq!((with, count()), (3, 4), "a gradient of its own is cast");
+                assert_eq!((with, count()), (3, 3), "the first gradient is not cast either");
             }
         }
-        // A hook sees the pass's gradient, and a weight that is used twice sums in 16 bits.
+        // A hook sees the pass's gradient, and a weight that is used twice sums what both have given.
         let weight = leaf(&[32, 32], 1, DType::F32);
         _ = weight.register_hook(|_| Ok(None)).unwrap();
         let x = held(&[40, 32], 3, DType::Bf16);
@@ -263,6 +264,92 @@ fn a_product_is_added_to_the_gradient_behind_a_cast_of_autocast() {
         twice().unwrap();
         let doubled: Vec<f64> = once.iter().map(|one| 2.0 * one).collect();
         assert_close(&values(&weight.grad().unwrap()), &doubled, 1e-6);
+    });
+}
+
+/// The gradients of weight and bias of a layer under autocast from two passes, of numbers that 16 bits hold, and the same in f64.
+fn of_layer(dtype: DType, pass: impl Fn(&Tensor, &Tensor) -> Result<()>) -> [Vec<f64>; 2] {
+    let (weight, bias) = (leaf(&[48, 32], 1, DType::F32), leaf(&[48], 2, DType::F32));
+    for seed in [3, 4] {
+        let x = held(&[40, 32], seed, dtype);
+        let result = autocast(dtype, || linear(&x, &weight, Some(&bias))).unwrap();
+        pass(&result, &held(&[40, 48], seed + 50, dtype)).unwrap();
+    }
+    [weight, bias].map(|leaf| values(&leaf.grad().unwrap()))
+}
+
+fn exactly() -> [Vec<f64>; 2] {
+    let rows = |seed: u64| values(&held(&[40, 48], seed + 50, DType::F64).sum(&[0], false).unwrap());
+    let sum = |[first, second]: [Vec<f64>; 2]| first.iter().zip(&second).map(|(a, b)| a + b).collect();
+    [sum([3, 4].map(|seed| exact(&[48, 32], seed))), sum([3, 4].map(rows))]
+}
+
+#[test]
+fn gradients_behind_casts_of_autocast_are_not_rounded_to_16_bits() {
+    on_own_device(|| {
+        for dtype in [DType::Bf16, DType::F16] {
+            let found = of_layer(dtype, |result, gradient| result.backward_with(gradient));
+            for (found, expected) in found.iter().zip(exactly()) {
+                assert_close(found, &expected, 2e-6);
+            }
+        }
+        // Gradients that are returned.
+        let (weight, bias) = (leaf(&[48, 32], 1, DType::F32), leaf(&[48], 2, DType::F32));
+        let x = held(&[40, 32], 3, DType::Bf16);
+        let result = autocast(DType::Bf16, || linear(&x, &weight, Some(&bias))).unwrap();
+        let given = Some(held(&[40, 48], 53, DType::Bf16));
+        let found = gradients(&[result], &[given], &[weight, bias]).unwrap();
+        assert_close(&values(found[0].as_ref().unwrap()), &exact(&[48, 32], 3), 2e-6);
+        // GELU's layers: by what each of their products and sums is given, not by those of f64 alone.
+        let shapes: [&[usize]; 5] = [&[24, 8], &[16, 8], &[8, 16], &[16], &[8]];
+        let leaves: Vec<Tensor> = (0..5).map(|at| leaf(shapes[at], at as u64, DType::F32)).collect();
+        let run = || {
+            let biases = [Some(&leaves[3]), Some(&leaves[4])];
+            gelu_mlp(&leaves[0], [&leaves[1], &leaves[2]], biases)
+        };
+        let gradient = held(&[24, 8], 10, DType::Bf16);
+        autocast(DType::Bf16, run).unwrap().backward_with(&gradient).unwrap();
+        let rows = gradient.to_dtype(DType::F64).unwrap().sum(&[0], false).unwrap();
+        assert_close(&values(&leaves[4].grad().unwrap()), &values(&rows), 2e-6);
+    });
+}
+
+#[test]
+fn what_looks_at_the_gradient_of_a_cast_finds_16_bits() {
+    on_own_device(|| {
+        let rounded = |found: &[f64], dtype: DType, what: &str| {
+            for (found, expected) in found.iter().zip(&exactly()[0]) {
+                // Two gradients, rounded by half a unit each.
+                let bound = if dtype == DType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
+                assert!((found - expected).abs() <= 16.0 * bound, "{what}: {found} and {expected}");
+            }
+            let is_near = found.iter().zip(&exactly()[0]).all(|(a, b)| (a - b).abs() < 1e-5);
+            assert!(!is_near, "{what}: it is rounded to {dtype} in between");
+        };
+        for dtype in [DType::Bf16, DType::F16] {
+            // Gradients of gradients.
+            let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+            let [weight, _] =
+                of_layer(dtype, |result, gradient| result.backward_options(Some(gradient), options));
+            rounded(&weight, dtype, "create_graph");
+            // A hook behind the layer's node.
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let [weight, _] = of_layer(dtype, |result, gradient| {
+                let seen = seen.clone();
+                let hook = move |inputs: &[Option<Tensor>], _: &[Option<Tensor>]| {
+                    seen.lock().unwrap().extend(inputs.iter().flatten().map(Tensor::dtype));
+                    Ok(None)
+                };
+                let _hook = result.grad_fn().unwrap().register_hook(hook);
+                result.backward_with(gradient)
+            });
+            rounded(&weight, dtype, "a hook");
+            assert_eq!(*seen.lock().unwrap(), [dtype; 4]);
+            // Anomaly mode.
+            let [weight, _] =
+                of_layer(dtype, |result, gradient| detect_anomaly(|| result.backward_with(gradient)));
+            rounded(&weight, dtype, "anomaly mode");
+        }
     });
 }
 

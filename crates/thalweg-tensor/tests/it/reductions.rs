@@ -2,7 +2,9 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional;
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::dispatch::{Value, find_operator};
 
 use crate::support::{
     assert_close, check_gradient, close, device, expect_out_of_range, on_own_device, random, tensor, values,
@@ -51,6 +53,46 @@ fn reduce(x: &Tensor, dimensions: &[i64], start: f64, combine: impl Fn(f64, f64)
         results[row] = combine(results[row], value);
     }
     results
+}
+
+/// Returns the sum over dimensions in f32.
+fn sum_in_f32(x: &Tensor, dimensions: &[i64]) -> Tensor {
+    let arguments = [
+        Value::Tensor(x.clone()),
+        Value::Ints(dimensions.to_vec()),
+        Value::Bool(false),
+        Value::DType(DType::F32),
+    ];
+    let results = find_operator("sum.dim_IntList").unwrap().call_boxed(&arguments, None).unwrap();
+    let [Value::Tensor(sum)] = &results[..] else { panic!("a sum is a tensor") };
+    sum.clone()
+}
+
+#[test]
+fn a_sum_of_16_bit_floats_in_f32_is_not_rounded_and_has_no_copy() {
+    for dtype in [DType::Bf16, DType::F16] {
+        for (seed, &(shape, dimensions)) in CASES.iter().enumerate() {
+            let x = random(shape, seed as u64).to_dtype(dtype).unwrap();
+            let expected = reduce(&x, dimensions, 0.0, |sum, x| sum + x);
+            let sum = sum_in_f32(&x, dimensions);
+            assert_eq!(sum.dtype(), DType::F32);
+            assert_close(&values(&sum), &expected, 1e-4);
+        }
+        let leaf = random(&[7, 5], 1).to_dtype(dtype).unwrap().requires_grad_().unwrap();
+        let weights = tensor(&[2.0, -3.0, 0.5, 1.0, 4.0], &[5], DType::F32);
+        sum_in_f32(&leaf, &[0]).mul(&weights).unwrap().sum(&[], false).unwrap().backward().unwrap();
+        let gradient = leaf.grad().unwrap();
+        assert_eq!((gradient.dtype(), gradient.shape()), (dtype, &[7, 5][..]));
+        assert_eq!(values(&gradient), values(&weights).repeat(7));
+    }
+    on_own_device(|| {
+        let stream = Stream::new(&device()).unwrap();
+        let _current = stream.make_current();
+        let x = random(&[7, 5], 1).to_dtype(DType::Bf16).unwrap();
+        let run = || Ok(sum_in_f32(&x, &[0]));
+        let (graph, _) = Graph::capture(&device(), CaptureOptions::default(), run).unwrap();
+        assert_eq!(graph.description().unwrap().nodes.len(), 1);
+    });
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(super) struct Recipe {
     pub(super) query: Strides,
     pub(super) key: Strides,
     pub(super) value: Strides,
+    /// Those of the mask, which 0 repeats.
+    pub(super) mask: Option<Strides>,
     pub(super) output: Strides,
     /// Those of the gradients of output, query, key and value, in a backward pass.
     pub(super) gradients: Option<[Strides; 4]>,
@@ -87,6 +89,20 @@ impl Recipe {
         graph.map(Pointwise::Select, &[scores, masked, inside])
     }
 
+    /// Adds the mask to the scores, if there is one: of one batch or head where it repeats along those, and of all queries.
+    fn mask(&self, graph: &mut Graph, scores: TensorIndex) -> TensorIndex {
+        let Some(mut strides) = self.mask else { return scores };
+        let mut sizes = self.score_sizes();
+        for dimension in [1, 0] {
+            if strides[dimension] == 0 {
+                sizes[dimension] = 1;
+                strides[dimension] = super::graph::contiguous(sizes)[dimension];
+            }
+        }
+        let mask = self.operand(graph, Role::Mask, sizes, strides);
+        graph.map(Pointwise::Add, &[scores, mask])
+    }
+
     /// Adds the causal mask, if there is one.
     fn causal(&self, graph: &mut Graph, scores: TensorIndex) -> TensorIndex {
         if !self.shape.causal {
@@ -110,6 +126,7 @@ impl Recipe {
         graph.multiply(query, key, products, of_scores(lengths));
         let scale = graph.number(Role::Scale);
         let scores = graph.map(Pointwise::Multiply, &[products, scale]);
+        let scores = self.mask(graph, scores);
         match lengths {
             Some(lengths) => self.pad(graph, scores, lengths),
             None => scores,

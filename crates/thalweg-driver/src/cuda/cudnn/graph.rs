@@ -32,6 +32,8 @@ pub(super) enum Role {
     Query,
     Key,
     Value,
+    /// Numbers that are added to the scores.
+    Mask,
     Output,
     LogSumExp,
     OutputGradient,

@@ -29,7 +29,7 @@ use self::graph::Role;
 use super::handles::lock;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
-use crate::attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
+use crate::attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 use crate::library::ElementFormat;
 use crate::{Code, DevicePointer, Error, Result};
 
@@ -83,12 +83,13 @@ pub(super) struct Cudnn {
     devices: Vec<Mutex<DeviceState>>,
 }
 
-fn describe(shape: &AttentionShape, is_backward: bool) -> String {
-    let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, format } = *shape;
-    let pass = if is_backward { "backward" } else { "forward" };
-    let mask = if causal { "causal" } else { "full" };
+fn describe(call: &AttentionCall) -> String {
+    let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, format } = call.shape;
+    let pass = if call.gradients.is_some() { "backward" } else { "forward" };
+    let kind = if causal { "causal" } else { "full" };
+    let mask = if call.mask.is_some() { " with a mask" } else { "" };
     format!(
-        "{mask} attention, {pass}, {batch} × {heads} heads of {head_size} over {kv_heads} of keys and values, {queries} queries, \
+        "{kind} attention{mask}, {pass}, {batch} × {heads} heads of {head_size} over {kv_heads} of keys and values, {queries} queries, \
          {keys} keys, element format {}",
         format.0
     )
@@ -119,6 +120,20 @@ fn strides(
         })?;
     }
     Ok(strides)
+}
+
+/// Returns the strides of a mask as the library gets them, or why it cannot have them.
+fn mask_strides(AttentionMask { address, strides }: AttentionMask) -> Result<Strides, String> {
+    let address = address.address();
+    if !address.is_multiple_of(16) {
+        return Err(format!("the address of the mask, {address:#x}, is not aligned to 16 bytes"));
+    }
+    match strides.iter().find(|stride| !stride.is_multiple_of(8) || i64::try_from(**stride).is_err()) {
+        Some(stride) => {
+            Err(format!("stride {stride} of the mask is not a multiple of 8 elements, or more than 2^63 - 1"))
+        }
+        None => Ok(strides.map(|stride| stride as i64)),
+    }
 }
 
 impl Recipe {
@@ -160,6 +175,7 @@ impl Recipe {
             query: strides("the query", &call.query, rows, false)?,
             key: strides("the key", &call.key, columns, false)?,
             value: strides("the value", &call.value, columns, false)?,
+            mask: call.mask.map(mask_strides).transpose()?,
             output: strides("the output", &call.output, rows, !is_backward)?,
             gradients,
             deterministic: is_backward && call.deterministic,
@@ -269,7 +285,7 @@ impl Cudnn {
 
     /// Returns the bytes of scratch memory that a call needs. The device's context is current.
     pub(super) fn workspace(&self, device: u32, call: &AttentionCall) -> Result<u64> {
-        let detail = || describe(&call.shape, call.gradients.is_some());
+        let detail = || describe(call);
         let recipe = self.recipe(call, detail)?;
         let mut state = lock(&self.devices[device as usize]);
         let (_, plan) =
@@ -286,7 +302,7 @@ impl Cudnn {
         fill: impl Fn(DevicePointer, u32, u64) -> Result<()>,
         label: impl Fn() -> String,
     ) -> Result<()> {
-        let detail = || format!("{}, for {}", describe(&call.shape, call.gradients.is_some()), label());
+        let detail = || format!("{}, for {}", describe(call), label());
         let recipe = self.recipe(call, detail)?;
         let mut state = lock(&self.devices[device as usize]);
         let (handle, plan) =
@@ -346,6 +362,7 @@ fn address_of(call: &AttentionCall, role: Role) -> Option<u64> {
         Role::Query => call.query.address,
         Role::Key => call.key.address,
         Role::Value => call.value.address,
+        Role::Mask => call.mask?.address,
         Role::Output => call.output.address,
         Role::LogSumExp => call.log_sum_exp,
         Role::OutputGradient => gradients?.output.address,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::attention::Recipe;
 use super::graph::{Extents, Graph, Operation, Pointwise, Reduction, Role, TensorIndex};
 use crate::DevicePointer;
-use crate::attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
+use crate::attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 use crate::library::ElementFormat;
 
 fn places(sizes: Extents) -> impl Iterator<Item = Extents> {
@@ -148,6 +148,7 @@ fn call(shape: AttentionShape, is_backward: bool) -> AttentionCall {
         query: rows,
         key: columns,
         value: columns,
+        mask: None,
         output: rows,
         log_sum_exp: DevicePointer::new(0x2000),
         gradients: is_backward.then_some(AttentionGradients {
@@ -166,8 +167,8 @@ fn shape(kv_heads: u64, queries: u64, keys: u64, causal: bool) -> AttentionShape
     AttentionShape { batch: 2, heads: 4, kv_heads, queries, keys, head_size: 8, causal, format }
 }
 
-/// Returns output and logarithms, by the definition, from flat memory in the layout of [`operand`].
-fn attend(shape: &AttentionShape, memory: &HashMap<Role, Vec<f64>>) -> [Vec<f64>; 2] {
+/// Returns output and logarithms, by the definition, from flat memory in the layout of [`operand`], and a mask with these strides.
+fn attend(shape: &AttentionShape, memory: &HashMap<Role, Vec<f64>>, mask: Option<[u64; 3]>) -> [Vec<f64>; 2] {
     let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, .. } = *shape;
     let place = |operand: AttentionOperand, batch, head, position, i| {
         let [of_batch, of_head, of_position] = operand.strides;
@@ -186,7 +187,10 @@ fn attend(shape: &AttentionShape, memory: &HashMap<Role, Vec<f64>>) -> [Vec<f64>
         let weights: Vec<f64> = (0..seen)
             .map(|j| {
                 let dot = |d| query[place(rows, b, h, i, d)] * key[place(columns, b, shared, j, d)];
-                (0.25 * (0..head_size).map(dot).sum::<f64>()).exp()
+                let added = mask.map_or(0.0, |[of_batch, of_head, of_query]| {
+                    memory[&Role::Mask][(b * of_batch + h * of_head + i * of_query + j) as usize]
+                });
+                (0.25 * (0..head_size).map(dot).sum::<f64>() + added).exp()
             })
             .collect();
         let sum: f64 = weights.iter().sum();
@@ -217,6 +221,7 @@ fn memory(shape: &AttentionShape) -> HashMap<Role, Vec<f64>> {
         (Role::Query, draw(rows)),
         (Role::Key, draw(columns)),
         (Role::Value, draw(columns)),
+        (Role::Mask, draw(batch * heads * queries * 8)),
         (Role::OutputGradient, draw(rows)),
         (Role::Output, draw(rows)),
         (Role::LogSumExp, draw(row_count)),
@@ -253,23 +258,41 @@ fn run(graph: &Graph, memory: &mut HashMap<Role, Vec<f64>>) {
     Interpreter { graph, memory, between: HashMap::new() }.run();
 }
 
-fn cases() -> impl Iterator<Item = (AttentionShape, bool)> {
+/// Shapes, strides of masks, and whether lengths are told.
+fn cases() -> impl Iterator<Item = (AttentionShape, Option<[u64; 3]>, bool)> {
     let shapes = [(4, 3, 3), (2, 3, 5), (1, 5, 2), (2, 1, 4)];
     shapes.into_iter().flat_map(|(kv_heads, queries, keys)| {
         let with = move |causal| shape(kv_heads, queries, keys, causal);
-        [(with(false), false), (with(true), false), (with(true), true), (with(false), true)]
+        // One of every score, of each batch's keys, of all batches' scores, and of each head's keys.
+        let all = [queries * 32, queries * 8, 8];
+        [
+            (with(false), None, false),
+            (with(true), None, false),
+            (with(true), Some(all), true),
+            (with(false), None, true),
+            (with(false), Some(all), false),
+            (with(false), Some([8, 0, 0]), false),
+            (with(false), Some([0, 0, 8]), true),
+            (with(true), Some([0, 8, 0]), false),
+        ]
     })
+}
+
+fn masked(call: AttentionCall, mask: Option<[u64; 3]>) -> AttentionCall {
+    let mask = mask.map(|strides| AttentionMask { address: DevicePointer::new(0x3000), strides });
+    AttentionCall { mask, ..call }
 }
 
 #[test]
 fn the_forward_graph_is_attention() {
-    for (shape, lengths) in cases() {
-        let recipe = Recipe { lengths, ..Recipe::new(&call(shape, false), 91_400).expect("it is possible") };
+    for (shape, mask, lengths) in cases() {
+        let call = masked(call(shape, false), mask);
+        let recipe = Recipe { lengths, ..Recipe::new(&call, 91_400).expect("it is possible") };
         let graph = recipe.graph();
         let before = memory(&shape);
         let mut after = before.clone();
         run(&graph, &mut after);
-        let [output, logarithms] = attend(&shape, &before);
+        let [output, logarithms] = attend(&shape, &before, mask);
         compare(&graph, Role::Output, &after[&Role::Output], &output, &before[&Role::Output]);
         compare(&graph, Role::LogSumExp, &after[&Role::LogSumExp], &logarithms, &[]);
     }
@@ -277,18 +300,18 @@ fn the_forward_graph_is_attention() {
 
 #[test]
 fn the_backward_graph_is_its_gradient() {
-    for ((shape, lengths), deterministic) in cases().zip([false, true, true].into_iter().cycle()) {
-        let call = AttentionCall { deterministic, ..call(shape, true) };
+    for ((shape, mask, lengths), deterministic) in cases().zip([false, true, true].into_iter().cycle()) {
+        let call = AttentionCall { deterministic, ..masked(call(shape, true), mask) };
         let recipe = Recipe { lengths, ..Recipe::new(&call, 91_400).expect("it is possible") };
         let graph = recipe.graph();
         let mut before = memory(&shape);
-        let [output, logarithms] = attend(&shape, &before);
+        let [output, logarithms] = attend(&shape, &before, mask);
         before.insert(Role::Output, output);
         before.insert(Role::LogSumExp, logarithms);
         let mut after = before.clone();
         run(&graph, &mut after);
         let loss = |memory: &HashMap<Role, Vec<f64>>| -> f64 {
-            let [output, _] = attend(&shape, memory);
+            let [output, _] = attend(&shape, memory, mask);
             output.iter().zip(&memory[&Role::OutputGradient]).map(|(o, g)| o * g).sum()
         };
         for (of, gradient) in [
@@ -339,6 +362,11 @@ fn impossible_calls_are_refused_with_the_reason() {
     assert!(refuse(|c| c.log_sum_exp = DevicePointer::new(8)).contains("the logarithms"));
     assert!(refuse(|c| c.key.strides[2] = 12).contains("stride 12 of the key"));
     assert!(refuse(|c| c.value.strides[1] = 1 << 63).contains("of the value"));
+    assert!(refuse(|c| *c = masked(*c, Some([0, 0, 5]))).contains("stride 5 of the mask"));
+    let shifted = |c: &mut AttentionCall| {
+        c.mask = Some(AttentionMask { address: DevicePointer::new(8), strides: [0; 3] });
+    };
+    assert!(refuse(shifted).contains("of the mask, 0x8"));
     let huge = |c: &mut AttentionCall| (c.shape.batch, c.shape.queries) = (i32::MAX as u64, i32::MAX as u64);
     assert!(refuse(huge).contains("larger than any memory"));
     let repeated = |c: &mut AttentionCall| {
