@@ -201,6 +201,11 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_not_supported())
     }
 
+    /// Returns whether a launch whose blocks wait for each other has more of them than the device holds at once.
+    pub fn is_launch_too_large(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.code() == Code::CooperativeLaunchTooLarge)
+    }
+
     /// Returns whether a rule of stream capture was broken.
     pub fn is_capture(&self) -> bool {
         matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())

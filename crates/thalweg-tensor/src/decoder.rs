@@ -156,7 +156,7 @@ fn sizes(
         return None;
     }
     let [features, hidden, heads, context] = [features, hidden, heads, context].map(|extent| extent as u64);
-    // A host function has no blocks: the simulator takes what an H100 takes.
+    // A host function has no blocks: the simulator takes what an H200 takes.
     let processors = if device.is_simulated() { 132 } else { u64::from(properties.multi_processor_count) };
     let blocks = DecoderLayers::blocks_for(dtype, [features, hidden, heads], processors)?;
     let eps_bits = (eps as f32).to_bits();
@@ -189,8 +189,8 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
 }
 
 /// Returns what layers make of a row (1, features), and writes the token's keys and values at its position (one int64) into their caches; `None` where
-/// it is not a kernel: where a gradient is wanted, for other dtypes than float16 and bfloat16, for weights that do not fit into the shared memory of all
-/// multiprocessors together, on GPUs before compute capability 9.0. Asynchronous. A position out of range writes nothing.
+/// it is not a kernel: where a gradient is wanted, for other dtypes than float16 and bfloat16, for weights that do not fit into the shared memory of the blocks, on GPUs
+/// before compute capability 9.0, and on those that do not hold all blocks at once. Asynchronous. A position out of range writes nothing.
 ///
 /// # Errors
 /// Those of the allocation and the launch.
@@ -239,7 +239,11 @@ pub fn fused_decoder_layers(
         };
         let sizes = DecoderLayers { vocabulary: if number == 0 { sizes.vocabulary } else { 0 }, ..sizes };
         let addresses = layers.iter().map(DecoderLayer::addresses).collect();
-        stream.launch_native(&DecoderLaunch::new(sizes, at, addresses), label)?;
+        match stream.launch_native(&DecoderLaunch::new(sizes, at, addresses), label) {
+            // A cluster lies in one group of multiprocessors, and no property says how large those are.
+            Err(error) if number == 0 && error.is_launch_too_large() => return Ok(None),
+            launched => launched?,
+        }
         layers.iter().flat_map(|layer| layer.caches).for_each(Tensor::bump_version);
         row = Some(result);
     }

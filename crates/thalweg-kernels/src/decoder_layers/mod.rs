@@ -5,10 +5,15 @@
 //! kernel for each product would begin and end four times in that.
 //!
 //! A block stays on its multiprocessor for all layers. It has some rows of each of the four matrices; a warp of its own brings them into shared memory
-//! (`cp.async.bulk`) while the layer before is computed, and products read them there (`mma`, eight rows at a time). A result that other blocks need is
-//! written as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that a thread that finds the tag has the value, and no fence
-//! is needed. A place is written again a layer later, when all blocks have read it, since each of them has since added its share to a row
-//! which the writer has waited for; that is why every block has a row of every matrix ([`DecoderLayers::blocks_for`]).
+//! (`cp.async.bulk`) while the layer before is computed. The other warps share the terms of these rows: each takes its part of them into registers, then waits for its part of the
+//! row that they are multiplied by (`mma`, sixteen rows at a time).
+//!
+//! A head is the affair of a cluster of eight blocks, each of which has an eighth of its query's, key's and value's features and an eighth of its keys. Within the cluster the query and what
+//! each warp makes of eight keys at a time go from shared memory to shared memory (`st.async`, an mbarrier that counts the bytes), which takes a fifth of a way through the L2.
+//!
+//! The other three results of a layer, and what attention gives, go to all blocks: as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that a thread
+//! that finds the tag has the value, and no fence is needed. A place is written again a layer later, when all blocks have read it, since each of them has since added its share to
+//! a row which the writer has waited for; that is why every block has a row of every matrix but the first ([`DecoderLayers::blocks_for`]).
 //!
 //! The launch is cooperative: blocks that wait for each other must all run. The source is printed for the sizes of a model.
 //!
@@ -42,11 +47,13 @@ const MOST_SHARED_BYTES: u64 = 227 << 10;
 const THREADS: u64 = 384;
 const BRINGING: u64 = 32;
 
-/// Pieces that the keys of a head are shared out in, at most.
-const PARTS: u64 = 4;
+const WARPS: u64 = THREADS / 32;
 
-/// Slots in shared memory, each for keys and values of 16 bytes per thread.
-const SLOTS: u64 = 3;
+/// Blocks of a cluster, which has a head: eight, or four where there are many heads.
+const CLUSTERS: [u64; 2] = [8, 4];
+
+/// Multiprocessors that stay without a block: a cluster lies in one group of them, and groups have 16 or 18 (an H200's 132 have room for 15 clusters of eight and 30 of four).
+const SPARE: u64 = 16;
 
 /// Words in front of the layers' addresses.
 const HEAD_WORDS: usize = 11;
@@ -102,8 +109,8 @@ impl DecoderLayers {
         (rows / 2).div_ceil(blocks) * 2
     }
 
-    /// Returns how many blocks a launch has on a GPU with so many multiprocessors: as many as fit of which each has a row of every matrix; `None` if there is no kernel
-    /// for the sizes, or a layer's weights do not fit into the shared memory of all blocks.
+    /// Returns how many blocks a launch has on a GPU with so many multiprocessors: in clusters of eight or of four, the fewest that have the heads, hold a layer's
+    /// weights in shared memory, and have a row of every matrix but the first each; `None` if there is no kernel for the sizes, or no such number of blocks. Fewer blocks read less of what others write.
     #[must_use]
     pub fn blocks_for(
         dtype: DType,
@@ -122,32 +129,49 @@ impl DecoderLayers {
             return None;
         }
         let all_have_rows = |blocks: u64| {
-            Self::products(features, hidden)
+            Self::products(features, hidden)[1..]
                 .iter()
                 .all(|&(rows, _)| rows.div_ceil(Self::share(rows, blocks)) == blocks)
         };
-        let blocks = (heads..=multiprocessors.min(1024)).rev().find(|&blocks| all_have_rows(blocks))?;
-        (Self::shared_bytes(features, hidden, heads, blocks) <= MOST_SHARED_BYTES).then_some(blocks)
+        let is_held = |blocks: u64| Self::shared_bytes(features, hidden, heads, blocks) <= MOST_SHARED_BYTES;
+        let room = multiprocessors.saturating_sub(SPARE);
+        CLUSTERS.into_iter().find_map(|cluster| {
+            let mut all = (heads..=room / cluster).map(|clusters| clusters * cluster);
+            all.find(|&blocks| {
+                Self::cluster(heads, blocks) == cluster && all_have_rows(blocks) && is_held(blocks)
+            })
+        })
+    }
+
+    /// Returns the blocks of a cluster.
+    const fn cluster(heads: u64, blocks: u64) -> u64 {
+        let [large, small] = CLUSTERS;
+        if blocks >= heads * large { large } else { small }
+    }
+
+    /// Returns slots in shared memory, each for eight keys and values per warp.
+    const fn slots(width: u64) -> u64 {
+        if width > 64 { 1 } else { 2 }
     }
 
     /// Returns the shared memory of a block, in bytes: at least that of `state` in the source, which asserts it.
     fn shared_bytes(features: u64, hidden: u64, heads: u64, blocks: u64) -> u64 {
-        let products = Self::products(features, hidden);
+        let (width, cluster) = (features / heads, Self::cluster(heads, blocks));
+        let [_, others @ ..] =
+            Self::products(features, hidden).map(|(rows, terms)| (Self::share(rows, blocks), terms));
+        let products: Vec<_> = std::iter::once((3 * width / cluster, features)).chain(others).collect();
         let stride =
             |terms: u64| terms * 2 / 128 * 128 + if (terms * 2).is_multiple_of(128) { 64 } else { 192 };
-        let weights = |&(rows, terms): &(u64, u64)| {
-            (Self::share(rows, blocks).div_ceil(8) * 8 * stride(terms)).next_multiple_of(128)
-        };
-        let most_rows = products.iter().map(|&(rows, _)| Self::share(rows, blocks)).max().unwrap_or(0);
-        let width = features / heads;
-        let rows = 2 * features.max(hidden)
-            + 48 * most_rows
-            + 48 * width
-            + 4 * most_rows
-            + 8 * features
-            + 8 * most_rows;
+        let weights =
+            |&(rows, terms): &(u64, u64)| (rows.div_ceil(8) * 8 * stride(terms)).next_multiple_of(128);
+        let most_rows = products.iter().map(|&(rows, _)| rows).max().unwrap_or(0);
+        let slots = Self::slots(width) * 2 * (8 * WARPS * width * 2);
+        let row_and_parts = 2 * features.max(hidden) + 2 * most_rows * WARPS * 4;
+        let of_head = 6 * width + cluster * WARPS * (width / cluster * 4 + 8);
+        let norms_and_biases = 8 * features + 6 * width + 6 * most_rows;
         let layers = (MOST_LAYERS * LAYER_WORDS * 8) as u64;
-        products.iter().map(weights).sum::<u64>() + SLOTS * 2 * THREADS * 16 + rows + layers + 1024
+        let all = [slots, row_and_parts, of_head, norms_and_biases, layers, 1024];
+        products.iter().map(weights).sum::<u64>() + all.iter().sum::<u64>()
     }
 
     /// Returns whether a launch of so many layers may find in the exchange what the launch before it left there, which had as many: their last tags are none
@@ -160,8 +184,7 @@ impl DecoderLayers {
     /// Returns how many bytes the blocks hand results over in.
     #[must_use]
     pub fn exchange_bytes(&self) -> u64 {
-        let partial = 2 * (self.features / self.heads) + 4;
-        4 * (7 * self.features + self.heads * PARTS * partial + self.hidden)
+        4 * (5 * self.features + self.hidden)
     }
 
     /// Returns the factor of the scores, 1/√features of a head, by its bits.
@@ -205,10 +228,11 @@ impl DecoderLayers {
         let FloatNames { element, load, .. } = FloatNames::of(dtype);
         let mma = if dtype == DType::F16 { "f16" } else { "bf16" };
         let shared = Self::shared_bytes(features, hidden, heads, blocks);
+        let width = features / heads;
+        let (slots, cluster) = (Self::slots(width), Self::cluster(heads, blocks));
         let sizes = format!(
-            "#define FEATURES {features}\n#define HIDDEN {hidden}\n#define HEADS {heads}\n#define WIDTH {}\n#define BLOCKS {blocks}\n\
-             #define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n#define THREADS {THREADS}\n#define PARTS {PARTS}\n#define SLOTS {SLOTS}\n",
-            features / heads
+            "#define FEATURES {features}\n#define HIDDEN {hidden}\n#define HEADS {heads}\n#define WIDTH {width}\n#define BLOCKS {blocks}\n\
+             #define CLUSTER {cluster}\n#define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n#define THREADS {THREADS}\n#define SLOTS {slots}\n"
         );
         let code = include_str!("kernel.cu")
             .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
@@ -220,7 +244,7 @@ impl DecoderLayers {
     }
 }
 
-/// Returns name and source of the kernels for GPT-2 with 124 million parameters on GPUs with 128 multiprocessors and more, which a bundle has; others are compiled where they are used.
+/// Returns name and source of the kernels for GPT-2 with 124 million parameters on GPUs with 112 multiprocessors and more, which a bundle has; others are compiled where they are used.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().map(|dtype| {
         let sizes = DecoderLayers {
@@ -232,7 +256,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
             vocabulary: 0,
             eps_bits: 0,
             dtype,
-            blocks: 128,
+            blocks: 96,
         };
         (sizes.name(), sizes.print())
     })
@@ -315,7 +339,7 @@ impl NativeKernel for DecoderLaunch {
     fn check(&self) -> Result<(), Fault> {
         let DecoderLayers { features, hidden, heads, context, dtype, blocks, .. } = self.sizes;
         let fault = |why: &str| Err(Fault::new(format!("layers of a decoder: {why}")));
-        if DecoderLayers::blocks_for(dtype, [features, hidden, heads], blocks) != Some(blocks) {
+        if DecoderLayers::blocks_for(dtype, [features, hidden, heads], blocks + SPARE) != Some(blocks) {
             return fault(
                 "it takes float16 or bfloat16, features in multiples of 32, heads of 16, 32, 64 or 128, and weights that fit into shared memory",
             );
@@ -395,19 +419,21 @@ mod tests {
 
     #[test]
     fn blocks_all_have_rows_of_every_matrix() {
-        assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [768, 3072, 12], 132), Some(128));
-        assert_eq!(
-            DecoderLayers::blocks_for(DType::Bf16, [768, 3072, 12], 64),
-            None,
-            "too much for 64 blocks"
-        );
+        let gpt2 = |processors| DecoderLayers::blocks_for(DType::Bf16, [768, 3072, 12], processors);
+        assert_eq!(gpt2(132), Some(96));
+        assert_eq!(gpt2(112), Some(96));
+        assert_eq!(gpt2(104), None, "too much for 88 blocks");
+        // More clusters than heads, which fewer do not hold; and so many heads that clusters are small.
+        assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [512, 2048, 4], 132), Some(64));
+        assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [512, 2048, 16], 132), Some(64));
+        assert_eq!([DecoderLayers::cluster(4, 64), DecoderLayers::cluster(16, 64)], [8, 4]);
         assert_eq!(DecoderLayers::blocks_for(DType::F32, [768, 3072, 12], 132), None);
         assert_eq!(DecoderLayers::blocks_for(DType::F16, [768, 3072, 0], 132), None);
-        for (features, hidden, heads, most) in [(64, 256, 2, 132), (96, 384, 3, 7), (256, 1024, 4, 132)] {
+        for (features, hidden, heads, most) in [(64, 256, 2, 132), (96, 384, 3, 40), (256, 1024, 4, 132)] {
             let sizes = [features, hidden, heads];
             let blocks = DecoderLayers::blocks_for(DType::Bf16, sizes, most).unwrap();
-            assert!((heads..=most).contains(&blocks));
-            for (rows, _) in DecoderLayers::products(features, hidden) {
+            assert!((heads * 8..=most).contains(&blocks));
+            for (rows, _) in DecoderLayers::products(features, hidden).into_iter().skip(1) {
                 let share = DecoderLayers::share(rows, blocks);
                 assert!(
                     (blocks - 1) * share < rows && rows <= blocks * share,

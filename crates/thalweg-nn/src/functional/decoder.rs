@@ -17,7 +17,7 @@ use super::{cached_attention, embedding, linear_add, norm_linear};
 /// as [`DecoderInput`] says, position one int64 in device memory, the layers' tensors as [`DecoderLayer`] says, GELU by its formula with tanh.
 ///
 /// Layers of float16 and bfloat16 without a gradient are one kernel on GPUs from compute capability 9.0 on, if the weights of a layer fit into the shared
-/// memory of all multiprocessors together, as GPT-2's with 124 million parameters do; the sum of the layers is float32 in it. Else a layer is [`norm_linear`],
+/// memory of its blocks, as GPT-2's with 124 million parameters do; the sum of the layers is float32 in it. Else a layer is [`norm_linear`],
 /// [`cached_attention`] and [`linear_add`]. Asynchronous.
 ///
 /// # Errors

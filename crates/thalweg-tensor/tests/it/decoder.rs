@@ -98,6 +98,11 @@ fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
         Sizes { features: 256, hidden: 1024, heads: 4, context: 300, layers: 3 },
         // Rows that blocks do not share evenly, and hidden features that are not a multiple of the row's.
         Sizes { features: 192, hidden: 416, heads: 3, context: 70, layers: 2 },
+        // Clusters of four; heads of 16 features, and fifteen.
+        Sizes { features: 64, hidden: 96, heads: 4, context: 20, layers: 2 },
+        Sizes { features: 480, hidden: 960, heads: 15, context: 460, layers: 1 },
+        // Heads of 128 features, more clusters than heads, and several times eight keys for each warp.
+        Sizes { features: 512, hidden: 2048, heads: 4, context: 1700, layers: 1 },
         // More layers than a launch has.
         Sizes { features: 32, hidden: 64, heads: 2, context: 9, layers: 34 },
     ];

@@ -74,19 +74,26 @@ impl Layer {
         })
     }
 
-    /// Returns what a layer makes of a row (1, features), operator by operator, with weights of integers.
-    fn by_integers(&self, input: &Tensor, position: &Tensor, eps: f64) -> Result<Tensor> {
+    /// Returns a row (1, features) and what is to be added to it, operator by operator, with weights of integers. A sum is taken by the norm behind it, in one kernel.
+    fn by_integers(
+        &self,
+        (row, branch): (Tensor, Option<Tensor>),
+        position: &Tensor,
+        eps: f64,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let Products::Integers([attend, project, expand, contract]) = &self.products else {
             return Err(Error::invalid("a decoder's layers have weights of one kind"));
         };
-        let normed = |x: &Tensor, [weight, bias]: &[Tensor; 2]| {
-            functional::layer_norm(x, weight.shape(), Some(weight), Some(bias), eps)
+        let [[weight, bias], [second_weight, second_bias]] = &self.norms;
+        let [normed, row] = match branch {
+            Some(branch) => functional::add_layer_norm(&row, &branch, weight, bias, eps)?,
+            None => [functional::layer_norm(&row, weight.shape(), Some(weight), Some(bias), eps)?, row],
         };
-        let packed = attend.forward(&normed(input, &self.norms[0])?)?;
-        let mixed = functional::attended(&packed, self.caches.each_ref(), position)?;
-        let x = project.forward(&mixed)?.add(input)?;
-        let hidden = expand.forward(&normed(&x, &self.norms[1])?)?.gelu_tanh()?;
-        contract.forward(&hidden)?.add(&x)
+        let mixed = functional::attended(&attend.forward(&normed)?, self.caches.each_ref(), position)?;
+        let [normed, row] =
+            functional::add_layer_norm(&row, &project.forward(&mixed)?, second_weight, second_bias, eps)?;
+        let hidden = expand.forward(&normed)?.gelu_tanh()?;
+        Ok((row, Some(contract.forward(&hidden)?)))
     }
 }
 
@@ -269,7 +276,11 @@ impl GPT2Decoder {
             return functional::decoder_layers(self.input(), position, &layers, options);
         }
         let row = functional::embedded(self.input(), position)?;
-        self.layers.iter().try_fold(row, |x, layer| layer.by_integers(&x, position, eps))
+        let mut layers = self.layers.iter();
+        match layers.try_fold((row, None), |row, layer| layer.by_integers(row, position, eps))? {
+            (row, Some(branch)) => row.add(&branch),
+            (row, None) => Ok(row),
+        }
     }
 
     fn input(&self) -> DecoderInput<'_> {
