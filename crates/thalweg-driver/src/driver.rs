@@ -498,7 +498,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "function_attributes")?.function_attributes(function)
     }
 
-    /// Returns how many of a kernel's clusters run at once. A driver older than CUDA 11.8 answers [`NotSupported`](crate::Code::NotSupported).
+    /// Returns how many of a kernel's clusters run at once. A driver older than CUDA 11.8, and a device that has no room for one, answer
+    /// [`NotSupported`](crate::Code::NotSupported).
     fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
         forwarded(self.inner(), "max_active_clusters")?.max_active_clusters(function, cluster)
     }

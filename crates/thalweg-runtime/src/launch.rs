@@ -25,6 +25,9 @@ const CAPACITY: usize = 1 << 14;
 impl PreparedLaunch {
     /// Works out what a launch of this geometry has on the kernel's device. Where the kernel's blocks form clusters, the driver is asked how many of them run
     /// at once: the others would begin when all rows of the first are done.
+    ///
+    /// # Errors
+    /// [`Error::is_not_supported`](crate::Error::is_not_supported) where the device has no room for such a cluster.
     pub fn new(device: &Device, loaded: Arc<LoadedKernel>, geometry: &Geometry) -> Result<Self> {
         let kernel = loaded.kernel();
         let processors = device.properties().multi_processor_count;
@@ -37,8 +40,8 @@ impl PreparedLaunch {
         if let Some(streamed) = kernel.class.streamed {
             let (blocks, threads) = (u32::from(streamed.cluster), shape.block[0]);
             let cluster = Cluster { blocks, threads, shared_memory_bytes };
-            let most = device.driver().max_active_clusters(loaded.function(), cluster)?;
-            shape.grid[0] = shape.grid[0].min(most.max(1) * blocks);
+            let most = device.check(device.driver().max_active_clusters(loaded.function(), cluster))?;
+            shape.grid[0] = shape.grid[0].min(most * blocks);
             // Its blocks fill the GPU.
             mode = LaunchMode::InOrder;
         }
@@ -49,6 +52,14 @@ impl PreparedLaunch {
 }
 
 impl Device {
+    /// Makes a launch for blocks in clusters, if the device has them; without, where it has no room for those of this launch.
+    pub fn with_clusters<T>(&self, make: impl Fn(bool) -> Result<T>) -> Result<T> {
+        match make(self.has_clusters()) {
+            Err(error) if self.has_clusters() && error.is_not_supported() => make(false),
+            made => made,
+        }
+    }
+
     /// Returns the prepared launch of this name, made if it is not there yet.
     pub fn prepared_launch(
         &self,

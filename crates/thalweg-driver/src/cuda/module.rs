@@ -168,7 +168,8 @@ impl CudaDriver {
 
     pub(super) fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
         let Cluster { blocks, threads, shared_memory_bytes } = cluster;
-        let function = self.functions.get(function.raw(), "cuOccupancyMaxActiveClusters")?;
+        let call = "cuOccupancyMaxActiveClusters";
+        let function = self.functions.get(function.raw(), call)?;
         if shared_memory_bytes > function.shared_memory_bytes.load(Ordering::Relaxed) {
             self.ask_for_shared_memory(&function, shared_memory_bytes)?;
         }
@@ -186,9 +187,17 @@ impl CudaDriver {
         let outcome = unsafe {
             self.cuda.table.occupancy_max_active_clusters(&raw mut clusters, function.raw, &raw const config)
         };
-        let described = || format!("clusters of {blocks} blocks of {}", function.name);
+        let described = || format!("a cluster of {blocks} blocks of {}", function.name);
         self.cuda.check(outcome, described)?;
-        Ok(clusters.unsigned_abs())
+        match clusters {
+            // A slice of a GPU has few multiprocessors side by side.
+            ..=0 => Err(Error::new(
+                Code::NotSupported,
+                call,
+                format!("the device has no room for {}", described()),
+            )),
+            _ => Ok(clusters.unsigned_abs()),
+        }
     }
 
     pub(super) fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {

@@ -159,9 +159,18 @@ impl LoopLaunch<'_> {
 
     fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
         self.check_rank()?;
+        device.with_clusters(|has_clusters| self.prepare_with(device, alignment_bytes, has_clusters))
+    }
+
+    fn prepare_with(
+        &self,
+        device: &Device,
+        alignment_bytes: u64,
+        has_clusters: bool,
+    ) -> Result<PreparedLaunch> {
         let body = self.body;
         let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
-        let plan = plan(body, &self.iteration(alignment_bytes, shared_memory_bytes, device.has_clusters()));
+        let plan = plan(body, &self.iteration(alignment_bytes, shared_memory_bytes, has_clusters));
         if Environment::get().explain {
             eprintln!("{}: {}", self.name, plan.explain(body));
         }

@@ -1,6 +1,11 @@
 //! Normalization and losses by their operators, against formulas written out, and their gradients.
 
+use std::sync::Arc;
+
+use thalweg_driver::{Cluster, Code, Driver, FunctionHandle, Version};
 use thalweg_ir::DType;
+use thalweg_runtime::{Device, Environment};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::{Value, find_operator};
@@ -207,7 +212,8 @@ fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
         let [all, written] = [&x, &gradient].map(of_rows);
         let [scales, shifts] = [&scale, &shift].map(values);
         let gradient_of = |found: &Tensor| {
-            let found = gradients(std::slice::from_ref(found), &[Some(gradient.clone())], &[x.clone()]);
+            let found =
+                gradients(std::slice::from_ref(found), &[Some(gradient.clone())], std::slice::from_ref(&x));
             of_rows(found.unwrap()[0].as_ref().unwrap())
         };
         let layer = [of(&x), Value::Ints(vec![length as i64]), of(&scale), of(&shift), Value::Float(1e-5)];
@@ -235,4 +241,39 @@ fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
             weights.chunks(length).zip(written.chunks(length)).flat_map(of_row).collect();
         assert_close(&scaled(&gradient_of(&found)), &scaled(&expected), tolerance);
     }
+}
+
+/// A machine that has no room for clusters of blocks, as a slice of a GPU may have none.
+#[derive(Debug)]
+struct WithoutClusters(Arc<SimDriver>);
+
+impl Driver for WithoutClusters {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.0)
+    }
+
+    fn version(&self) -> Version {
+        self.0.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.0.device_count()
+    }
+
+    fn max_active_clusters(&self, _: FunctionHandle, _: Cluster) -> thalweg_driver::Result<u32> {
+        Err(thalweg_driver::Error::new(Code::NotSupported, "cuOccupancyMaxActiveClusters", "no room"))
+    }
+}
+
+#[test]
+fn long_rows_need_no_clusters() {
+    let driver = Arc::new(WithoutClusters(SimDriver::new(SimConfig::default()).unwrap()));
+    let device = Device::all_of(driver, &Environment::default()).unwrap().remove(0);
+    let x = Tensor::full(&[3, 1 << 16], 2.0, DType::F32, &device).unwrap();
+    let found = call("_softmax", &[of(&x), Value::Int(-1), Value::Bool(false)]).remove(0);
+    assert!(values(&found).iter().all(|&weight| weight == 1.0 / 65_536.0));
 }

@@ -11,7 +11,7 @@ use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{Body, DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
 use thalweg_ops::{LaunchPlan, kernel};
-use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
+use thalweg_runtime::{Device, KernelKey, LaunchKey, PreparedLaunch};
 
 use super::Kernels;
 use crate::allocator::Allocator;
@@ -94,6 +94,16 @@ impl Work<'_> {
         }
     }
 
+    fn prepare(&self, device: &Device, has_clusters: bool) -> thalweg_runtime::Result<PreparedLaunch> {
+        let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
+        let (id, body, plan) = self
+            .planned(shared_memory_bytes, has_clusters)
+            .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
+        let key = KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
+        let loaded = device.kernel(&key, || self.kernel(body, &plan))?;
+        PreparedLaunch::new(device, loaded, &plan.geometry)
+    }
+
     fn launch(&self, allocator: &Allocator, device: i32, stream: u64) -> Result<()> {
         allocator.with_device(device, |open| {
             let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
@@ -105,16 +115,7 @@ impl Work<'_> {
                         "the stream captures, and the kernel is not loaded yet",
                     ));
                 }
-                let (id, body, plan) = self
-                    .planned(
-                        open.device.properties().shared_memory_per_block_optin_bytes,
-                        open.device.has_clusters(),
-                    )
-                    .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
-                let key =
-                    KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
-                let loaded = open.device.kernel(&key, || self.kernel(body, &plan))?;
-                PreparedLaunch::new(&open.device, loaded, &plan.geometry)
+                open.device.with_clusters(|has_clusters| self.prepare(&open.device, has_clusters))
             });
             let prepared = prepared.map_err(|error| match captures {
                 true => Error::new(Status::Capture, error.to_string()),
