@@ -178,8 +178,9 @@ impl Stream {
     /// Returns whether all work is done.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
-        self.device.called(Label::here("query"));
         let label = Label::here("query");
+        self.device.called(label);
+        self.device.captures().check_in_body(self, label)?;
         self.state.completed(|| {
             let answer = polled(self.check(self.device.driver().stream_query(self.handle())), label)?;
             Ok(answer)
@@ -192,7 +193,9 @@ impl Stream {
     /// What asynchronous work failed with; [`Error::is_out_of_range`] if a kernel met an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        self.device.called(Label::here("synchronize"));
+        let label = Label::here("synchronize");
+        self.device.called(label);
+        self.device.captures().check_in_body(self, label)?;
         let driver = self.device.driver();
         let is_idle = self.state.completed(|| {
             self.check(driver.stream_synchronize(self.handle()))?;
@@ -295,6 +298,7 @@ impl Stream {
         label: Label,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
+        self.device.captures().check_in_body(self, label)?;
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);
         self.device.check_indices()

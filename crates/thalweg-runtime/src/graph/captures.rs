@@ -242,6 +242,32 @@ impl Captures {
         });
     }
 
+    /// Refuses a call that waits for a stream whose work is captured into a body of a conditional node, and breaks the capture. CUDA would break the body's,
+    /// and its drivers up to 580 at least free such a body twice when both captures end (NVIDIA's bug 6805256), which ends the process.
+    #[inline]
+    pub(crate) fn check_in_body(&self, stream: &Stream, label: Label) -> Result<()> {
+        if self.are_under_way() { self.refuse_in_body(stream, label) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn refuse_in_body(&self, stream: &Stream, label: Label) -> Result<()> {
+        let mut is_body = false;
+        self.note(stream, |capture, info| {
+            is_body = lock(&capture.ids).first() != Some(&info.id);
+            if is_body {
+                capture
+                    .broken
+                    .get_or_insert_with(|| format!("{label} waited in the body of a conditional node"));
+            }
+        });
+        match is_body {
+            false => Ok(()),
+            true => Err(Error::capture(format!(
+                "{label} waits for work that is captured into the body of a conditional node: none of it has run. Read values after a replay"
+            ))),
+        }
+    }
+
     /// Notes that a body of a conditional node on a stream is captured under this number.
     pub(super) fn body_began(&self, stream: &Stream, id: u64) {
         self.note(stream, |capture, _| lock(&capture.ids).push(id));

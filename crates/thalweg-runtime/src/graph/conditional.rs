@@ -185,9 +185,11 @@ struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
+    /// Begins the capture of a body. What threads may do meanwhile is what the capture around it says: a call that breaks that one shall not break the body's,
+    /// for the reason that [`check_in_body`](super::captures::Captures::check_in_body) gives.
     fn begin(device: &'a Device, outer: &Stream, stream: &'a Stream, body: GraphHandle) -> Result<Self> {
         let driver = device.driver();
-        let mode = device.captures().mode_of(outer).unwrap_or(CaptureMode::Global);
+        let mode = CaptureMode::Relaxed;
         device.check(driver.stream_begin_capture_to_graph(stream.handle(), body, mode))?;
         let mut open = Self { device, stream, id: 0, is_open: true };
         open.id = device.check(driver.stream_capture_info(stream.handle()))?.id;

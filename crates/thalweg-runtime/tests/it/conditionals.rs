@@ -218,6 +218,50 @@ fn a_body_that_fails_breaks_the_capture_even_if_its_error_is_swallowed() {
 }
 
 #[test]
+fn a_wait_in_a_body_is_refused_and_breaks_the_capture() {
+    let device = able();
+    let stream = Stream::new(&device).unwrap();
+    let (condition, data) = (flag(&stream, 1), buffer_of(&stream, &[0.0]));
+    let at = Condition::u32(condition.pointer());
+    let read_here = |stream: &Stream| stream.copy_to_host(&mut [0; 4], data.pointer(), Label::here("read"));
+    let waits: [&dyn Fn(&Stream) -> Result<()>; 3] =
+        [&|stream| stream.synchronize(), &|stream| stream.query().map(drop), &read_here];
+    for wait in waits {
+        let inside = || wait(&device.current_stream());
+        let error = capture(&device, |stream| graph::if_(stream, at, inside)).unwrap_err();
+        assert!(error.is_capture() && error.to_string().contains("none of it has run"), "{error}");
+        let swallowed = capture(&device, |stream| {
+            graph::if_(stream, at, || {
+                inside().unwrap_err();
+                increment(&device, &data)
+            })
+        });
+        assert!(swallowed.unwrap_err().to_string().contains("waited in the body"));
+    }
+    let graph = capture(&device, |stream| graph::if_(stream, at, || increment(&device, &data))).unwrap();
+    graph.replay_on(&stream).unwrap();
+    assert_eq!(read(&stream, &data), [1.0]);
+}
+
+#[test]
+fn a_capture_that_another_thread_breaks_while_a_body_is_captured_ends() {
+    let device = able();
+    let stream = Stream::new(&device).unwrap();
+    let (condition, data) = (flag(&stream, 1), buffer_of(&stream, &[0.0]));
+    let at = Condition::u32(condition.pointer());
+    let breaks = || {
+        let waited = std::thread::scope(|scope| scope.spawn(|| device.synchronize()).join().unwrap());
+        assert!(waited.unwrap_err().is_capture(), "the device may not be waited for");
+        increment(&device, &data)
+    };
+    let error = capture(&device, |stream| graph::if_(stream, at, breaks)).unwrap_err();
+    assert!(error.is_capture(), "{error}");
+    let graph = capture(&device, |stream| graph::if_(stream, at, || increment(&device, &data))).unwrap();
+    graph.replay_on(&stream).unwrap();
+    assert_eq!(read(&stream, &data), [1.0]);
+}
+
+#[test]
 fn what_does_not_capture_has_no_conditional_nodes() {
     let device = able();
     let stream = Stream::new(&device).unwrap();

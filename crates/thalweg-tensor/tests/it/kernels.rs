@@ -175,15 +175,15 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     }
 }
 
+/// Returns the compiler; without one it says so.
+fn compiler_here() -> Option<&'static Nvrtc> {
+    let compiler = thalweg_runtime::compiler();
+    compiler.inspect_err(|error| println!("skipped: there is no NVRTC here: {error}")).ok()
+}
+
 #[test]
 fn every_kernel_of_the_table_compiles() {
-    let compiler = match thalweg_runtime::compiler() {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            println!("skipped: there is no NVRTC here: {error}");
-            return;
-        }
-    };
+    let Some(compiler) = compiler_here() else { return };
     let mut found = BTreeMap::new();
     elementwise()
         .chain(parts())
@@ -220,13 +220,7 @@ fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
 
 #[test]
 fn rows_that_stream_compile() {
-    let compiler = match thalweg_runtime::compiler() {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            println!("skipped: there is no NVRTC here: {error}");
-            return;
-        }
-    };
+    let Some(compiler) = compiler_here() else { return };
     let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
     let rows = structured::structured().filter(|operator| operator.space == Space::Rows);
     for (operator, signature) in
@@ -249,13 +243,7 @@ fn rows_that_stream_compile() {
 
 #[test]
 fn the_stages_of_long_rows_compile() {
-    let compiler = match thalweg_runtime::compiler() {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            println!("skipped: there is no NVRTC here: {error}");
-            return;
-        }
-    };
+    let Some(compiler) = compiler_here() else { return };
     let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
     let operators =
         [&structured::VAR_MEAN, &structured::AMAX, &structured::MAX_AND_PLACE, &structured::SMOOTH_L1_LOSS];
@@ -288,13 +276,7 @@ fn the_stages_of_long_rows_compile() {
 
 #[test]
 fn the_optimizers_kernels_compile() {
-    let compiler = match thalweg_runtime::compiler() {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            println!("skipped: there is no NVRTC here: {error}");
-            return;
-        }
-    };
+    let Some(compiler) = compiler_here() else { return };
     let extra: Vec<String> = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
     let compile = |kernel: &ForeachKernel, architecture: &str| {
         let source = thalweg_ir::cuda::print_foreach(kernel);
