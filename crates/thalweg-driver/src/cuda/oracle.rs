@@ -197,6 +197,7 @@ fn arguments_of_the_driver() {
             cuFuncGetParamInfo(_, _, _, _);
             cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
             cuLaunchKernelEx(_, _, _, _);
+            cuOccupancyMaxActiveClusters(_, _, _);
             cuTensorMapEncodeTiled(_, _, _, _, _, _, _, _, _, _, _, _);
     };
     theirs.extend(calls_of_memory());
@@ -435,6 +436,8 @@ fn layouts_of_structs_of_graphs() {
     let programmatic = cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     assert_eq!(PROGRAMMATIC_STREAM_SERIALIZATION, programmatic as u32);
     assert_eq!(COOPERATIVE, cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE as u32);
+    let cluster = cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    assert_eq!(CLUSTER_DIMENSION, cluster as u32);
     same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
         function = func,
         grid = gridDimX,
