@@ -205,7 +205,6 @@ DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i
 }
 
 #if WARP_GROUPS
-DEVICE void barrier_arrive(const u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
 // Arrives once this thread's copies so far are done, without waiting.
 DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -113,19 +113,8 @@ typedef product<FEATURES, HIDDEN> contracting;
 static __device__ constexpr u32 most(const u32 a, const u32 b) { return a > b ? a : b; }
 
 MULTIPLY_EIGHT
-// Barriers in shared memory, by their address there.
-static __device__ __forceinline__ void init_barrier(const u32 barrier, const u32 count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void expect(const u32 barrier, const u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void arrive(const u32 barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
+BARRIERS
+// As `barrier_wait`, in one branch: the form that was measured here.
 static __device__ __forceinline__ void wait_phase(const u32 barrier, const u32 parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra AGAIN;\n}"
                  :: "r"(barrier), "r"(parity) : "memory");
@@ -215,7 +204,7 @@ template <class P> static __device__ __forceinline__ void bring(const ELEMENT* w
     const u32 lane = threadIdx.x % 32, rows = P::rows();
     wait_phase(empty, phase ^ 1);
     if (lane == 0) {
-        expect(full, rows * P::terms * 2);
+        barrier_expect(full, rows * P::terms * 2);
     }
     __syncwarp();
     constexpr u32 PIECE = P::terms % FEATURES == 0 ? FEATURES : P::terms, PIECES = P::terms / PIECE;
@@ -243,7 +232,7 @@ template <class P> static __device__ __forceinline__ void take(uint4 (&weights)[
     }
     __syncwarp();
     if (lane == 0) {
-        arrive(empty);
+        barrier_arrive(empty);
     }
 }
 
@@ -442,7 +431,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
         }
         __syncwarp();
         if (lane == 0) {
-            arrive(empty + 32 + 8 * slot);
+            barrier_arrive(empty + 32 + 8 * slot);
         }
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         turn ^= u32(slot == 0);
@@ -506,7 +495,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
     }
     wait_phase(handed, phase);
     if (threadIdx.x == 0) {
-        expect(handed, 3 * WIDTH * 2);
+        barrier_expect(handed, 3 * WIDTH * 2);
     }
     total = total + __shfl_xor_sync(0xffffffffu, total, 1);
     total = total + __shfl_xor_sync(0xffffffffu, total, 2);
@@ -530,7 +519,7 @@ static __device__ __forceinline__ void combine(state& own, const piece& p, u32* 
     const u32 sources = CLUSTER * p.warps;
     wait_phase(gathering, phase);
     if (lane == 0) {
-        expect(gathering, sources * (EACH * 4 + 8));
+        barrier_expect(gathering, sources * (EACH * 4 + 8));
     }
     const f32 none = -__int_as_float(0x7f800000);
     f32 greatest = none, all = 0.0f, a = 0.0f, b = 0.0f;
@@ -601,14 +590,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     if (thread == 32) {
         #pragma unroll
         for (u32 i = 0; i < 4 + SLOTS; ++i) {
-            init_barrier(full + 8 * i, 1);
-            init_barrier(empty + 8 * i, WARPS);
+            barrier_make(full + 8 * i, 1);
+            barrier_make(empty + 8 * i, WARPS);
         }
-        init_barrier(address_of(&own.handed), 1);
-        init_barrier(address_of(&own.gathering), 1);
+        barrier_make(address_of(&own.handed), 1);
+        barrier_make(address_of(&own.gathering), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        expect(address_of(&own.handed), 3 * WIDTH * 2);
-        expect(address_of(&own.gathering), CLUSTER * p.warps * (EACH * 4 + 8));
+        barrier_expect(address_of(&own.handed), 3 * WIDTH * 2);
+        barrier_expect(address_of(&own.gathering), CLUSTER * p.warps * (EACH * 4 + 8));
     }
     __syncwarp();
     // The cluster's blocks write into each other's shared memory from here on.
@@ -627,7 +616,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                     wait_phase(empty + 32 + 8 * slot, turn ^ 1);
                     if (lane == 0) {
                         const u64 from = (u64(p.head) * context + start) * WIDTH;
-                        expect(full + 32 + 8 * slot, 2 * bytes);
+                        barrier_expect(full + 32 + 8 * slot, 2 * bytes);
                         copy(address_of(own.tiles[slot][0]), of.keys + from, bytes, full + 32 + 8 * slot);
                         copy(address_of(own.tiles[slot][1]), of.values + from, bytes, full + 32 + 8 * slot);
                     }

@@ -32,7 +32,7 @@ use thalweg_ir::host::Fault;
 use crate::arguments::{self, Argument, arguments};
 use crate::native::{Accesses, NativeKernel, Words};
 use crate::one_query::{OneQuery, Steps};
-use crate::shared::MULTIPLY_EIGHT;
+use crate::shared::{BARRIERS, MULTIPLY_EIGHT};
 
 /// The dtypes that there are kernels for.
 pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -236,6 +236,7 @@ impl DecoderLayers {
         );
         let code = include_str!("kernel.cu")
             .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
+            .replace("BARRIERS", BARRIERS)
             .replace("NAME", &self.name())
             .replace("ELEMENT", element)
             .replace("MMA", mma)

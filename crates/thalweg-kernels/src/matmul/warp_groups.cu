@@ -31,7 +31,6 @@ struct arguments {
 constexpr u32 BAND = 4;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
-DEVICE void barrier_expect(const u32 at, const u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory"); }
 // Arrives at the barrier of a block of the cluster.
 DEVICE void barrier_arrive(const u32 at, const u32 block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");

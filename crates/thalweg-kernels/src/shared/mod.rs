@@ -12,7 +12,10 @@ pub(crate) const PIECES: &str = include_str!("pieces.cu");
 /// The sums of warps that share eight rows of weights, added up; `ROWS` is how many rows the kernel multiplies them by.
 pub(crate) const COMBINE: &str = include_str!("combine.cu");
 
-/// The barriers of groups of four warps, and products under way.
+/// Barriers in shared memory.
+pub(crate) const BARRIERS: &str = include_str!("barriers.cu");
+
+/// Products of groups of four warps, under way.
 const WARP_GROUPS: &str = include_str!("warp_groups.cu");
 
 /// Returns operands `from` … `to` of an instruction.
@@ -30,7 +33,7 @@ pub(crate) fn accumulators(count: u32) -> String {
 pub(crate) fn warp_groups(columns: u32, element: &str, [a_turned, b_turned]: [bool; 2]) -> String {
     let count = columns / 2;
     format!(
-        "{WARP_GROUPS}
+        "{BARRIERS}{WARP_GROUPS}
 static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
     asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
 {{{list}}}, %{count}, %{b}, adds, 1, 1, {a_turned}, {b_turned};\\n}}\"
