@@ -1,4 +1,4 @@
-//! Prints the kernels of typical calls, to be timed without this library: for each case, into the folder that the first argument
+//! Prints the kernels of typical calls, to be timed without this library (`time_printed.py` beside this file does): for each case, into the folder that the first argument
 //! names, its CUDA C (`NAME.cu`), and a line of `cases.tsv` with what a launch needs.
 //!
 //! The columns are the case, the kernel's name, blocks, threads, the number of inputs, of outputs and of scalars, the words behind

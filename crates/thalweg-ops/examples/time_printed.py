@@ -1,8 +1,9 @@
 """Times the kernels that `cargo run -p thalweg-ops --example printed -- FOLDER` wrote, beside PyTorch's and a copy.
 
-Outputs are poisoned before each check; the reference is PyTorch's in float64, over the first rows where the whole is large.
+`time_printed.py FOLDER [PATTERN]`: all cases, or those whose line has the pattern; with F32=1 in the environment those of float32. Outputs are poisoned before each check; the reference is PyTorch's in float64, over the first rows where the whole is large.
 """
 import ctypes as C
+import os
 import re
 import struct
 import sys
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 
 folder = sys.argv[1]
 nvrtc, cuda = C.CDLL("libnvrtc.so.13"), C.CDLL("libcuda.so.1")
-BF16, N = torch.bfloat16, 1 << 28
+F32 = bool(os.environ.get('F32'))
+BF16, N, W = (torch.float32 if F32 else torch.bfloat16), 1 << 28, (2 if F32 else 1)
 FIRST = slice(0, 256)
 
 
@@ -47,14 +49,32 @@ def load(symbol):
     return function, tuple(int(m.group(1)) if m else 0 for m in used)
 
 
+class Config(C.Structure):
+    _fields_ = [("grid", C.c_uint * 3), ("block", C.c_uint * 3), ("smem", C.c_uint), ("stream", C.c_void_p), ("attrs", C.c_void_p), ("count", C.c_uint)]
+
+
+class Attr(C.Structure):
+    _fields_ = [("id", C.c_int), ("pad", C.c_int), ("value", C.c_uint * 16)]
+
+
 def launcher(case, tensors, scalars=()):
     """A call that launches a case on these tensors; integers and floats travel as 8 bytes."""
     bits = [struct.unpack("<Q", struct.pack("<d" if isinstance(s, float) else "<q", s))[0] for s in scalars]
     words = [t.data_ptr() for t in tensors] + bits + [int(w) for w in case[7].split(",") if w]
     packed = (C.c_uint64 * len(words))(*words)
     pointer = (C.c_void_p * 1)(C.cast(packed, C.c_void_p))
+    grid = int(case[2])
+    if m := re.search(r'_b(\d)g', case[1]):
+        c = int(m.group(1))
+        config, attr, active = Config(), Attr(), C.c_int()
+        config.block, config.smem, config.grid = (int(case[3]), 1, 1), int(case[8]), (c, 1, 1)
+        attr.id = 4
+        attr.value[0], attr.value[1], attr.value[2] = c, 1, 1
+        config.attrs, config.count = C.cast(C.pointer(attr), C.c_void_p), 1
+        check(cuda.cuOccupancyMaxActiveClusters(C.byref(active), functions[case[1]][0], C.byref(config)))
+        grid = min(grid, active.value * c)
     function, stream = functions[case[1]][0], C.c_void_p(torch.cuda.current_stream().cuda_stream)
-    return lambda: check(cuda.cuLaunchKernel(function, int(case[2]), 1, 1, int(case[3]), 1, 1, int(case[8]), stream, pointer, None))
+    return lambda: check(cuda.cuLaunchKernel(function, grid, 1, 1, int(case[3]), 1, 1, int(case[8]), stream, pointer, None))
 
 
 def seconds(run, count=11):
@@ -80,13 +100,14 @@ def report(case, run, outputs, moved, theirs, references):
         errors.append("%.1e" % ((found - reference).norm() / reference.norm()).item())
         del found
     whole = not any(torch.isnan(output).any().item() for output in outputs)
+    moved *= W
     ours, other = moved / seconds(run) / 1e9, moved / seconds(theirs) / 1e9
     used = functions[case[1]][1]
     print(f"{case[0]:32s} {ours:6.0f} {other:6.0f} {100 * ours / copy:6.1f}% {used} {' '.join(errors)}{'' if whole else ' NAN'} {case[1]}", flush=True)
 
 
 torch.manual_seed(1)
-cases = [line.rstrip("\n").split("\t") for line in open(f"{folder}/cases.tsv")]
+cases = [c for c in ([line.rstrip("\n").split("\t") for line in open(f"{folder}/cases.tsv")]) if len(sys.argv) < 3 or re.search(sys.argv[2], " ".join(c))]
 x0, z0 = (torch.randn(N, device="cuda").to(BF16) for _ in range(2))
 y0 = torch.empty_like(x0)
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +115,7 @@ with ThreadPoolExecutor(16) as pool:
     codes = dict(zip([case[1] for case in cases], pool.map(compiled, [case[1] for case in cases])))
 smem = {case[1]: int(case[8]) for case in cases}
 functions = {case[1]: load(case[1]) for case in cases}
-copy = 4 * N / seconds(lambda: y0.copy_(x0)) / 1e9
+copy = W * 4 * N / seconds(lambda: y0.copy_(x0)) / 1e9
 print(torch.cuda.get_device_name(0), torch.__version__, f"copy {copy:.0f} GB/s")
 print(f"{'case':32s} {'ours':>6s} {'theirs':>6s}  of copy (registers, spilled bytes) errors, kernel")
 
