@@ -346,11 +346,7 @@ impl Stream {
         method: (Precision, Option<MatmulAlgorithm>),
         label: Label,
     ) -> Result<()> {
-        let placed = Placed { kernel: *product, at };
-        if placed.launch_shape().is_none() {
-            return Ok(());
-        }
-        let Some(call) = matmul_call(product, at, *epilogue, None, method) else { return Ok(()) };
+        let Some((placed, call)) = placed_call(product, at, *epilogue, method) else { return Ok(()) };
         let (bytes, words) = (self.workspace_bytes(product), library_words(&placed, epilogue));
         let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
         let accesses = || library_accesses(&placed, epilogue);
@@ -364,11 +360,7 @@ impl Stream {
         method: (Precision, Option<MatmulAlgorithm>),
         label: Label,
     ) -> Result<()> {
-        let placed = Placed { kernel: *product, at };
-        if placed.launch_shape().is_none() {
-            return Ok(());
-        }
-        let Some(call) = matmul_call(product, at, MatmulEpilogue::default(), None, method) else {
+        let Some((placed, call)) = placed_call(product, at, MatmulEpilogue::default(), method) else {
             return Ok(());
         };
         let call = MatmulCall { output_format: ElementFormat::R_32F, ..call };
@@ -377,6 +369,18 @@ impl Stream {
         let accesses = || wide_accesses(&placed);
         self.submit_with_workspace(bytes, gpu, (wide_host_function(), &words), accesses, label)
     }
+}
+
+/// Returns a product at its addresses and the library's call for it, without a workspace; `None` where there is nothing to compute.
+fn placed_call(
+    product: &Matmul,
+    at: [DevicePointer; 3],
+    epilogue: MatmulEpilogue,
+    method: (Precision, Option<MatmulAlgorithm>),
+) -> Option<(Placed<Matmul, [DevicePointer; 3]>, MatmulCall)> {
+    let placed = Placed { kernel: *product, at };
+    placed.launch_shape()?;
+    Some((placed, matmul_call(product, at, epilogue, None, method)?))
 }
 
 /// The way in which products are accumulated, and which ways of adding up parts there may be.

@@ -52,17 +52,13 @@ impl RowPrinter<'_> {
         }
         self.open_rows(writer);
         self.print_row_places(writer);
-        self.print_passes(held, writer);
+        self.print_passes(held, self.statements.nothing(), writer);
         self.close_rows(writer);
     }
 
-    /// Prints the passes over a row, and what is written of it.
-    pub(super) fn print_passes(&self, held: &Held, writer: &mut Writer) {
-        let mut defined = self.statements.nothing();
+    /// Prints the passes over a row of which some values are defined, and what is written of it.
+    pub(super) fn print_passes(&self, held: &Held, mut defined: Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
-        if self.kernel.class.streamed.is_some() {
-            self.print_arrival(&mut defined, writer);
-        }
         for (pass, reductions) in held.passes.iter().enumerate() {
             let values: Vec<_> = reductions.iter().map(|&number| body.reductions[number].value).collect();
             self.define_for_row(&values, &mut defined, writer);

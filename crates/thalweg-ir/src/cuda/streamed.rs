@@ -105,7 +105,8 @@ impl RowPrinter<'_> {
             let pack = self.pack(kernel.body.inputs[input].dtype);
             writer.line(&format!("const {pack}* const copied{input} = (const {pack}*)(staged + {place});"));
         }
-        self.print_passes(held, writer);
+        let defined = self.print_arrival(writer);
+        self.print_passes(held, defined, writer);
         writer.line(&format!("meet_group<{threads}>(group);"));
         writer.open("if (thread < 32)");
         writer.line(&format!("fetch(row + {stages} * step, stage);"));
@@ -179,15 +180,17 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// Prints the wait for a row, behind the loads of its single elements, which come meanwhile.
-    pub(super) fn print_arrival(&self, defined: &mut Defined, writer: &mut Writer) {
+    /// Prints the wait for a row, behind the loads of its single elements, which come meanwhile and are defined then.
+    fn print_arrival(&self, writer: &mut Writer) -> Defined {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let is_single =
             |node: &Node| matches!(node, Node::Load { input } if class.repeats(usize::from(*input)));
         let singles = body.nodes.iter().zip(0..).filter(|(node, _)| is_single(node));
         let singles: Vec<ExprId> = singles.map(|(_, index)| ExprId(index)).collect();
-        self.define_for_row(&singles, defined, writer);
+        let mut defined = self.statements.nothing();
+        self.define_for_row(&singles, &mut defined, writer);
         writer.line("await_bytes(shared.full[group][stage], phase);");
+        defined
     }
 
     /// Returns the vector of an input that begins at `first`, as it is read from shared memory.

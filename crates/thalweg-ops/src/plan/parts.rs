@@ -67,9 +67,7 @@ pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Di
         rows: iteration.rows.clone(),
         inner: merged.extents(&iteration.inner),
         operands: operands.collect(),
-        alignment_bytes: iteration.alignment_bytes,
-        shared_memory_bytes: iteration.shared_memory_bytes,
-        has_clusters: iteration.has_clusters,
+        ..*iteration
     };
     let behind = |dimension: usize| iteration.inner[dimension + 1..].iter().product::<u64>();
     let apart = (0..iteration.inner.len()).find(|&dimension| behind(dimension) < part)?;

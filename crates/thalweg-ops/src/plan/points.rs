@@ -35,9 +35,7 @@ pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
         rows: joined(&iteration.rows, &iteration.inner),
         inner: Dimensions::new(),
         operands: operands.collect(),
-        alignment_bytes: iteration.alignment_bytes,
-        shared_memory_bytes: iteration.shared_memory_bytes,
-        has_clusters: iteration.has_clusters,
+        ..*iteration
     })
 }
 
@@ -63,9 +61,7 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
         rows: reorder(&iteration.rows),
         inner: iteration.inner.clone(),
         operands: operands.collect(),
-        alignment_bytes: iteration.alignment_bytes,
-        shared_memory_bytes: iteration.shared_memory_bytes,
-        has_clusters: iteration.has_clusters,
+        ..*iteration
     })
 }
 

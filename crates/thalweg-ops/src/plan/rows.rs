@@ -66,14 +66,15 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     let bytes = elements.held.bytes_of_a_point(body, class.vector);
     let shared = elements.in_shared_memory(bytes, iteration.shared_memory_bytes);
     let streamed = || streamed::of(body, geometry, &class, iteration, &elements.held);
+    let alone = || elements.threads(bytes).map(of);
     match shared {
         Some(shared) => {
             // What is the same for all rows goes through the second-level cache with each of them, where it is not copied once.
             let with_columns = streamed().filter(|class| class.streamed.is_some_and(|it| it.columns > 0));
             with_columns.or(Some(Class { shared, ..of(SHARING) }))
         }
-        None if elements.fits(bytes) => elements.threads(bytes).map(of),
-        None => streamed().or_else(|| elements.threads(bytes).map(of)),
+        None if elements.fits(bytes) => alone(),
+        None => streamed().or_else(alone),
     }
 }
 

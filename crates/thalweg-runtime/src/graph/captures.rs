@@ -38,6 +38,11 @@ impl UnderWay {
     pub(super) fn has(&self, id: u64) -> bool {
         lock(&self.ids).contains(&id)
     }
+
+    /// Returns whether a number of it is that of a body of a conditional node.
+    fn is_body(&self, id: u64) -> bool {
+        lock(&self.ids).first() != Some(&id)
+    }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -163,7 +168,7 @@ impl Captures {
     ) -> bool {
         let mut is_kept = false;
         self.note(stream, |capture, info| {
-            is_kept = lock(&capture.ids).first() == Some(&info.id);
+            is_kept = !capture.is_body(info.id);
             if is_kept && !capture.upkeeps.iter().any(|(known, _)| *known == number) {
                 capture.upkeeps.push((number, upkeep()));
             }
@@ -253,7 +258,7 @@ impl Captures {
     fn refuse_in_body(&self, stream: &Stream, label: Label) -> Result<()> {
         let mut is_body = false;
         self.note(stream, |capture, info| {
-            is_body = lock(&capture.ids).first() != Some(&info.id);
+            is_body = capture.is_body(info.id);
             if is_body {
                 capture
                     .broken
