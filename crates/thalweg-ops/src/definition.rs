@@ -1,5 +1,6 @@
 //! [`LoopOp`]: an operator as data.
 
+use crate::default_dtype::default_dtype;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -327,7 +328,7 @@ impl LoopOp {
     ) -> Result<DType, DTypeError> {
         promoted(&inputs[first..], zero_dimensional >> first)
             .map(|dtype| match scalars {
-                Category::FloatingPoint if dtype.category() < scalars => DType::F32,
+                Category::FloatingPoint if dtype.category() < scalars => default_dtype(),
                 Category::Integer if dtype.category() < scalars => DType::I64,
                 _ => dtype,
             })
@@ -341,7 +342,7 @@ impl LoopOp {
         promote: &dyn Fn(usize) -> Result<DType, DTypeError>,
         requested: Option<DType>,
     ) -> Result<DType, DTypeError> {
-        let floating = |dtype: DType| if dtype.is_differentiable() { dtype } else { DType::F32 };
+        let floating = |dtype: DType| if dtype.is_differentiable() { dtype } else { default_dtype() };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
         let only_moves = matches!(
@@ -435,7 +436,7 @@ fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionE
             dimensioned.promote(zero)
         }
         (Some(dtype), _) | (None, Some(dtype)) => Ok(dtype),
-        (None, None) => Ok(DType::F32),
+        (None, None) => Ok(default_dtype()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
+use thalweg::ops::default_dtype;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -62,7 +63,7 @@ impl PyTensor {
     fn make(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
         let empty = |sizes: &[usize]| {
             Device::current()
-                .and_then(|device| Tensor::empty(sizes, DType::F32, &device))
+                .and_then(|device| Tensor::empty(sizes, default_dtype(), &device))
                 .map_err(|error| exception(&error))
         };
         // Integers one by one are a shape, as a `Size` is; everything else is data.
@@ -78,7 +79,7 @@ impl PyTensor {
                 match data.cast::<Self>() {
                     Ok(tensor) => tensor.tensor().detach(),
                     Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
-                    Err(_) => tensor_of(&data, Some(DType::F32), None)?,
+                    Err(_) => tensor_of(&data, Some(default_dtype()), None)?,
                 }
             }
             (None, _) => {

@@ -1,5 +1,6 @@
 //! Other names that PyTorch has for operators, and what does nothing.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -154,7 +155,7 @@ fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let lying: thalweg_ir::Shape = order.iter().map(|&dim| size[dim as usize]).collect();
-    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or(DType::F32), call.device)?.permute(&inverse)
+    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or_else(default_dtype), call.device)?.permute(&inverse)
 }
 
 /// Calls another operator with the same arguments.

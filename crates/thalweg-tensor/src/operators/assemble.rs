@@ -1,7 +1,8 @@
 //! Tensors put together: side by side, on blocks of a diagonal, in all combinations.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
+use thalweg_ir::{Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -88,7 +89,7 @@ fn block_diag(call: &Call<'_>) -> Result<Tensor> {
     }
     let blocks = all_at_least(list, 2)?;
     if blocks.is_empty() {
-        return Tensor::empty(&[1, 0], DType::F32, call.device);
+        return Tensor::empty(&[1, 0], default_dtype(), call.device);
     }
     let columns: usize = blocks.iter().map(|block| block.shape()[1]).sum();
     let mut before = 0;

@@ -1,5 +1,6 @@
 //! Differences, slopes and integrals of points along a dimension.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Error, Result};
 
@@ -182,7 +183,7 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
 /// three neighbours.
 fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> Result<Tensor> {
     let at = dim as i64;
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let x = x.to_dtype(dtype.compute())?;
     let extent = x.shape()[dim];
     let mut shape = vec![1; x.rank()];

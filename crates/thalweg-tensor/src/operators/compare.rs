@@ -1,5 +1,6 @@
 //! Tensors held against each other, and the only element of one as a number.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -86,7 +87,7 @@ fn isclose(call: &Call<'_>) -> Result<Tensor> {
         return Ok(close);
     }
     let wide =
-        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(DType::F32) };
+        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
     let (x, y) = (wide(&x)?, wide(&y)?);
     let allowed = y.mul_scalar(relative)?.abs()?.add_scalar(absolute)?;
     let distance = x.sub(&y)?.abs()?;

@@ -1,5 +1,6 @@
 //! Places of values in sorted rows, how often values are there, and which there are.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
@@ -257,7 +258,7 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
 /// Returns a sorted vector and a number in the dtype in which they are compared.
 fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
     let is_fraction = number.is_floating_point() && !sequence.dtype().is_floating_point();
-    let dtype = if is_fraction { DType::F32 } else { sequence.dtype() };
+    let dtype = if is_fraction { default_dtype() } else { sequence.dtype() };
     Ok([sequence.to_dtype(dtype)?, Tensor::full(&[], number, dtype, sequence.device())?])
 }
 
@@ -476,7 +477,7 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
 }
 
 fn logspace(call: &Call<'_>) -> Result<Tensor> {
-    let dtype = call.optional_dtype(4).unwrap_or(DType::F32);
+    let dtype = call.optional_dtype(4).unwrap_or_else(default_dtype);
     if dtype == DType::Bool {
         return Err(Error::invalid("\"logspace\" not implemented for 'Bool'"));
     }

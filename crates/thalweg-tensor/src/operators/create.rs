@@ -1,5 +1,6 @@
 //! New tensors: of one value, counted, copied and converted, padded, repeated.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count};
 use thalweg_runtime::{Device, Error, Result};
@@ -25,19 +26,19 @@ operators! {
         fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2)), complex: EachPart;
     /// Returns zeros.
     "zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, || DType::F32));
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, default_dtype));
     /// Returns zeros of a tensor's shape.
     "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn zeros_like() = Composite(|call| filled_like(call, Scalar::I64(0), 1));
     /// Returns ones.
     "ones(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, || DType::F32));
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, default_dtype));
     /// Returns ones of a tensor's shape.
     "ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
     /// Returns a tensor whose elements are anything.
     "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
-        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, DType::F32).map(single)), out_form: "empty.out";
+        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, default_dtype()).map(single)), out_form: "empty.out";
     /// Returns a tensor of a tensor's shape whose elements are anything.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {
@@ -45,7 +46,7 @@ operators! {
         });
     /// Returns a tensor of a shape with these strides, whose elements are anything.
     "empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, DType::F32).map(single));
+        = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, default_dtype()).map(single));
     /// Returns zeros of a shape, of a tensor's dtype and device.
     "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_zeros(size: ints)
@@ -69,7 +70,7 @@ operators! {
         });
     /// Returns a number as a tensor without dimensions.
     "scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &[], call.scalar(0), 1, || DType::F32)), complex: EachPart;
+        = Composite(|call| filled(call, &[], call.scalar(0), 1, default_dtype)), complex: EachPart;
     /// Returns 0, 1, … below an end.
     "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single));
@@ -323,7 +324,7 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
 /// Returns start, start + step, … on this side of an end.
 fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
     let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
-    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { DType::F32 });
+    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { default_dtype() });
     let [from, to, by] = [start, end, step].map(Scalar::to_f64);
     if by == 0.0 || by.is_nan() {
         return Err(Error::invalid("step must be nonzero"));
@@ -356,7 +357,7 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
 
 fn linspace(call: &Call<'_>) -> Result<Tensor> {
     let [start, end] = [call.scalar(0), call.scalar(1)];
-    let dtype = options(call, 3)?.unwrap_or(DType::F32);
+    let dtype = options(call, 3)?.unwrap_or_else(default_dtype);
     let Ok(steps) = usize::try_from(call.int(2)) else {
         return Err(Error::invalid("number of steps must be non-negative"));
     };
@@ -394,7 +395,7 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
             return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
         }
     }
-    let dtype = options(call, at)?.unwrap_or(DType::F32);
+    let dtype = options(call, at)?.unwrap_or_else(default_dtype);
     let size = size.map(|extent| extent as usize);
     let (with, without) = (lower(size, 0, call.device)?, lower(size, -1, call.device)?);
     with.ne(&without)?.to_dtype(dtype)

@@ -1,5 +1,6 @@
 //! Losses of margins, angles and counts.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -55,7 +56,7 @@ fn cosine_embedding_loss(call: &Call<'_>) -> Result<Tensors> {
     }
     let dim = [dims as i64 - 1];
     let dtype = x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
-    let dtype = if dtype.is_floating_point() { dtype } else { DType::F32 };
+    let dtype = if dtype.is_floating_point() { dtype } else { default_dtype() };
     let (x, y) = (x.to_dtype(dtype.compute())?, y.to_dtype(dtype.compute())?);
     let sums = |a: &Tensor, b: &Tensor| a.mul(b)?.sum(&dim, false);
     let square = |a: &Tensor| sums(a, a)?.add_scalar(1e-12);

@@ -1,5 +1,6 @@
 //! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
@@ -15,7 +16,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers in [0, 1), of a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
@@ -24,7 +25,7 @@ operators! {
         }), generator: true;
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
@@ -89,7 +90,7 @@ operators! {
         }, &NOTHING);
     /// Returns numbers with a mean and a standard deviation.
     "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 4, DType::F32, |dtype| {
+        = Composite(|call| new(call, 4, default_dtype(), |dtype| {
             normal(call, &extents(&call.ints(2))?, [call.float(0), call.float(1)], dtype)
         }));
     /// Sets every element to a number in [from, to).

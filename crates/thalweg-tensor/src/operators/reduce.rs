@@ -1,5 +1,6 @@
 //! Reductions over dimensions, and what divides by one: sums, means, extrema, softmax.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
@@ -163,7 +164,7 @@ operators! {
     "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
         fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
             let x = call.tensor(0);
-            let dtype = (!x.dtype().is_floating_point()).then_some(DType::F32);
+            let dtype = (!x.dtype().is_floating_point()).then(default_dtype);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
         }), autocast: Full;
     /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.

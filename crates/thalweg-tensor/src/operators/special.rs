@@ -1,5 +1,6 @@
 //! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
@@ -105,7 +106,7 @@ fn floats(call: &Call<'_>) -> Result<DType> {
             Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
         }
         dtype if dtype.is_floating_point() => Ok(dtype),
-        _ => Ok(DType::F32),
+        _ => Ok(default_dtype()),
     }
 }
 
@@ -173,7 +174,7 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
         return x.digamma();
     }
     // (−1)ⁿ⁺¹ n! ζ(n + 1, x).
-    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(DType::F32)? };
+    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(default_dtype())? };
     let wide = x.to_dtype(x.dtype().compute())?;
     let order = Tensor::full(&[], Scalar::F64(n as f64 + 1.0), wide.dtype(), x.device())?;
     let factorial: f64 = (2..=n.min(171)).map(|factor| factor as f64).product();
@@ -189,7 +190,7 @@ fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
     if x.dtype() == DType::Bool || p > 1 << 20 {
         return Err(Error::invalid(format!("\"mvlgamma\" not implemented for '{}' and p = {p}", x.dtype())));
     }
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     // Σ ln Γ(x − j/2) over j below p.
     let shifts = Tensor::arange(p as usize, 0.0, -0.5, dtype.compute(), x.device())?;
     let sum = x.to_dtype(dtype.compute())?.unsqueeze(-1)?.add(&shifts)?.lgamma()?.sum(&[-1], false)?;

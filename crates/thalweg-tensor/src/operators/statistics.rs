@@ -1,5 +1,6 @@
 //! Means with their spread, covariance, quantiles, and how often values are there.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
@@ -125,7 +126,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     let count = rows.shape()[1];
     check_weights(count, [frequencies, weights])?;
     // Sums of 16-bit floats are kept in f32, and the result alone is rounded.
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let dtype = narrow.compute();
     let result = match weights {
         Some(weights) => {
@@ -173,7 +174,7 @@ fn corrcoef(x: &Tensor) -> Result<Tensor> {
             x.rank()
         )));
     }
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let c = cov(&x.to_dtype(narrow.compute())?, 1.0, [None, None])?;
     if c.rank() == 0 {
         return c.div(&c)?.to_dtype(narrow);
@@ -188,7 +189,7 @@ fn fraction(call: &Call<'_>) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&q) {
         return Err(Error::invalid(format!("quantile() q must be in the range [0, 1] but got {q}")));
     }
-    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { DType::F32 };
+    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { default_dtype() };
     Tensor::full(&[], q, dtype, call.device)
 }
 

@@ -1,5 +1,6 @@
 //! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, element_count};
 use thalweg_runtime::{Error, Result};
@@ -772,6 +773,6 @@ pub(super) fn dtype_of(number: thalweg_ir::Scalar) -> DType {
     match number {
         thalweg_ir::Scalar::Bool(_) => DType::Bool,
         thalweg_ir::Scalar::I64(_) => DType::I64,
-        thalweg_ir::Scalar::F64(_) => DType::F32,
+        thalweg_ir::Scalar::F64(_) => default_dtype(),
     }
 }
