@@ -8,6 +8,7 @@ import functools
 import types
 
 from .. import _core, _typed
+from .._left_out import attributes as _attributes
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
@@ -166,8 +167,4 @@ _LEFT_OUT = {
     **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.cuda' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)
