@@ -20,12 +20,14 @@ def _get_graph_executor_optimize(new=None):
     return False
 
 
-def _set_nothing(*values):
+def _set_nothing(*values, **names):
     """Does nothing, and returns False: what it would set is not here."""
     return False
 
 
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
+# The stream of a thread is what `cuda.stream` makes it.
+_cuda_setStream = _set_nothing
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: False
 
@@ -33,6 +35,11 @@ _is_torch_function_enabled = lambda: False
 def _get_accelerator(check=None):
     """Returns the device of the accelerator."""
     return _core.get_default_device()
+
+
+def _cuda_setDevice(device):
+    """Makes a device the current one of this thread."""
+    _core._set_current_device(device)
 
 
 def _log_api_usage_once(event):

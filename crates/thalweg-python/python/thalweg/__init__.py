@@ -36,8 +36,6 @@ from .serialization import load, save
 
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
-# PyTorch has no function of this name, and programs ask whether it is there.
-del copy  # noqa: F821
 from ._functions import *  # noqa: E402,F401,F403
 
 _tensor_names.add()

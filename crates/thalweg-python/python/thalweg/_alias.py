@@ -172,3 +172,5 @@ def install_as_torch(*, simulated_as=None, testing=None):
             rename(module)
             sys.modules["torch" + name.removeprefix(PACKAGE)] = module
     own.__version__, own.torch = TorchVersion(VERSION), own
+    # PyTorch has no function of this name, and programs ask whether it is there.
+    vars(own).pop("copy", None)

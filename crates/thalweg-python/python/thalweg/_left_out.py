@@ -172,17 +172,29 @@ def reason_of(name):
     return None
 
 
-# What programs call at their import of modules that are left out.
-_CALLED = {"cuda.jiterator": ("_create_jit_fn", "_create_multi_output_jit_fn")}
-# Marks and settings of modules that are left out, which do nothing.
-_IDLE = {
-    "_dynamo": ("reset", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "graph_break", "reset_code_caches"),
-    "_dynamo.compiled_autograd": ("reset",), "_logging": ("set_logs",),
-}
-
-
 def _idle(*args, **kwargs):
     """Does nothing."""
+
+
+def _false(*args, **kwargs):
+    """Returns False."""
+    return False
+
+
+# What programs read, call or set at their import of modules that are left out.
+_GIVEN = {
+    "_dynamo": dict.fromkeys((
+        "reset", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "graph_break", "reset_code_caches"), _idle)
+    | {"is_compiling": _false},
+    "_dynamo.compiled_autograd": {"reset": _idle},
+    "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
+    "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
+    "utils._triton": {"has_triton": _false, "has_triton_package": _false},
+    "cuda.jiterator": {
+        name: _named(f"{__package__}.cuda.jiterator.{name}", MODULES["cuda.jiterator"])
+        for name in ("_create_jit_fn", "_create_multi_output_jit_fn")},
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -198,10 +210,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         made = _Module(spec.name)
         made._reason = reason_of(spec.name.partition(".")[2])
         made.__doc__ = f"Left out: {made._reason}."
-        for name in _CALLED.get(spec.name.partition(".")[2], ()):
-            setattr(made, name, _named(f"{spec.name}.{name}", made._reason))
-        for name in _IDLE.get(spec.name.partition(".")[2], ()):
-            setattr(made, name, _idle)
+        made.__dict__.update(_GIVEN.get(spec.name.partition(".")[2], {}))
         made.__all__ = []
         return made
 

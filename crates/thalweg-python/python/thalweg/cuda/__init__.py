@@ -56,10 +56,13 @@ def is_tf32_supported():
     return get_device_capability()[0] >= 8
 
 
-@functools.cache
+_gpu_count = functools.cache(_inner._gpu_count)
+
+
 def device_count():
-    """Returns the number of GPUs; without one, 0. Nothing is initialised: NVML tells, so that the process may still fork."""
-    return _inner._gpu_count()
+    """Returns the number of GPUs; without one, 0, or 1 where the simulated one is shown as such. Nothing is initialised: NVML tells, so
+    that the process may still fork."""
+    return _gpu_count() or int(_core._simulated_is_shown_as() == "cuda")
 
 
 def current_device():
