@@ -5,49 +5,124 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
 
+use crate::failure::type_error;
+
 /// A dtype (`torch.dtype`). Each is one object, so `is` compares as `==` does.
 #[pyclass(name = "dtype", module = "thalweg", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
-pub struct PyDType(pub DType);
+pub struct PyDType(Kind);
+
+/// A dtype of tensors, or one of PyTorch's that no tensor here has: programs compare with it.
+#[derive(PartialEq, Eq, Hash)]
+enum Kind {
+    Held(DType),
+    Named(&'static str, usize),
+}
+
+/// PyTorch's dtypes that no tensor here has, with the bytes of an element.
+const NAMED: [(&str, usize); 31] = [
+    ("uint32", 4),
+    ("uint64", 8),
+    ("complex32", 4),
+    ("float8_e4m3fnuz", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e8m0fnu", 1),
+    ("float4_e2m1fn_x2", 1),
+    ("qint8", 1),
+    ("qint32", 4),
+    ("quint8", 1),
+    ("quint4x2", 1),
+    ("quint2x4", 1),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("int1", 1),
+    ("int2", 1),
+    ("int3", 1),
+    ("int4", 1),
+    ("int5", 1),
+    ("int6", 1),
+    ("int7", 1),
+    ("uint1", 1),
+    ("uint2", 1),
+    ("uint3", 1),
+    ("uint4", 1),
+    ("uint5", 1),
+    ("uint6", 1),
+    ("uint7", 1),
+];
+
+impl PyDType {
+    /// Returns the dtype of tensors, or an error where no tensor has it.
+    pub fn held(&self) -> PyResult<DType> {
+        match self.0 {
+            Kind::Held(dtype) => Ok(dtype),
+            Kind::Named(name, _) => Err(type_error(format!("no tensor has the dtype torch.{name}: it is only a name here"))),
+        }
+    }
+}
 
 #[pymethods]
 impl PyDType {
     fn __repr__(&self) -> String {
-        format!("torch.{}", self.0.name())
+        format!("torch.{}", self._name())
     }
 
     fn __reduce__(&self) -> String {
-        self.0.name().to_owned()
+        self._name().to_owned()
     }
 
     /// Whether it is a floating-point dtype.
     #[getter]
     fn is_floating_point(&self) -> bool {
-        self.0.is_floating_point()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_floating_point(),
+            Kind::Named(name, _) => name.starts_with("float"),
+        }
     }
 
     /// Whether it is a complex dtype.
     #[getter]
     fn is_complex(&self) -> bool {
-        self.0.is_complex()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_complex(),
+            Kind::Named(name, _) => name.starts_with("complex"),
+        }
     }
 
     /// Whether it has negative numbers.
     #[getter]
     fn is_signed(&self) -> bool {
-        self.0.is_signed()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_signed(),
+            Kind::Named(name, _) => !name.starts_with(['u', 'b']) && !name.starts_with("quint"),
+        }
     }
 
     /// Bytes of an element.
     #[getter]
     fn itemsize(&self) -> usize {
-        self.0.size_bytes()
+        match self.0 {
+            Kind::Held(dtype) => dtype.size_bytes(),
+            Kind::Named(_, size) => size,
+        }
     }
 
     /// The name without a prefix (`float32`).
     #[getter]
     fn _name(&self) -> &'static str {
-        self.0.name()
+        match self.0 {
+            Kind::Held(dtype) => dtype.name(),
+            Kind::Named(name, _) => name,
+        }
+    }
+
+    /// Whether tensors have it.
+    #[getter]
+    fn _is_held(&self) -> bool {
+        matches!(self.0, Kind::Held(_))
     }
 }
 
@@ -57,7 +132,7 @@ static OBJECTS: PyOnceLock<Vec<Py<PyDType>>> = PyOnceLock::new();
 /// Returns the object of a dtype.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
     let objects = OBJECTS.get_or_try_init(py, || {
-        DType::ALL.iter().map(|&dtype| Py::new(py, PyDType(dtype))).collect::<PyResult<Vec<_>>>()
+        DType::ALL.iter().map(|&dtype| Py::new(py, PyDType(Kind::Held(dtype)))).collect::<PyResult<Vec<_>>>()
     })?;
     let place = DType::ALL.iter().position(|&known| known == dtype).expect("the list has every dtype");
     Ok(objects[place].clone_ref(py))
@@ -66,7 +141,7 @@ pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
 /// Reads a dtype: an object of one, or a type of Python that stands for one.
 pub fn read(value: &Bound<'_, PyAny>) -> Option<DType> {
     if let Ok(dtype) = value.cast::<PyDType>() {
-        return Some(dtype.get().0);
+        return dtype.get().held().ok();
     }
     let ty = value.cast::<PyType>().ok()?;
     let py = value.py();
@@ -132,6 +207,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Numbered>()?;
     for dtype in DType::ALL {
         module.add(dtype.name(), object(py, dtype)?)?;
+    }
+    for (name, size) in NAMED {
+        module.add(name, Py::new(py, PyDType(Kind::Named(name, size)))?)?;
     }
     for (name, dtype) in ALIASES {
         module.add(name, object(py, dtype)?)?;

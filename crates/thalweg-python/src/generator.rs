@@ -41,7 +41,7 @@ impl PyGenerator {
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice(self.0.device().clone())
+        PyDevice::of(self.0.device().clone())
     }
 
     /// Sets the seed, and returns the generator itself.

@@ -111,7 +111,7 @@ impl PyTensor {
     /// The device.
     #[getter(device)]
     fn place(slf: &Bound<'_, Self>) -> PyDevice {
-        PyDevice(slf.tensor().device().clone())
+        PyDevice::of(slf.tensor().device().clone())
     }
 
     /// The number of dimensions.
@@ -120,9 +120,15 @@ impl PyTensor {
         slf.tensor().rank()
     }
 
-    /// Whether it lies on a GPU, and not on a simulated one.
+    /// Whether it is on a GPU, or on a simulated one that is shown as such.
     #[getter]
     fn is_cuda(slf: &Bound<'_, Self>) -> bool {
+        device::is_shown_as_cuda(slf.tensor().device())
+    }
+
+    /// Whether its elements are in the memory of a GPU, which the host does not read.
+    #[getter]
+    fn _is_on_gpu(slf: &Bound<'_, Self>) -> bool {
         let tensor = slf.tensor();
         let device = tensor.device();
         !device.is_simulated() && !device.is_meta()
@@ -548,7 +554,7 @@ fn tensor<'py>(
     _ = pin_memory;
     let dtype = match dtype {
         Some(value) => {
-            Some(dtype::read(value).ok_or_else(|| type_error(format!("{value:?} is not a dtype")))?)
+            Some(dtype::read(value).ok_or_else(|| type_error(format!("{value:?} is not a dtype of tensors here")))?)
         }
         None => None,
     };
@@ -569,7 +575,7 @@ fn _from_bytes<'py>(
     device: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyTensor>> {
     let device = device::or_current(bytes.py(), device)?;
-    let (owned, dtype) = (bytes.extract::<Vec<u8>>()?, dtype.get().0);
+    let (owned, dtype) = (bytes.extract::<Vec<u8>>()?, dtype.get().held()?);
     let tensor = run(bytes.py(), || from_bytes(&owned, &shape, dtype, &device))?;
     PyTensor::object(bytes.py(), tensor)
 }

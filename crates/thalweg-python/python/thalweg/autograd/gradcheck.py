@@ -36,3 +36,30 @@ def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=T
 def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0):
     """Checks the gradients of the gradients of a function against central differences."""
     return _check(func, inputs, grad_outputs, (eps, atol, rtol, nondet_tol), raise_exception, True)
+
+
+def _iter_tensors(x, only_requiring_grad=False):
+    """Yields the tensors of nested lists, or those of them that require grad."""
+    if isinstance(x, _core.Tensor):
+        if x.requires_grad or not only_requiring_grad:
+            yield x
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from _iter_tensors(part, only_requiring_grad)
+
+
+def _get_numerical_jacobian(fn, inputs, outputs=None, target=None, eps=1e-3, is_forward_ad=False):
+    """Returns the derivatives of a function by central differences: for each input that requires grad, a matrix for each output."""
+    found = []
+    for tensor in _iter_tensors(inputs if target is None else target, only_requiring_grad=True):
+        elements, columns = tensor.data.reshape(-1), []
+        for place in range(tensor.numel()):
+            former = elements[place].item()
+            sides = []
+            for moved in (former + eps, former - eps):
+                tensor.data.view(-1)[place] = moved
+                sides.append([output.detach().clone().reshape(-1) for output in _listed(fn(inputs))])
+            tensor.data.view(-1)[place] = former
+            columns.append([(one - other) / (2 * eps) for one, other in zip(*sides)])
+        found.append([_core.stack(list(rows)) for rows in zip(*columns)])
+    return found

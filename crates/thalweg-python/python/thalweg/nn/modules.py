@@ -3,6 +3,7 @@
 import sys
 import types
 
+from .. import _left_out
 from . import activations as _activations
 from . import containers as _containers
 from . import layers as _layers
@@ -58,3 +59,7 @@ def _made():
 
 
 _made()
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
+# Other modules below, as `torch.nn.modules.lazy`, are imported as if they were there.
+__path__ = []
+__getattr__ = _left_out.attributes(__name__)
