@@ -251,7 +251,7 @@ def test_files():
         with open(path, "rb") as file:
             assert th.load(file, map_location="sim")["epoch"] == 3
         assert th.load(path, weights_only=False)["epoch"] == 3
-        with raises(RuntimeError):
+        with raises(FileNotFoundError):
             th.load(os.path.join(folder, "missing.pt"))
 
 
