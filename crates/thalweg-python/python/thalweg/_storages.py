@@ -27,8 +27,10 @@ def has_memory(tensor):
 
 def copied(tensor, memo):
     """Returns a tensor over a copy of the memory of another; those that share it share the copy, by the memory of `copy.deepcopy`."""
+    # Another thread may put other data into the tensor meanwhile.
+    tensor = tensor.detach()
     if not has_memory(tensor):
-        return tensor.detach().clone()
+        return tensor.clone()
     shared = Shared(tensor)
     key = ("storage", *shared.identity, shared.dtype)
     if key not in memo:
