@@ -25,7 +25,7 @@ def _named(source, *parts):
 
 _PLACES = {
     "activation": _named(_activations),
-    "batchnorm": _named(_layers, "BatchNorm"),
+    "batchnorm": _named(_layers, "BatchNorm", "_NormBase"),
     "channelshuffle": _named(_layers, "ChannelShuffle"),
     "container": _named(_containers),
     "conv": _named(_layers, "Conv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
