@@ -45,7 +45,7 @@ def test_state_is_loaded():
     other.load_state_dict(one.state_dict())
     x = th.randn(3, 4)
     assert other(x).tolist() == one(x).tolist()
-    with raises(RuntimeError, "Missing key(s) in state_dict: 'scale'"):
+    with raises(RuntimeError, 'Missing key(s) in state_dict: "scale"'):
         other.load_state_dict({name: value for name, value in one.state_dict().items() if name != "scale"})
     with raises(RuntimeError, "size mismatch for first.weight"):
         other.load_state_dict({**one.state_dict(), "first.weight": th.ones(2, 2)})
@@ -251,7 +251,7 @@ def test_files():
         with open(path, "rb") as file:
             assert th.load(file, map_location="sim")["epoch"] == 3
         assert th.load(path, weights_only=False)["epoch"] == 3
-        with raises(RuntimeError):
+        with raises(FileNotFoundError):
             th.load(os.path.join(folder, "missing.pt"))
 
 

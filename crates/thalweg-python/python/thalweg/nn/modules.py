@@ -4,6 +4,7 @@ import sys
 import types
 
 from .. import _left_out
+from . import _calls
 from . import activations as _activations
 from . import containers as _containers
 from . import layers as _layers
@@ -25,7 +26,7 @@ def _named(source, *parts):
 
 _PLACES = {
     "activation": _named(_activations),
-    "batchnorm": _named(_layers, "BatchNorm"),
+    "batchnorm": _named(_layers, "BatchNorm", "_NormBase"),
     "channelshuffle": _named(_layers, "ChannelShuffle"),
     "container": _named(_containers),
     "conv": _named(_layers, "Conv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
@@ -37,7 +38,7 @@ _PLACES = {
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity)}
     | {"NonDynamicallyQuantizableLinear": _layers.Linear},
     "loss": _named(_losses),
-    "module": {"Module": _module.Module},
+    "module": {"Module": _module.Module, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
