@@ -22,8 +22,26 @@ enum Place {
 
 /// The kinds of devices that are names until they are used: PyTorch's, of which all but the first have no backend here.
 const NAMES: [&str; 20] = [
-    "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy", "vulkan", "mps",
-    "hpu", "mtia", "privateuseone", "sparse", "quantized",
+    "cuda",
+    "ipu",
+    "xpu",
+    "mkldnn",
+    "opengl",
+    "opencl",
+    "ideep",
+    "hip",
+    "ve",
+    "fpga",
+    "maia",
+    "xla",
+    "lazy",
+    "vulkan",
+    "mps",
+    "hpu",
+    "mtia",
+    "privateuseone",
+    "sparse",
+    "quantized",
 ];
 
 /// The kind that the simulated GPU is shown as: its own, or one of PyTorch's where this package is `torch`.

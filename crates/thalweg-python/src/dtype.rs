@@ -60,7 +60,9 @@ impl PyDType {
     pub fn held(&self) -> PyResult<DType> {
         match self.0 {
             Kind::Held(dtype) => Ok(dtype),
-            Kind::Named(name, _) => Err(type_error(format!("no tensor has the dtype torch.{name}: it is only a name here"))),
+            Kind::Named(name, _) => {
+                Err(type_error(format!("no tensor has the dtype torch.{name}: it is only a name here")))
+            }
         }
     }
 }

@@ -541,9 +541,10 @@ fn tensor<'py>(
 ) -> PyResult<Bound<'py, PyTensor>> {
     _ = pin_memory;
     let dtype = match dtype {
-        Some(value) => {
-            Some(dtype::read(value).ok_or_else(|| type_error(format!("{value:?} is not a dtype of tensors here")))?)
-        }
+        Some(value) => Some(
+            dtype::read(value)
+                .ok_or_else(|| type_error(format!("{value:?} is not a dtype of tensors here")))?,
+        ),
         None => None,
     };
     let device = device.map(|device| device::or_current(data.py(), Some(device))).transpose()?;

@@ -23,7 +23,7 @@ from ._results import Size
 from . import _absent, _aliases, _foreach, _tensor, _tensor_names, _typed
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
-from . import __config__, __future__, _C, compiler, functional, futures, jit, overrides, safetensors, serialization, sparse, storage, testing, types, utils, version
+from . import __config__, __future__, _C, compiler, func, functional, futures, jit, overrides, safetensors, serialization, sparse, storage, testing, types, utils, version
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403

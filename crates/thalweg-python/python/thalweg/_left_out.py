@@ -67,7 +67,7 @@ NAMES = {
         **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
                          "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
-        **dict.fromkeys(("vmap", "func"), "transforms of functions are left out"),
+        "vmap": "transforms of functions are left out",
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool"), _EAGER),
         **dict.fromkeys((
@@ -135,13 +135,17 @@ def placeholder(full, reason):
     return _made[full]
 
 
+# Modules that are there, and are imported when they are first asked for.
+LATER = {"multiprocessing", "distributions", "hub", "library", "quasirandom"}
+
+
 def attributes(module, names=None):
     """Returns the `__getattr__` of a module that is there: of names and modules below it that are left out."""
     own = module.partition(".")[2]
     names = NAMES.get(own, {}) if names is None else names
 
     def __getattr__(name):
-        if (f"{own}.{name}" if own else name) in MODULES:
+        if (f"{own}.{name}" if own else name) in MODULES or (not own and name in LATER):
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
@@ -183,6 +187,7 @@ def _false(*args, **kwargs):
 
 # What programs read, call or set at their import of modules that are left out.
 _GIVEN = {
+    "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
     "_dynamo": dict.fromkeys((
         "reset", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "graph_break", "reset_code_caches"), _idle)
     | {"is_compiling": _false},

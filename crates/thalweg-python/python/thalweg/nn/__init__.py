@@ -1,7 +1,7 @@
 """Modules, functions and initial values (`torch.nn`)."""
 
 from .._left_out import attributes as _attributes
-from . import _reduction, functional, init, utils
+from . import _reduction, attention, functional, init, utils
 from .activations import *  # noqa: F401,F403
 from .activations import MultiheadAttention, PReLU, RReLU, Softmax2d, Threshold
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
