@@ -301,7 +301,7 @@ def test_new_layers_refuse():
     with raises(RuntimeError, "wrapping around"):
         nn.CircularPad1d(5)(th.ones(1, 1, 3))
     with raises(ValueError, "num_features"):
-        nn.InstanceNorm1d(4)(th.ones(1, 3, 5))
+        nn.InstanceNorm1d(4, affine=True)(th.ones(1, 3, 5))
     with raises(ValueError, "valid sizes"):
         nn.ConvTranspose1d(1, 1, 3, stride=2)(th.ones(1, 1, 4), output_size=[20])
     assert nn.ConvTranspose1d(1, 1, 3, stride=2)(th.ones(1, 1, 4), output_size=[10]).shape == (1, 1, 10)

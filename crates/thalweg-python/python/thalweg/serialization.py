@@ -54,6 +54,8 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     `weights_only=False` any object, which may run code of the file."""
     device = _device_of(map_location)
     allowed = None if weights_only is False else {_full_name(one): one[0] if isinstance(one, tuple) else one for one in _safe}
+    if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "read"):
+        raise AttributeError(f"'{type(f).__name__}' object has no attribute 'read': load() takes a path or a file object")
     if hasattr(f, "read"):
         return _load(io.BytesIO(f.read()), device, allowed, pickle_load_args)
     with open(f, "rb") as file:

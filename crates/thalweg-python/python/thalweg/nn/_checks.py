@@ -70,23 +70,86 @@ def check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weig
                            f"{padding_idx}")
 
 
-def check_weights(input, weight):
-    """Refuses weights of elements of another shape."""
-    if weight.size() != input.size():
-        raise ValueError("Weights and input must have the same size.")
+def check_sizes(input, target, text):
+    """Refuses a target of another size."""
+    if target.size() != input.size():
+        raise ValueError(text.format(target.size(), input.size()))
 
 
-def reduced(losses, reduction, weight=None):
-    """Returns losses reduced, in a mean by their weights."""
-    if weight is not None:
-        losses = losses * weight
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    if reduction != "mean":
-        raise ValueError(f"Invalid reduction mode: {reduction}. Expected one of 'none', 'mean', 'sum'.")
-    return losses.mean() if weight is None else losses.sum() / weight.sum()
+def check_rows(input, target):
+    """Refuses classes of another number of rows than scores have."""
+    if input.dim() < 1:
+        raise ValueError(f"Expected 1 or more dimensions (got {input.dim()})")
+    if input.dim() > 1 and target.dim() > 0 and input.shape[0] != target.shape[0]:
+        raise ValueError(f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}).")
+
+
+def check_classes(input, target):
+    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities."""
+    if target.size() != input.size():
+        check_rows(input, target)
+
+
+def check_multi_margin(p, weight, text="weight must be one-dimensional"):
+    """Refuses other powers than 1 and 2, and weights that are not one for each class."""
+    if p != 1 and p != 2:
+        raise ValueError("only p == 1 and p == 2 supported")
+    if weight is not None and weight.dim() != 1:
+        raise ValueError(text)
+
+
+def check_pad(input, pad, mode, value, modes):
+    """Refuses modes that there are not, and pads of other dimensions than they take."""
+    if len(pad) % 2:
+        raise RuntimeError("Padding length must be divisible by 2")
+    if len(pad) > 2 * input.dim():
+        raise RuntimeError(f"Padding length should be less than or equal to two times the input dimension but got padding length {len(pad)} and input "
+                           f"of dimension {input.dim()}")
+    if mode not in modes:
+        raise NotImplementedError(f"Unrecognised padding mode {mode}")
+    if value is not None and value != 0:
+        raise RuntimeError(f'Padding mode "{mode}" doesn\'t take in value argument')
+    if not (2 <= len(pad) <= 6 and input.dim() in (len(pad) // 2 + 1, len(pad) // 2 + 2)):
+        raise NotImplementedError(f"Padding size {len(pad)} is not supported for {input.dim()}D input tensor: 2 numbers pad the last dimension of 2D "
+                                  "or 3D input, 4 the last two of 3D or 4D input, 6 the last three of 4D or 5D input")
+
+
+def _of_all(name, value, dims, spatial):
+    """Returns a number for each dimension."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * dims
+    if len(value) != dims:
+        raise ValueError(f"Input and {name} must have the same number of spatial dimensions, but got input with spatial dimensions of "
+                         f"{list(spatial)} and {name} of {list(value)}")
+    return list(value)
+
+
+def check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, modes):
+    """Refuses modes, sizes and options that do not fit each other; returns sizes and scales, of which one is None."""
+    dims, spatial = input.dim() - 2, input.shape[2:]
+    needed = modes.get(mode)
+    if align_corners is not None and mode in modes and needed is None:
+        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
+    if (size is None) == (scale_factor is None):
+        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
+    sizes = scales = None
+    if size is not None:
+        sizes = _of_all("output", size, dims, spatial)
+        if not all(isinstance(one, (int, _core.Tensor)) for one in sizes):
+            raise TypeError("expected size to be one of int or Tuple[int] or Tuple[int, int] or Tuple[int, int, int], but got size with types "
+                            f"{[type(one) for one in sizes]}")
+        sizes = [int(one) for one in sizes]
+        if recompute_scale_factor:
+            raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
+    else:
+        scales = [float(one) for one in _of_all("scale_factor", scale_factor, dims, spatial)]
+    if antialias and not (mode in ("bilinear", "bicubic") and dims == 2):
+        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes and requires a 4-D tensor as input")
+    if mode not in modes or not 1 <= dims <= 3 or needed not in (None, dims):
+        text = f", but {mode} mode needs {needed + 2}D input" if needed is not None and 1 <= dims <= 3 and mode != "bicubic" else \
+            f"; input of 3D, 4D or 5D and the modes {' | '.join(modes)} are supported (got {mode})"
+        raise NotImplementedError(f"Got {input.dim()}D input{text}")
+    return sizes, scales
 
 
 def check_variance(input, var):

@@ -6,6 +6,7 @@ import types
 from .. import _left_out
 from . import _calls
 from . import activations as _activations
+from . import adaptive as _adaptive
 from . import containers as _containers
 from . import layers as _layers
 from . import losses as _losses
@@ -26,6 +27,7 @@ def _named(source, *parts):
 
 _PLACES = {
     "activation": _named(_activations),
+    "adaptive": {"AdaptiveLogSoftmaxWithLoss": _adaptive.AdaptiveLogSoftmaxWithLoss},
     "batchnorm": _named(_layers, "BatchNorm", "_NormBase"),
     "channelshuffle": _named(_layers, "ChannelShuffle"),
     "container": _named(_containers),

@@ -10,6 +10,8 @@ class _Pad(Module):
     def __init__(self, padding):
         super().__init__()
         self.padding = (padding,) * (2 * self._dims) if isinstance(padding, int) else tuple(padding)
+        if len(self.padding) != 2 * self._dims:
+            raise ValueError(f"{type(self).__name__}: padding has {2 * self._dims} numbers, not {len(self.padding)}")
 
     def forward(self, input):
         return F.pad(input, self.padding, self._mode)

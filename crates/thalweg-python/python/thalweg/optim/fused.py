@@ -248,7 +248,7 @@ NAdam = _optimizer("NAdam", {**_DECAY, "lr": 2e-3, "momentum_decay": 4e-3, "deco
                    "foreach maximize capturable differentiable")
 RAdam = _optimizer("RAdam", {**_DECAY, "decoupled_weight_decay": False}, "foreach maximize capturable differentiable")
 Adadelta = _optimizer("Adadelta", {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0, **_FOREACH}, "capturable maximize differentiable")
-RMSprop = _optimizer("RMSprop", {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False, "capturable": False,
+_RMSprop = _optimizer("RMSprop", {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False, "capturable": False,
                                  **_FOREACH, "maximize": False, "differentiable": False}, "")
 Lion = _optimizer("Lion", {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0}, "maximize")
 
@@ -318,6 +318,17 @@ class ASGD(_optimizer("ASGD", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1
                     step = own["step"]
                     own["eta"] = rate / (1 + group["lambd"] * rate * step) ** group["alpha"]
                     own["mu"] = 1 / (step - group["t0"]).clamp_min(1.0)
+
+
+class RMSprop(_RMSprop):
+    """RMSprop, fused."""
+
+    __module__ = "thalweg.optim"
+
+    def _check_options(self, group):
+        super()._check_options(group)
+        if not 0.0 <= group["alpha"]:
+            raise ValueError(f"Invalid alpha value: {group['alpha']}")
 
 
 class Rprop(_optimizer("Rprop", {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50)}, "capturable foreach maximize differentiable")):

@@ -29,6 +29,9 @@ def clip_grad_value_(parameters, clip_value, foreach=None):
 
 def parameters_to_vector(parameters):
     """Returns all parameters in one row."""
+    parameters = list(parameters)
+    if not parameters:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     return _core.cat([parameter.reshape(-1) for parameter in parameters])
 
 
