@@ -133,17 +133,6 @@ def _place(error):
     return [f"{pathlib.Path(frame.filename).name}:{frame.lineno}" for frame in (frames[-1:] + [f for f in frames if "test_" in f.filename][-1:])]
 
 
-def _without_a_compiler():
-    """Gives PyTorch's classes of tests what they ask of Dynamo around every test: that it does nothing."""
-    import types
-
-    import torch._dynamo
-
-    config = types.ModuleType("torch._dynamo.config")
-    config.compiled_autograd = config.suppress_errors = config.inline_inbuilt_nn_modules = False
-    torch._dynamo.config = sys.modules["torch._dynamo.config"] = sys.modules["thalweg._dynamo.config"] = config
-
-
 def _result_class():
     import unittest
 
@@ -270,7 +259,6 @@ def main():
         import thalweg
 
         thalweg.install_as_torch(testing=str(options.torch), simulated_as=options.simulated_as)
-        _without_a_compiler()
         return child(options.child, options.skip, options.select, options.log, options.seconds)
     files = options.files or sorted(str(path.relative_to(options.tests)) for path in options.tests.rglob("test_*.py"))
     found = {}

@@ -19,7 +19,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all that is in them, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "fx", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
@@ -136,7 +136,7 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {"_dynamo", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):
@@ -188,9 +188,6 @@ def _false(*args, **kwargs):
 # What programs read, call or set at their import of modules that are left out.
 _GIVEN = {
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
-    "_dynamo": dict.fromkeys((
-        "reset", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "graph_break", "reset_code_caches"), _idle)
-    | {"is_compiling": _false},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
