@@ -3,6 +3,7 @@
 import math
 
 from .. import _core
+from ..amp import get_autocast_dtype
 from . import functional as F
 from . import init
 from .module import Module
@@ -14,6 +15,13 @@ def _kept(reached, following, state):
     if isinstance(state, tuple):
         return tuple(_kept(reached, one, other) for one, other in zip(following, state))
     return _core.where(reached, following, state)
+
+
+def _in_region(state):
+    """Returns a state in the dtype that autocast gives the products of a step, in a region."""
+    if _core.is_autocast_enabled() and state.dtype in (_core.float32, _core.float16, _core.bfloat16):
+        return state.to(get_autocast_dtype())
+    return state
 
 
 class _Recurrent(Module):
@@ -51,9 +59,9 @@ class _Recurrent(Module):
 
     def _start(self, input, state):
         layers = self.num_layers * (2 if self.bidirectional else 1)
-        if state is not None:
-            return state
-        return _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
+        if state is None:
+            state = _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
+        return _in_region(state)
 
     def _direction(self, steps, suffix, state, backwards, reached):
         bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
@@ -206,7 +214,7 @@ class _RecurrentCell(Module):
 
     def forward(self, input, hx=None):
         """Returns the next state."""
-        return self._next(input, self._zeros(input) if hx is None else hx)
+        return self._next(input, _in_region(self._zeros(input) if hx is None else hx))
 
 
 class RNNCell(_RecurrentCell):
@@ -232,4 +240,4 @@ class LSTMCell(_RecurrentCell):
 
     def forward(self, input, hx=None):
         """Returns the next hidden state and cell."""
-        return self._next(input, (self._zeros(input),) * 2 if hx is None else hx)
+        return self._next(input, tuple(map(_in_region, (self._zeros(input),) * 2 if hx is None else hx)))
