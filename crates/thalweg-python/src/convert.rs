@@ -280,6 +280,7 @@ impl Nested {
     /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
         let Self { shape, numbers, imaginary } = self;
+        numbers.iter().try_for_each(|&number| thalweg::tensor::check_convertible(number, dtype))?;
         if !imaginary.is_empty() {
             if !dtype.is_complex() {
                 return Err(thalweg::Error::invalid(format!(

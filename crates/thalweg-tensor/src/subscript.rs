@@ -187,6 +187,12 @@ impl Subscript {
                     tensors.resize(dim, None);
                     dim += takes(index);
                     match tensor.dtype() {
+                        DType::Bool if tensor.rank() == 0 => {
+                            // A truth value takes no dimension: all of the view, once or not at all.
+                            view = view.unsqueeze(at)?;
+                            dim += 1;
+                            tensors.extend(tensor.reshape(&[1])?.nonzero_numpy()?.into_iter().map(Some));
+                        }
                         DType::Bool => {
                             let covered = &view.shape()[tensors.len()..dim];
                             if tensor.shape() != covered {

@@ -18,6 +18,14 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     loops::run(&lowered, None)
 }
 
+/// Refuses a number that is beyond the range of a dtype of integers, as PyTorch refuses it in a list of numbers.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if it is.
+pub fn check_convertible(value: Scalar, dtype: DType) -> Result<()> {
+    if dtype.is_differentiable() { Ok(()) } else { convertible(value, dtype).map(drop) }
+}
+
 /// Returns the value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's
 /// range is refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
 pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {

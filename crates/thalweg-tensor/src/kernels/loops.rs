@@ -512,9 +512,12 @@ pub(crate) fn signature_of(
     let zero_dimensional = (tensors.iter().enumerate())
         .filter(|(_, tensor)| tensor.rank() == 0)
         .fold(0, |mask, (index, _)| mask | 1 << index);
-    operator
-        .signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype)
-        .map_err(|error| Error::invalid(error.to_string()))
+    operator.signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype).map_err(|error| {
+        match error.is_not_implemented {
+            true => Error::not_implemented(error.to_string()),
+            false => Error::invalid(error.to_string()),
+        }
+    })
 }
 
 /// Returns the bits of a call's scalars, in the forms in which the body reads them.

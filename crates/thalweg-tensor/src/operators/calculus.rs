@@ -13,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the n-th differences of neighbours along a dimension, behind what is put before and after.
     "diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> Tensor"
-        fn diff(n: int, dim: int) = Composite(|call| diff(call).map(single));
+        fn diff(n: int, dim: int) = Composite(|call| diff(call).map(single)), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, of points so far apart: by central differences inside, and at the ends by
     /// polynomials of `edge_order`.
     "gradient.scalarint(Tensor self, *, Scalar? spacing=None, int? dim=None, int edge_order=1) -> Tensor[]"
@@ -21,50 +21,50 @@ operators! {
             let dims = chosen(call, call.optional_int(2))?;
             let spacing = call.optional_scalar(1).unwrap_or(Scalar::I64(1));
             gradient(call, &dims, &vec![Spacing::Even(spacing.to_f64()); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along dimensions of points so far apart.
     "gradient.scalararray(Tensor self, *, Scalar spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(2);
             gradient(call, &dims, &vec![Spacing::Even(call.scalar(1).to_f64()); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along dimensions of points one apart.
     "gradient.array(Tensor self, *, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(1);
             gradient(call, &dims, &vec![Spacing::Even(1.0); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, with a distance of points per dimension.
     "gradient.scalarrayint(Tensor self, *, Scalar[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call)));
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call))), autocast: Parts;
     /// Returns the slopes along dimensions, with a distance of points per dimension.
     "gradient.scalarrayarray(Tensor self, *, Scalar[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &distances(call)));
+        = Composite(|call| gradient(call, &call.ints(2), &distances(call))), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, with the points' coordinates.
     "gradient.tensorarrayint(Tensor self, *, Tensor[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call)));
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call))), autocast: Parts;
     /// Returns the slopes along dimensions, with the points' coordinates.
     "gradient.tensorarray(Tensor self, *, Tensor[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call)));
+        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapz.dx(Tensor y, *, float dx=1, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&even_areas(call, call.float(1), 2, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&even_areas(call, call.float(1), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapz.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points so far apart.
     "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor" = Composite(|call| {
         even_areas(call, call.scalar(1).to_f64(), 2, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)
-    });
+    }), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points with coordinates.
     "cumulative_trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
-        = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single));
+        = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)), autocast: Parts;
 }
 
 /// Returns both neighbours of each gap along a dimension.

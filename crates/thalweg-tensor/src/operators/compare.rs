@@ -12,7 +12,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and NaNs where `equal_nan` says so.
     "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor"
-        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single));
+        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single)), autocast: Parts;
     /// Returns whether all elements are close to each other; the host reads the answer.
     "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool"
         = Composite(|call| isclose(call)?.all().map(single));
@@ -32,7 +32,7 @@ operators! {
         x.detach().eq(&y.detach())?.all().map(single)
     });
     /// Returns the only element, which the host reads.
-    "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
+    "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single)), autocast: Parts;
     /// Returns the only element; the host reads it.
     "_local_scalar_dense(Tensor self) -> Scalar"
         = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
@@ -44,10 +44,10 @@ operators! {
             1 => x.detach().reshape(&[])?.to_dtype(DType::Bool).map(single),
             _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
         }
-    });
+    }), autocast: Parts;
     /// Returns that every element is a real number.
     "isreal(Tensor self) -> Tensor"
-        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
+        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), autocast: Parts, complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
     /// Returns which elements are among those of another tensor.
     "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         = Composite(|call| isin(call, call.tensor(0), call.tensor(1)));
@@ -105,7 +105,7 @@ fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
 
 fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
     if x.dtype() == DType::Bool && among.dtype() == DType::Bool && x.elements() > 0 && among.elements() > 0 {
-        return Err(Error::invalid("\"isin\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"isin\" not implemented for 'Bool'"));
     }
     let flat = among.detach().reshape(&[among.elements()])?;
     let found = match flat.elements() {

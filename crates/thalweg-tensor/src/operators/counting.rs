@@ -77,7 +77,7 @@ operators! {
     /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
     /// reads how many they are, unless it is given.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
-        = Composite(|call| repeat_interleave(call).map(single));
+        = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns the different elements, sorted; where each element stands among them, and how often each is there, where it is asked for.
     "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
         = Kernel(|call| {
@@ -265,7 +265,7 @@ fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
 fn check_floats(x: &Tensor, name: &str) -> Result<()> {
     match x.dtype() {
         dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
-        dtype => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+        dtype => Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'"))),
     }
 }
 
@@ -479,7 +479,7 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
 fn logspace(call: &Call<'_>) -> Result<Tensor> {
     let dtype = call.optional_dtype(4).unwrap_or_else(default_dtype);
     if dtype == DType::Bool {
-        return Err(Error::invalid("\"logspace\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"logspace\" not implemented for 'Bool'"));
     }
     let [start, end] = [0, 1].map(|place| match dtype.is_floating_point() {
         true => call.argument(place),

@@ -131,13 +131,13 @@ operators! {
     "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             converted(call, call.tensor(0), call.dtype(1), (call.bool(3), call.optional_int(4))).map(single)
-        }), complex: Taken;
+        }), autocast: Parts, complex: Taken;
     /// Returns the elements in the dtype of another tensor; the tensor itself where it has that dtype and no copy is asked for.
     "to.other(Tensor(a) self, Tensor other, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let dtype = call.tensor(1).dtype();
             converted(call, call.tensor(0), dtype, (call.bool(3), call.optional_int(4))).map(single)
-        }), complex: Taken;
+        }), autocast: Parts, complex: Taken;
     /// Returns the tensor with a number of elements of one value before and behind each of the last dimensions, the last one first;
     /// negative numbers cut off.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
@@ -178,35 +178,35 @@ operators! {
             let missing = x.rank().saturating_sub(dims.len());
             let repeats: SmallVec<[i64; 6]> = std::iter::repeat_n(1, missing).chain(dims).collect();
             repeat(x, &repeats).map(single)
-        });
+        }), autocast: Parts;
     /// Returns each place of a dimension so many times in a row; without a dimension each element.
     "repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
-        fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single));
+        fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns dimensions in reverse order.
     "flip(Tensor self, int[] dims) -> Tensor"
         fn flip(dims: ints) = Differentiable(flip, &FLIP), complex: Taken;
     /// Returns a matrix with its columns in reverse order.
     "fliplr(Tensor self) -> Tensor"
-        fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single));
+        fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single)), autocast: Parts;
     /// Returns a tensor with its first dimension in reverse order.
     "flipud(Tensor self) -> Tensor"
-        fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single));
+        fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single)), autocast: Parts;
     /// Returns dimensions moved on by so many places, what falls off at the end coming first; without a dimension all elements in a
     /// row.
     "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"
         fn roll(shifts: ints, dims: ints) = Composite(|call| roll(call).map(single));
     /// Returns the tensor with the frequency 0 of dimensions, or of all, moved from the first place to the middle.
     "fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor"
-        fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single));
+        fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single)), autocast: Parts;
     /// Returns the tensor with the frequency 0 of dimensions, or of all, moved back from the middle to the first place.
     "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
-        fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single));
+        fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single)), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
-    "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
+    "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij")), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
     /// first.
     "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
-        = Composite(|call| meshgrid(call.tensor_list(0), call.str(1)));
+        = Composite(|call| meshgrid(call.tensor_list(0), call.str(1))), autocast: Parts;
 }
 
 /// Nothing is left of what was there; the gradient of a value is the sum.
@@ -362,7 +362,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("number of steps must be non-negative"));
     };
     if dtype == DType::Bool {
-        return Err(Error::invalid("\"linspace\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"linspace\" not implemented for 'Bool'"));
     }
     let [start, end] = [start, end].map(|bound| match dtype.is_floating_point() {
         true => bound.to_f64(),
@@ -383,7 +383,8 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
 /// Returns where a matrix's column is at most `diagonal` to the right of its row.
 fn lower([rows, columns]: [usize; 2], diagonal: i64, device: &Device) -> Result<Tensor> {
     // Beyond the corners all diagonals are the same.
-    let diagonal = diagonal.clamp(-(rows as i64) - 1, columns as i64 + 1);
+    let diagonal =
+        diagonal.clamp((rows as i64).saturating_neg().saturating_sub(1), (columns as i64).saturating_add(1));
     let sizes = [rows, columns];
     let arguments = [Argument::Scalar(Scalar::I64(diagonal)), as_ints(&sizes).into(), DType::Bool.into()];
     super::call(built_in!("thalweg::triangle")?, &arguments, Some(device), std::panic::Location::caller())
@@ -627,7 +628,7 @@ fn roll(call: &Call<'_>) -> Result<Tensor> {
     let mut result = x.copied(call.label.location)?;
     for (&dim, &shift) in dims.iter().zip(&shifts) {
         if x.rank() == 0 {
-            return Err(Error::invalid(format!("Dimension specified as {dim} but tensor has no dimensions")));
+            return Err(Error::index(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
         result = rolled(&result, wrap(dim, x.rank())?, shift)?;
     }

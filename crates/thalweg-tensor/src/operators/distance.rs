@@ -19,10 +19,10 @@ operators! {
     "pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor"
         = Composite(|call| {
             pairwise(call.tensor(0), call.tensor(1), call.float(2), call.float(3), call.bool(4)).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
-        = Composite(|call| cdist(call).map(single));
+        = Composite(|call| cdist(call).map(single)), autocast: Full;
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
         = Composite(|call| cdist(call).map(single));
@@ -39,7 +39,7 @@ operators! {
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
     "_pdist_forward(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
-    "pdist(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
+    "pdist(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single)), autocast: Full;
     /// Returns the cosine of the angle between vectors along a dimension; norms are at least eps.
     "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor"
         = Composite(|call| cosine_similarity(call).map(single)), autocast: Full;

@@ -203,7 +203,7 @@ fn dimensions(x: &Tensor, dims: &[i64]) -> Result<Shape> {
     let mut wrapped = Shape::new();
     for &dim in dims {
         if x.rank() == 0 {
-            return Err(Error::invalid(format!("Dimension specified as {dim} but tensor has no dimensions")));
+            return Err(Error::index(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
         let dim = wrap(dim, x.rank())?;
         if wrapped.contains(&dim) {

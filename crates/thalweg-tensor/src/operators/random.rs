@@ -140,14 +140,14 @@ operators! {
     "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
         fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single)), out: [Int64];
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
-    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single));
+    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single)), autocast: Parts;
     /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
-    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single));
+    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
     /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
-    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single));
+    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
     /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
     "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
-        = Composite(|call| drop(call, true, true).map(single));
+        = Composite(|call| drop(call, true, true).map(single)), autocast: Parts;
     /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
     "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
         let (x, p) = (call.tensor(0), call.float(1));
@@ -171,7 +171,7 @@ operators! {
     /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
     /// otherwise.
     "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
-        = Composite(|call| rrelu(call).map(single));
+        = Composite(|call| rrelu(call).map(single)), autocast: Parts;
 }
 
 /// A gradient of 0 for every tensor.
@@ -232,7 +232,7 @@ fn check_floats(dtype: DType, name: &str) -> Result<()> {
     if dtype.is_differentiable() && !dtype.is_float8() {
         return Ok(());
     }
-    Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'")))
+    Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'")))
 }
 
 fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType) -> Result<Tensor> {

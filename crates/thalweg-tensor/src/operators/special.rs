@@ -28,7 +28,7 @@ operators! {
     "nextafter(Tensor self, Tensor other) -> Tensor"
         fn nextafter(other: tensor) = Kernel(|call| {
             if call.tensor(0).dtype().promote(call.tensor(1).dtype()).is_ok_and(|dtype| !dtype.is_floating_point()) {
-                return Err(Error::invalid("\"nextafter\" not implemented for integers"));
+                return Err(Error::not_implemented("\"nextafter\" not implemented for integers"));
             }
             function(call, Function::NextAfter)
         });
@@ -44,7 +44,7 @@ operators! {
     /// Returns the (n + 1)-th derivative of ln Γ(self).
     "polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
     /// Returns the (n + 1)-th derivative of ln Γ(self).
-    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single)), autocast: Parts;
     /// Returns ln Γₚ(self), the multivariate gamma function of dimension p.
     "mvlgamma(Tensor self, int p) -> Tensor" fn mvlgamma(p: int) = Composite(|call| mvlgamma(call).map(single));
     /// Returns Chebyshev's polynomial of the first kind of degree n.
@@ -102,9 +102,10 @@ fn common(x: &Tensor, y: &Tensor) -> Result<DType> {
 fn floats(call: &Call<'_>) -> Result<DType> {
     let dtype = common(call.tensor(0), call.tensor(1))?;
     match dtype {
-        dtype if dtype.is_float8() => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
+        dtype if dtype.is_float8() => Err(Error::not_implemented(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        ))),
         dtype if dtype.is_floating_point() => Ok(dtype),
         _ => Ok(default_dtype()),
     }
@@ -188,7 +189,10 @@ fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("p has to be greater than or equal to 1"));
     }
     if x.dtype() == DType::Bool || p > 1 << 20 {
-        return Err(Error::invalid(format!("\"mvlgamma\" not implemented for '{}' and p = {p}", x.dtype())));
+        return Err(Error::not_implemented(format!(
+            "\"mvlgamma\" not implemented for '{}' and p = {p}",
+            x.dtype()
+        )));
     }
     let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     // Σ ln Γ(x − j/2) over j below p.
