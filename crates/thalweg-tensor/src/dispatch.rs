@@ -38,6 +38,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
+use crate::destination::{First, apart};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::{Body, Complex};
 use crate::operators::{OutRule, in_place, out};
@@ -91,6 +92,8 @@ pub struct Operator {
     out_form: Option<&'static str>,
     /// The conditions on the tensors that the `out=` form writes.
     out: &'static [OutRule],
+    /// The way in which the operator treats the first tensor of its form in place.
+    first: First,
     takes_generator: bool,
     /// The computation of complex numbers.
     complex: Complex,
@@ -152,7 +155,8 @@ impl Slot {
             // A kernel may register others.
             drop(registered);
             match newest {
-                Some(Some(kernel)) => return Found::Answer(kernel(call)),
+                // A program's kernel may keep what it allocates.
+                Some(Some(kernel)) => return Found::Answer(apart(|| kernel(call))),
                 Some(None) => return Found::Fallthrough,
                 None => {}
             }
@@ -236,6 +240,11 @@ impl Operator {
     /// Returns the conditions on the tensors that the `out=` form writes, beside those of every form.
     pub(crate) fn out_rules(&self) -> &'static [OutRule] {
         self.out
+    }
+
+    /// Returns the way in which the operator treats the first tensor of its form in place.
+    pub(crate) fn first(&self) -> First {
+        self.first
     }
 
     /// Returns the name of the form in place, where the entry gives it.

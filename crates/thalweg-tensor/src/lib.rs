@@ -27,6 +27,7 @@ pub mod autograd;
 pub mod caller;
 pub mod decoder;
 pub mod deterministic;
+mod destination;
 pub mod dispatch;
 mod display;
 mod dtype_name;

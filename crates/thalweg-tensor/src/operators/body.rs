@@ -11,6 +11,7 @@ use super::in_place;
 use super::out::{self, OutRule};
 use crate::autograd::formula::Formula;
 use crate::caller::enter;
+use crate::destination::First;
 use crate::dispatch::{Call, DispatchKey, KernelFunction, Operator};
 use crate::kernels::loops::{self, LoopCall};
 use crate::tensor::{Tensor, Tensors};
@@ -24,13 +25,15 @@ pub(crate) struct OpDef {
     /// The body: how it is computed.
     pub body: Body,
     /// The name of its form in place, where that is not its own with `_` behind the base: `pow_.Scalar` of `pow.Tensor_Scalar`. An
-    /// operator that returns a view has a form in place only if its entry names it.
+    /// operator that returns a view has a form in place only if its entry names it. Empty where there is none.
     pub in_place: Option<&'static str>,
     /// The name of its `out=` form, where no rule gives it; in brackets the names of the tensors that the form writes, where they
     /// differ from those of the results: `max.dim_max(max, max_values)`.
     pub out_form: Option<&'static str>,
     /// The conditions on the tensors that its `out=` form writes, beside those of every form.
     pub out: &'static [OutRule],
+    /// The way in which it treats the first tensor of its form in place. A loop always may write over it.
+    pub first: First,
     /// Whether it draws, where the schema has no generator: PyTorch's overload with one is another operator.
     pub generator: bool,
     /// The dtype that autocast gives its tensors.
@@ -49,6 +52,7 @@ impl OpDef {
             in_place: None,
             out_form: None,
             out: &[],
+            first: First::Read,
             generator: false,
             autocast: Autocast::Unchanged,
             complex: Complex::ByBody,
@@ -58,7 +62,7 @@ impl OpDef {
     /// Makes the entry of an operator that is a loop.
     pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
         let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
-        let part = Self::part(leaked(entry.schema()), Body::Loop(entry));
+        let part = Self { first: First::Consumed, ..Self::part(leaked(entry.schema()), Body::Loop(entry)) };
         Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
     }
 }

@@ -143,7 +143,7 @@ fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Res
     let length = row.shape().last().copied().unwrap_or(1);
     let rows = if row.rank() > 1 { row.shape()[..row.rank() - 1].iter().product() } else { 1usize };
     let stream = call.device.current_stream();
-    let places = Tensor::empty_on(values.shape(), DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(values.shape(), DType::I64, &stream, call.label)?;
     if places.elements() > 0 {
         let count = (values.elements() / rows.max(1)) as u64;
         let kernel = Search { rows: rows as u64, length: length as u64, count, right, dtype };

@@ -7,9 +7,12 @@ use thalweg_runtime::{Device, Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
-use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, made_like, wrap, wrap_all};
+use super::view::{
+    check_options, copied_in_format, diagonal, dtype_of, extents, in_format, made_like, wrap, wrap_all,
+};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
+use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
@@ -102,7 +105,7 @@ operators! {
                 Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
             },
             &FILL,
-        ), complex: Taken;
+        ), first: Ignored, complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
     "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
@@ -113,7 +116,7 @@ operators! {
             )));
         }
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
-    }, &FILL), complex: Taken;
+    }, &FILL), first: Ignored, complex: Taken;
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
@@ -396,8 +399,9 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     }
     let dtype = options(call, at)?.unwrap_or(DType::F32);
     let size = size.map(|extent| extent as usize);
-    let (with, without) = (lower(size, 0, call.device)?, lower(size, -1, call.device)?);
-    with.ne(&without)?.to_dtype(dtype)
+    let result = Tensor::zeros(&size, dtype, call.device)?;
+    no_grad(|| diagonal(&result, 0, 0, 1)?.fill_(1))?;
+    Ok(result)
 }
 
 /// Returns a matrix's lower or upper triangle, and 0 elsewhere.

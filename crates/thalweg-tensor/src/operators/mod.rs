@@ -11,7 +11,7 @@
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
 //! their defaults. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
 //! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
-//! ([`OutRule`]); whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
+//! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First)); whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
 //! the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
 //! ([`Complex`]).
 //! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
@@ -274,6 +274,7 @@ macro_rules! operators {
         $(, in_place: $in_place:literal)?
         $(, out_form: $out_form:literal)?
         $(, out: [$($rule:ident),+])?
+        $(, first: $first:ident)?
         $(, generator: $generator:literal)?
         $(, autocast: $autocast:ident)?
         $(, complex: $complex:ident $(($parts:expr))?)?;
@@ -287,6 +288,7 @@ macro_rules! operators {
                 in_place: [$(Some($in_place),)? None][0],
                 out_form: [$(Some($out_form),)? None][0],
                 out: &[$($($crate::operators::OutRule::$rule),+)?],
+                first: [$($crate::destination::First::$first,)? $crate::destination::First::Read][0],
                 generator: [$($generator,)? false][0],
                 autocast: [$(thalweg_ops::Autocast::$autocast,)? thalweg_ops::Autocast::Unchanged][0],
                 complex: [

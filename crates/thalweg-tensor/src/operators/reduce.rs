@@ -414,8 +414,8 @@ fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -
         return Ok(None);
     }
     let stream = call.device.current_stream();
-    let empty = |shape: &[usize]| Tensor::empty_on(shape, DType::I64, &stream, call.label);
-    let (numbers, places) = (empty(&[kernel.numbers() as usize])?, empty(&[before, behind].concat())?);
+    let numbers = Tensor::empty_on(&[kernel.numbers() as usize], DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(&[before, behind].concat(), DType::I64, &stream, call.label)?;
     stream.launch_native(&Placed { kernel, at: [x, &numbers].map(Tensor::pointer) }, call.label)?;
     let kernel = ExtremumColumns { phase: Phase::Places, ..kernel };
     stream.launch_native(&Placed { kernel, at: [&numbers, &places].map(Tensor::pointer) }, call.label)?;
@@ -431,7 +431,7 @@ fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Opti
         return Ok(None);
     }
     let stream = call.device.current_stream();
-    let places = Tensor::empty_on(&[rows as usize], DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(&[rows as usize], DType::I64, &stream, call.label)?;
     stream.launch_native(&Placed { kernel, at: [x, &places].map(Tensor::pointer) }, call.label)?;
     Ok(Some(places))
 }

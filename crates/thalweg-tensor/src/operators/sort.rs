@@ -151,7 +151,7 @@ fn select(call: &Call<'_>) -> Result<Tensors> {
     let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
     shape[x.layout().dimension(dim)?] = k as usize;
     let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
+    let empty = |dtype| Tensor::result_on(&shape, dtype, &stream, call.label);
     let results = [empty(x.dtype())?, empty(DType::I64)?];
     let at = [x.pointer(), results[0].pointer(), results[1].pointer()];
     stream.launch_native(&Placed { kernel, at }, call.label)?;
@@ -163,7 +163,7 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     let x = x.detach().contiguous()?;
     let shape = x.shape();
     let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::empty_on(shape, dtype, &stream, label);
+    let empty = |dtype| Tensor::result_on(shape, dtype, &stream, label);
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
     if x.elements() > 0 {
         let kernel = rows(&x, dim, descending)?;

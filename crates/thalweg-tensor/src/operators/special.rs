@@ -78,7 +78,7 @@ fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DT
     let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.expand(&shape)?.contiguous();
     let (x, y) = (operand(x)?, operand(y)?);
     let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&shape, dtype, &stream, call.label)?;
+    let result = Tensor::result_on(&shape, dtype, &stream, call.label)?;
     if result.elements() > 0 {
         let kernel = Special { function, elements: result.elements() as u64, dtype };
         stream.launch_native(&Placed { kernel, at: [&x, &y, &result].map(Tensor::pointer) }, call.label)?;
