@@ -82,6 +82,8 @@ pub struct Operator {
     schema: Schema,
     /// The documentation, in sentences.
     doc: &'static str,
+    /// The method of [`Tensor`] that the entry gives.
+    method: Option<&'static str>,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
     /// The way in which the operator is computed.
@@ -270,6 +272,11 @@ impl Operator {
     /// Returns what a built-in operator computes, in sentences; of a part of others, or one that was defined elsewhere, nothing.
     pub fn documentation(&self) -> &'static str {
         self.doc
+    }
+
+    /// Returns the name of the method of [`Tensor`] that the table's entry gives; some have one that is written by hand instead.
+    pub fn method(&self) -> Option<&'static str> {
+        self.method
     }
 
     /// Returns how the operator is computed and where its gradient comes from, in words.

@@ -94,17 +94,13 @@ pub static GEOMETRIC: LoopOp = drawn(
 );
 
 /// Numbers of a Cauchy distribution: median + sigma · tan (π (u − ½)).
-pub static CAUCHY: LoopOp = drawn(
-    "cauchy",
-    "Numbers of a Cauchy distribution.",
-    &["threads", "median", "sigma"],
-    |b, signature| {
+pub static CAUCHY: LoopOp =
+    drawn("cauchy", "Numbers of a Cauchy distribution.", &["threads", "median", "sigma"], |b, signature| {
         let number = Words::new(b).open(signature);
         let [median, sigma] = [0; 2].map(|_| b.scalar(DType::F64).to(number.dtype()));
         let drawn = ((number - 0.5) * std::f64::consts::PI).tan() * sigma + median;
         b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
-    },
-);
+    });
 
 /// Integers from `low` on, of a range: the remainders of 63 bits, of which three draws give 21 each.
 pub static INTEGERS: LoopOp = drawn(

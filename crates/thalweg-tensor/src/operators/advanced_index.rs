@@ -77,7 +77,9 @@ operators! {
             masked_fill(call, &value).map(single)
         }), first: Consumed;
     /// Returns the tensor with the only element of another where a mask is true.
-    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor" = Composite(|call| {
+    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor"
+        fn masked_fill_tensor(mask: tensor, value: tensor)
+        = Composite(|call| {
         let value = call.tensor(2);
         if value.rank() != 0 {
             return Err(Error::invalid(format!(

@@ -22,6 +22,8 @@ pub(crate) struct OpDef {
     pub schema: &'static str,
     /// The documentation, in sentences; empty for a part of other operators.
     pub doc: &'static str,
+    /// The method of [`Tensor`] that its entry gives.
+    pub method: Option<&'static str>,
     /// The body: how it is computed.
     pub body: Body,
     /// The name of its form in place, where that is not its own with `_` behind the base: `pow_.Scalar` of `pow.Tensor_Scalar`. An
@@ -48,6 +50,7 @@ impl OpDef {
         Self {
             schema,
             doc: "",
+            method: None,
             body,
             in_place: None,
             out_form: None,

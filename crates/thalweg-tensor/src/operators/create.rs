@@ -67,6 +67,7 @@ operators! {
         = Composite(|call| empty(call, &extents(&call.ints(1))?, 2, call.tensor(0).dtype()).map(single));
     /// Returns a tensor of a shape with these strides whose elements are anything, of a tensor's dtype and device.
     "new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_empty_strided(size: ints, stride: ints)
         = Composite(|call| {
             empty_strided(call, &call.ints(1), &call.ints(2), 3, call.tensor(0).dtype()).map(single)
         });
@@ -107,7 +108,9 @@ operators! {
             &FILL,
         ), first: Ignored, complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
-    "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Differentiable(|call| {
+    "fill.Tensor(Tensor self, Tensor value) -> Tensor"
+        fn fill_tensor(value: tensor)
+        = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -204,10 +207,13 @@ operators! {
     "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
         fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single));
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
-    "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
+    "meshgrid(Tensor[] tensors) -> Tensor[]"
+        of fn meshgrid(tensors: tensors) -> list
+        = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
     /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
     /// first.
     "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
+        of fn meshgrid_indexing(tensors: tensors, indexing: str) -> list
         = Composite(|call| meshgrid(call.tensor_list(0), call.str(1)));
 }
 

@@ -13,8 +13,8 @@ use super::Body::{Composite, Differentiable, Pair};
 use super::create::pad;
 use super::view::{diagonal, extents, select, slice, wrap};
 use super::{complex, operators, single};
-use crate::autograd::{Gradients, is_grad_enabled};
 use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::indexing::{self, combine_of};
 use crate::tensor::{Tensor, Tensors};
@@ -59,11 +59,15 @@ operators! {
         fn scatter_value(dim: int, index: tensor, value: scalar)
         = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)), first: Consumed;
     /// Returns the tensor with the elements of a source added to, or multiplied with, those at indices of a dimension.
-    "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor" = Composite(|call| {
+    "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"
+        fn scatter_with(dim: int, index: tensor, src: tensor, reduce: str)
+        = Composite(|call| {
         Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
     }), first: Consumed;
     /// Returns the tensor with a number added to, or multiplied with, the elements at indices of a dimension.
-    "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor" = Composite(|call| {
+    "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"
+        fn scatter_value_with(dim: int, index: tensor, value: scalar, reduce: str)
+        = Composite(|call| {
         Along::of(call, "scatter").scatter_number(call.scalar(3), former_reduction(call.str(4))?).map(single)
     }), first: Consumed;
     /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
@@ -93,7 +97,9 @@ operators! {
             index_fill(call, &value)
         }), first: Consumed;
     /// Returns the tensor with the only element of another written at the places that a list of indices names.
-    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor" = Composite(|call| {
+    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor"
+        fn index_fill_tensor(dim: int, index: tensor, value: tensor)
+        = Composite(|call| {
         let value = call.tensor(3);
         if value.rank() != 0 {
             return Err(Error::invalid(format!(

@@ -70,6 +70,7 @@ operators! {
         fn bernoulli() = Differentiable(|call| bernoulli(call, call.tensor(0)).map(single), &NOTHING), in_place: "";
     /// Returns 1 with a probability, else 0, of a tensor's shape. The gradient is 0.
     "bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"
+        fn bernoulli_p(p: float)
         = Differentiable(|call| {
             let x = call.tensor(0);
             trials(call, x.shape(), call.float(1), x.dtype()).map(single)

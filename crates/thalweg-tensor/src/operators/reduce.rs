@@ -60,6 +60,7 @@ operators! {
         fn min() = Composite(|call| extremum_of(call, &AMIN, &[], false).map(single)), out_form: "min.unary_out";
     /// Returns the smallest and the greatest element, along a dimension or of all.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
+        fn aminmax() -> 2
         = Composite(|call| {
             let dim = Ints::from_iter(call.optional_int(1));
             if dim.is_empty() && call.tensor(0).elements() == 0 {
@@ -90,6 +91,7 @@ operators! {
         fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2))), out_form: "any.out";
     /// Returns whether any element over dimensions is not 0.
     "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        fn any_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ANY, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns whether no element is 0.
     "all(Tensor self) -> Tensor"
@@ -99,6 +101,7 @@ operators! {
         fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2))), out_form: "all.out";
     /// Returns whether no element over dimensions is 0.
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        fn all_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ALL, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns how many elements along a dimension are not 0, of all where there is none.
     "count_nonzero(Tensor self, int? dim=None) -> Tensor"
@@ -140,6 +143,7 @@ operators! {
         = Composite(|call| deviation(call, Spread::VarianceAndMean, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the standard deviation and the mean over dimensions, of floats.
     "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
+        fn std_mean(dim: optional_ints) -> 2
         = Composite(|call| {
             let mut both = deviation(call, Spread::StandardDeviation, &dims(call, 1), correction(call), call.bool(3))?;
             both.extend(mean(call, &dims(call, 1), call.bool(3), None)?);

@@ -257,7 +257,12 @@ impl DeviceGenerator {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
             }
-            self.draw(built_in!("thalweg::bernoulli")?, shape, Numbers::of(&[Scalar::F64(probability)]), dtype)
+            self.draw(
+                built_in!("thalweg::bernoulli")?,
+                shape,
+                Numbers::of(&[Scalar::F64(probability)]),
+                dtype,
+            )
         })
     }
 
@@ -331,7 +336,8 @@ impl DeviceGenerator {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let operator = built_in!("thalweg::dropout")?;
         let probability = Scalar::F64(probability);
-        let mut results = self.call(operator, Some(&flat), input.elements(), Numbers::of(&[probability]), None, label)?;
+        let mut results =
+            self.call(operator, Some(&flat), input.elements(), Numbers::of(&[probability]), None, label)?;
         let mask = results.swap_remove(1).reshape(input.shape())?;
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
