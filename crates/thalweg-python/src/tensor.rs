@@ -184,7 +184,13 @@ impl PyTensor {
     /// The tensor outside the graph; another may be put in its place.
     #[getter]
     fn get_data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        Self::object(slf.py(), slf.tensor().detach())
+        Self::object(slf.py(), slf.tensor().data())
+    }
+
+    /// The number of writes in place so far, of its views too.
+    #[getter]
+    fn _version(slf: &Bound<'_, Self>) -> u32 {
+        slf.tensor().version()
     }
 
     #[setter]

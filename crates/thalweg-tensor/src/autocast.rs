@@ -309,7 +309,7 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     let cast = match former {
         Some(former) => recorded(tensor, former),
         None => {
-            let version = tensor.version();
+            let version = tensor.writes();
             let cast = no_grad(|| tensor.to_dtype(dtype))?;
             kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
             recorded(tensor, cast)

@@ -26,6 +26,7 @@ pub mod autocast;
 pub mod autograd;
 pub mod caller;
 pub mod decoder;
+mod destination;
 pub mod deterministic;
 pub mod dispatch;
 mod display;

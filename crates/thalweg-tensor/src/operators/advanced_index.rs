@@ -44,12 +44,15 @@ operators! {
                     values.dtype()
                 )));
             }
+            if let Some(mask) = mask_of(call, x).filter(|_| values.elements() == 1 && !call.bool(3)) {
+                return mask?.select_where(&values.reshape(&[])?, x).map(single);
+            }
             match Indexed::new(call, x)? {
                 None if call.bool(3) => x.add(values).map(single),
                 None => values.expand(x.shape())?.copied(call.label.location).map(single),
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
-        }), autocast: Widest;
+        }), first: Consumed, autocast: Widest;
     /// Returns the elements at places that index tensors name where a mask is true, else a number. Where the mask is false, an index
     /// need not be in range.
     "_unsafe_masked_index(Tensor self, Tensor mask, Tensor?[] indices, Scalar fill) -> Tensor" = Composite(|call| {
@@ -72,9 +75,11 @@ operators! {
         fn masked_fill(mask: tensor, value: scalar) = Composite(|call| {
             let value = number_like(call.tensor(0), call.scalar(2))?;
             masked_fill(call, &value).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with the only element of another where a mask is true.
-    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor" = Composite(|call| {
+    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor"
+        fn masked_fill_tensor(mask: tensor, value: tensor)
+        = Composite(|call| {
         let value = call.tensor(2);
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -87,10 +92,10 @@ operators! {
             return Err(overflow(dtype));
         }
         masked_fill(call, &value.to_dtype(dtype)?).map(single)
-    });
+    }), first: Consumed;
     /// Returns the tensor with the elements of a source, one after another, where a mask is true. Blocks.
     "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"
-        fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single));
+        fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
     /// Returns the elements where a mask is true, one after another. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
         fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
@@ -123,7 +128,7 @@ operators! {
             let rows = x.reshape(&[1, x.elements(), 1])?;
             let combine = if call.bool(3) { Combine::Sum } else { Combine::Replace };
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
-        });
+        }), first: Consumed;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
     "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
@@ -272,6 +277,20 @@ impl Indexed {
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
         written.reshape(&moved)?.permute(&inverse)?.contiguous()
     }
+}
+
+/// Returns the only index of a call, if it is a mask whose extents are the tensor's, as one of all of the tensor's dimensions.
+fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
+    let Argument::OptionalTensors(list) = call.argument(1) else { return None };
+    let (first, mask) = list.iter().enumerate().find_map(|(at, index)| Some((at, index.as_ref()?)))?;
+    let is_only = list.iter().flatten().count() == 1;
+    let fits = x.shape().get(first..first + mask.rank()) == Some(mask.shape());
+    if !is_only || mask.dtype() != DType::Bool || mask.rank() == 0 || !fits {
+        return None;
+    }
+    let mut shape: Shape = mask.shape().into();
+    shape.resize(x.rank() - first, 1);
+    Some(mask.reshape(&shape))
 }
 
 /// Returns index tensors with what is out of range moved into it.

@@ -36,6 +36,7 @@ operators! {
         });
     /// Returns input1ᵀ · weight · input2 + bias over the last dimensions: a weight is (out, in1, in2).
     "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"
+        fn bilinear(input2: tensor, weight: tensor, bias: optional_tensor)
         = Composite(|call| bilinear(call).map(single)), autocast: Widest;
     /// Returns self where it is positive, else self · weight: one weight, or one per channel.
     "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu), autocast: Lower;

@@ -17,6 +17,7 @@ operators! {
     /// Returns the slopes along a dimension, or along each, of points so far apart: by central differences inside, and at the ends by
     /// polynomials of `edge_order`.
     "gradient.scalarint(Tensor self, *, Scalar? spacing=None, int? dim=None, int edge_order=1) -> Tensor[]"
+        fn gradient_scalarint() -> list
         = Composite(|call| {
             let dims = chosen(call, call.optional_int(2))?;
             let spacing = call.optional_scalar(1).unwrap_or(Scalar::I64(1));
@@ -48,9 +49,11 @@ operators! {
         = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
+        fn trapezoid()
         = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
+        fn trapezoid_x(x: tensor)
         = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapz.dx(Tensor y, *, float dx=1, int dim=-1) -> Tensor"
@@ -59,11 +62,14 @@ operators! {
     "trapz.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points so far apart.
-    "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor" = Composite(|call| {
+    "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
+        fn cumulative_trapezoid()
+        = Composite(|call| {
         even_areas(call, call.scalar(1).to_f64(), 2, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)
     }), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points with coordinates.
     "cumulative_trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
+        fn cumulative_trapezoid_x(x: tensor)
         = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)), autocast: Parts;
 }
 

@@ -15,9 +15,12 @@ operators! {
         fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single)), autocast: Parts;
     /// Returns whether all elements are close to each other; the host reads the answer.
     "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool"
+        fn allclose(other: tensor, rtol: float, atol: float, equal_nan: bool) -> bool
         = Composite(|call| isclose(call)?.all().map(single));
     /// Returns whether shapes and all elements are equal; the host reads the answer.
-    "equal(Tensor self, Tensor other) -> bool" = Composite(|call| {
+    "equal(Tensor self, Tensor other) -> bool"
+        fn equal(other: tensor) -> bool
+        = Composite(|call| {
         let (x, y) = (call.tensor(0), call.tensor(1));
         if x.dtype() != y.dtype() {
             return Err(Error::invalid(format!(
@@ -37,7 +40,9 @@ operators! {
     "_local_scalar_dense(Tensor self) -> Scalar"
         = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
     /// Returns whether the only element is not 0; the host reads it.
-    "is_nonzero(Tensor self) -> bool" = Composite(|call| {
+    "is_nonzero(Tensor self) -> bool"
+        fn is_nonzero() -> bool
+        = Composite(|call| {
         let x = call.tensor(0);
         match x.elements() {
             0 => Err(Error::invalid("Boolean value of Tensor with no values is ambiguous")),
@@ -47,12 +52,15 @@ operators! {
     }), autocast: Parts;
     /// Returns that every element is a real number.
     "isreal(Tensor self) -> Tensor"
+        fn isreal()
         = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), autocast: Parts, complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
     /// Returns which elements are among those of another tensor.
     "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
+        fn isin(test_elements: tensor)
         = Composite(|call| isin(call, call.tensor(0), call.tensor(1)));
     /// Returns which elements are equal to a number.
     "isin.Tensor_Scalar(Tensor elements, Scalar test_element, *, bool assume_unique=False, bool invert=False) -> Tensor"
+        fn isin_scalar(test_element: scalar)
         = Composite(|call| {
             let x = call.tensor(0);
             let (number, dtype) = (call.scalar(1), super::view::dtype_of(call.scalar(1)));

@@ -50,9 +50,13 @@ operators! {
     /// Returns the complex conjugates, in memory of their own; real numbers themselves.
     "_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| conjugate(call).map(single));
     /// Returns the complex conjugates, in memory of their own; real numbers themselves.
-    "conj_physical(Tensor self) -> Tensor" = Composite(|call| conjugate(call).map(single)), autocast: Parts;
+    "conj_physical(Tensor self) -> Tensor"
+        fn conj_physical()
+        = Composite(|call| conjugate(call).map(single)), autocast: Parts;
     /// Returns the tensor: conjugates are always in memory of their own.
-    "resolve_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
+    "resolve_conj(Tensor(a) self) -> Tensor(a)"
+        fn resolve_conj()
+        = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
     /// Returns complex numbers of real and imaginary parts, which are broadcast.
     "complex(Tensor real, Tensor imag) -> Tensor"
         fn complex(imag: tensor) = Composite(|call| {

@@ -8,9 +8,12 @@ use thalweg_runtime::{Device, Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
-use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, made_like, wrap, wrap_all};
+use super::view::{
+    check_options, copied_in_format, diagonal, dtype_of, extents, in_format, made_like, wrap, wrap_all,
+};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
+use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
@@ -65,6 +68,7 @@ operators! {
         = Composite(|call| empty(call, &extents(&call.ints(1))?, 2, call.tensor(0).dtype()).map(single));
     /// Returns a tensor of a shape with these strides whose elements are anything, of a tensor's dtype and device.
     "new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_empty_strided(size: ints, stride: ints)
         = Composite(|call| {
             empty_strided(call, &call.ints(1), &call.ints(2), 3, call.tensor(0).dtype()).map(single)
         });
@@ -103,9 +107,11 @@ operators! {
                 Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
             },
             &FILL,
-        ), complex: Taken;
+        ), first: Ignored, complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
-    "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Differentiable(|call| {
+    "fill.Tensor(Tensor self, Tensor value) -> Tensor"
+        fn fill_tensor(value: tensor)
+        = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -114,7 +120,7 @@ operators! {
             )));
         }
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
-    }, &FILL), complex: Taken;
+    }, &FILL), first: Ignored, complex: Taken;
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
@@ -202,10 +208,13 @@ operators! {
     "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
         fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single)), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
-    "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij")), autocast: Parts;
+    "meshgrid(Tensor[] tensors) -> Tensor[]"
+        of fn meshgrid(tensors: tensors) -> list
+        = Composite(|call| meshgrid(call.tensor_list(0), "ij")), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
     /// first.
     "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
+        of fn meshgrid_indexing(tensors: tensors, indexing: str) -> list
         = Composite(|call| meshgrid(call.tensor_list(0), call.str(1))), autocast: Parts;
 }
 
@@ -398,8 +407,9 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     }
     let dtype = options(call, at)?.unwrap_or_else(default_dtype);
     let size = size.map(|extent| extent as usize);
-    let (with, without) = (lower(size, 0, call.device)?, lower(size, -1, call.device)?);
-    with.ne(&without)?.to_dtype(dtype)
+    let result = Tensor::zeros(&size, dtype, call.device)?;
+    no_grad(|| diagonal(&result, 0, 0, 1)?.fill_(1))?;
+    Ok(result)
 }
 
 /// Returns a matrix's lower or upper triangle, and 0 elsewhere.

@@ -13,9 +13,11 @@ operators! {
     /// Returns −ln of the probability of each sequence of labels, from the logarithms of the labels' probabilities (time, batch, labels).
     /// Targets are (batch, places), or one after another. The gradient is that of probabilities whose sum is 1, as in PyTorch.
     "ctc_loss.IntList(Tensor log_probs, Tensor targets, int[] input_lengths, int[] target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
+        fn ctc_loss(targets: tensor, input_lengths: ints, target_lengths: ints, blank: int, reduction: int, zero_infinity: bool)
         = Composite(|call| ctc(call, &call.ints(2), &call.ints(3))), autocast: Parts;
     /// Returns −ln of the probability of each sequence of labels, with the lengths in tensors, which the host reads: blocks.
     "ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
+        fn ctc_loss_tensor(targets: tensor, input_lengths: tensor, target_lengths: tensor, blank: int, reduction: int, zero_infinity: bool)
         = Composite(|call| {
             let read = |place: usize| -> Result<Vec<i64>> {
                 let lengths = call.tensor(place);

@@ -93,7 +93,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
             }
         }
     }
-    let result = Tensor::empty_on(&shape, dtype, &call.device.current_stream(), call.label)?;
+    let result = Tensor::result_on(&shape, dtype, &call.device.current_stream(), call.label)?;
     let result = result.with_layout(layout_in(&shape, common_format(list))?);
     let mut start = 0;
     for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {

@@ -45,6 +45,7 @@ operators! {
         fn soft_margin_loss(target: tensor) = Composite(|call| of_pair(call, loss!("soft_margin_loss"), call.int(2), &[])), autocast: Full;
     /// Returns max(0, −target · (input1 − input2) + margin), reduced.
     "margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
+        fn margin_ranking_loss(input2: tensor, target: tensor, margin: float, reduction: int)
         = Composite(|call| {
             let [a, b, target] = [0, 1, 2].map(|place| call.tensor(place));
             let loss = a.sub(b)?.mul(&target.neg()?)?.add_scalar(call.float(3))?.clamp_min_zero()?;

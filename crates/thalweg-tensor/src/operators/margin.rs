@@ -15,9 +15,11 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns 1 − cos of the rows' angle where the target is 1, max(0, cos − margin) where it is −1, reduced.
     "cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
+        fn cosine_embedding_loss(input2: tensor, target: tensor, margin: float, reduction: int)
         = Composite(cosine_embedding_loss), autocast: Full;
     /// Returns self where the target is 1, max(0, margin − self) where it is −1, reduced.
     "hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean) -> Tensor"
+        fn hinge_embedding_loss(target: tensor, margin: float, reduction: int)
         = Composite(|call| {
             let (x, target) = (call.tensor(0), call.tensor(1));
             let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
@@ -30,16 +32,20 @@ operators! {
     /// Returns max(0, |anchor − positive| − |anchor − negative| + margin), reduced; with `swap` the negative's distance is the lesser of
     /// those to anchor and positive.
     "triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor"
+        fn triplet_margin_loss(positive: tensor, negative: tensor, margin: float, p: float, eps: float, swap: bool, reduction: int)
         = Composite(triplet_margin_loss), autocast: Full;
     /// Returns the negative logarithm of a Poisson distribution's probability, reduced; `full` adds Stirling's approximation of ln target!.
     "poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int reduction) -> Tensor"
+        fn poisson_nll_loss(target: tensor, log_input: bool, full: bool, eps: float, reduction: int)
         = Composite(poisson_nll_loss), autocast: Full;
     /// Returns the mean over classes of max(0, margin − self at the target + self)ᵖ, times the target's weight, reduced.
     "multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor"
+        fn multi_margin_loss(target: tensor, p: scalar, margin: scalar, weight: optional_tensor, reduction: int)
         = Composite(multi_margin_loss), autocast: Full;
     /// Returns the sum over targets and other classes of max(0, 1 − self at the target + self), over the classes, reduced. A row's targets
     /// end at the first that is −1.
     "multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
+        fn multilabel_margin_loss(target: tensor, reduction: int)
         = Composite(multilabel_margin_loss), autocast: Full;
 }
 

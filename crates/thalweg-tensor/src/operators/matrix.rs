@@ -31,6 +31,7 @@ operators! {
         }), autocast: Parts;
     /// Returns the diagonals of matrices as the last dimension.
     "linalg_diagonal(Tensor(a) A, *, int offset=0, int dim1=-2, int dim2=-1) -> Tensor(a)"
+        fn linalg_diagonal()
         = Composite(|call| diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single)), autocast: Parts;
     /// Returns the sum of a matrix's diagonal.
     "trace(Tensor self) -> Tensor" fn trace() = Composite(|call| {
@@ -52,11 +53,17 @@ operators! {
     "tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"
         fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single)), autocast: Widest;
     /// Returns the product of matrices, in the order that takes the fewest multiplications; the first and last may be vectors.
-    "linalg_multi_dot(Tensor[] tensors) -> Tensor" = Composite(|call| multi_dot(call).map(single)), autocast: Lower;
+    "linalg_multi_dot(Tensor[] tensors) -> Tensor"
+        of fn linalg_multi_dot(tensors: tensors)
+        = Composite(|call| multi_dot(call).map(single)), autocast: Lower;
     /// Returns the matrix of powers, from 0 on, of a vector's elements: a row each.
-    "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor" = Composite(|call| vander(call).map(single)), autocast: Parts;
+    "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor"
+        fn linalg_vander()
+        = Composite(|call| vander(call).map(single)), autocast: Parts;
     /// Returns the sums of products along a dimension, which are broadcast.
-    "linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor" = Composite(|call| {
+    "linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor"
+        fn linalg_vecdot(y: tensor)
+        = Composite(|call| {
         let (x, y) = (call.tensor(0), call.tensor(1));
         check_same_dtype("linalg.vecdot", x, y)?;
         let wide = x.dtype().compute();
@@ -65,6 +72,7 @@ operators! {
     }), autocast: Lower;
     /// Returns the cross products of vectors of three elements along a dimension, which are broadcast.
     "linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"
+        fn linalg_cross(other: tensor)
         = Composite(|call| cross(call.tensor(0), call.tensor(1), call.int(2)).map(single));
     /// Returns the cross products of vectors of three elements along a dimension: the first of extent 3 where none is given.
     "cross(Tensor self, Tensor other, int? dim=None) -> Tensor"

@@ -154,9 +154,11 @@ operators! {
         fn clamp_max(max: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_max, [call.scalar(1)])));
     /// Returns self, but not below min, which is broadcast.
     "clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"
+        fn clamp_min_tensor(min: tensor)
         = Lowered(|call| Ok(with_numbers(call, &table::clamp_above, [])));
     /// Returns self, but not above max, which is broadcast.
     "clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"
+        fn clamp_max_tensor(max: tensor)
         = Lowered(|call| Ok(with_numbers(call, &table::clamp_below, [])));
     /// Returns |self| with the sign of other. The shapes are broadcast.
     "copysign.Tensor(Tensor self, Tensor other) -> Tensor"

@@ -20,6 +20,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the mean over each window of planes of one axis.
     "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"
+        fn avg_pool1d(kernel_size: ints, stride: ints, padding: ints, ceil_mode: bool, count_include_pad: bool)
         = Composite(|call| {
             let kind = Kind { axes: 1, is_adaptive: false, is_max: false };
             kind.check_dtype(call)?;
@@ -36,6 +37,7 @@ operators! {
         fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = means::<2, false>();
     /// Returns the mean over each window of volumes.
     "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
+        fn avg_pool3d(kernel_size: ints, stride: ints, padding: ints, ceil_mode: bool, count_include_pad: bool, divisor_override: optional_int)
         = means::<3, false>();
     /// Returns the gradient of a mean over each window of images from that of the means.
     "avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
@@ -70,15 +72,19 @@ operators! {
         = extrema_backward::<3, false>();
     /// Returns the greatest element of each window of planes of one axis.
     "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
+        fn max_pool1d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
         = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?)), autocast: Parts;
     /// Returns the greatest element of each window of images.
     "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"
+        fn max_pool2d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
         = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?)), autocast: Parts;
     /// Returns the greatest element of each window of volumes.
     "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
+        fn max_pool3d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
         = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?)), autocast: Parts;
     /// Returns the mean over each of so many windows that cover an axis.
     "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
+        fn adaptive_avg_pool1d(output_size: ints)
         = Composite(|call| adaptive_of_rows(call, false, built_in!("_adaptive_avg_pool2d")?)), autocast: Parts;
     /// Returns the mean over each of so many windows that cover an image.
     "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
@@ -88,6 +94,7 @@ operators! {
         = means::<2, true>();
     /// Returns the mean over each of so many windows that cover a volume.
     "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
+        fn adaptive_avg_pool3d(output_size: ints)
         = means::<3, true>();
     /// Returns the mean over each of so many windows that cover a volume.
     "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
@@ -100,12 +107,15 @@ operators! {
         = means_backward::<3, true>();
     /// Returns the greatest element of each of so many windows that cover an axis, and its place.
     "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
+        fn adaptive_max_pool1d(output_size: ints) -> 2
         = Composite(|call| adaptive_of_rows(call, true, built_in!("adaptive_max_pool2d")?)), autocast: Parts;
     /// Returns the greatest element of each of so many windows that cover an image, and its place.
     "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
+        fn adaptive_max_pool2d(output_size: ints) -> 2
         = extrema::<2, true>();
     /// Returns the greatest element of each of so many windows that cover a volume, and its place.
     "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
+        fn adaptive_max_pool3d(output_size: ints) -> 2
         = extrema::<3, true>();
     /// Returns the gradient of the greatest elements of windows that cover an image from theirs.
     "adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"

@@ -62,6 +62,7 @@ operators! {
         fn min() = Composite(|call| value_among(call, || extremum_of(call, &AMIN, &[], false))), out_form: "min.unary_out";
     /// Returns the smallest and the greatest element, along a dimension or of all.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
+        fn aminmax() -> 2
         = Composite(|call| {
             let dim = Ints::from_iter(call.optional_int(1));
             if dim.is_empty() && call.tensor(0).elements() == 0 {
@@ -95,6 +96,7 @@ operators! {
         fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2))), out_form: "any.out";
     /// Returns whether any element over dimensions is not 0.
     "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        fn any_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ANY, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns whether no element is 0.
     "all(Tensor self) -> Tensor"
@@ -104,6 +106,7 @@ operators! {
         fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2))), out_form: "all.out";
     /// Returns whether no element over dimensions is 0.
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        fn all_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ALL, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns how many elements along a dimension are not 0, of all where there is none.
     "count_nonzero(Tensor self, int? dim=None) -> Tensor"
@@ -145,6 +148,7 @@ operators! {
         = Composite(|call| deviation(call, Spread::VarianceAndMean, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the standard deviation and the mean over dimensions, of floats.
     "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
+        fn std_mean(dim: optional_ints) -> 2
         = Composite(|call| {
             let mut both = deviation(call, Spread::StandardDeviation, &dims(call, 1), correction(call), call.bool(3))?;
             both.extend(mean(call, &dims(call, 1), call.bool(3), None)?);
@@ -418,8 +422,8 @@ fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -
         return Ok(None);
     }
     let stream = call.device.current_stream();
-    let empty = |shape: &[usize]| Tensor::empty_on(shape, DType::I64, &stream, call.label);
-    let (numbers, places) = (empty(&[kernel.numbers() as usize])?, empty(&[before, behind].concat())?);
+    let numbers = Tensor::empty_on(&[kernel.numbers() as usize], DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(&[before, behind].concat(), DType::I64, &stream, call.label)?;
     stream.launch_native(&Placed { kernel, at: [x, &numbers].map(Tensor::pointer) }, call.label)?;
     let kernel = ExtremumColumns { phase: Phase::Places, ..kernel };
     stream.launch_native(&Placed { kernel, at: [&numbers, &places].map(Tensor::pointer) }, call.label)?;
@@ -435,7 +439,7 @@ fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Opti
         return Ok(None);
     }
     let stream = call.device.current_stream();
-    let places = Tensor::empty_on(&[rows as usize], DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(&[rows as usize], DType::I64, &stream, call.label)?;
     stream.launch_native(&Placed { kernel, at: [x, &places].map(Tensor::pointer) }, call.label)?;
     Ok(Some(places))
 }

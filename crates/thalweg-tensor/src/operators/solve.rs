@@ -63,6 +63,7 @@ operators! {
         = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts;
     /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
+        fn linalg_lu_factor_ex() -> 3
         = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
     /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
@@ -78,6 +79,7 @@ operators! {
         });
     /// Returns the factors P, L and U of what `linalg_lu_factor` gave; those that are not asked for are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
+        fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
         = Composite(|call| {
             let a = Stack::new("torch.lu_unpack", call.tensor(0))?;
             if call.tensor(1).dtype() != DType::I32 {
@@ -106,11 +108,13 @@ operators! {
         fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::solve(call, call.bool(2)).map(single));
     /// Returns the solutions X of A X = B, or X A = B, and 0 or the first pivot that is 0.
     "linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor info)"
+        fn linalg_solve_ex(b: tensor) -> 2
         = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3))), autocast: Parts;
     /// Returns the inverses of matrices. Blocks.
     "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the inverses of matrices, and 0 or the first pivot that is 0.
     "linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"
+        fn linalg_inv_ex() -> 2
         = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1)));
     /// Returns the inverses of matrices. Blocks.
     "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
@@ -158,6 +162,7 @@ operators! {
         });
     /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
     "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
+        fn ormqr(input2: tensor, input3: tensor, left: bool, transpose: bool)
         = Composite(|call| {
             let (left, transpose) = (call.bool(3), call.bool(4));
             check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), left)?;

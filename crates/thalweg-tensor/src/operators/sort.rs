@@ -22,6 +22,7 @@ operators! {
         = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call));
     /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order.
     "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
+        fn sort_stable(stable: optional_bool) -> 2
         = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call)), out_form: "sort.values_stable(values, indices)";
     /// Returns the places of the elements in order along a dimension.
     "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
@@ -29,23 +30,31 @@ operators! {
         = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call).map(second)), autocast: Parts;
     /// Returns the places of the elements in order along a dimension. Equals keep their order.
     "argsort.stable(Tensor self, *, bool stable, int dim=-1, bool descending=False) -> Tensor"
+        fn argsort_stable(stable: bool)
         = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call).map(second)), autocast: Parts;
     /// Returns the elements in order along the first dimension.
-    "msort(Tensor self) -> Tensor" = Composite(|call| {
+    "msort(Tensor self) -> Tensor"
+        fn msort()
+        = Composite(|call| {
         let x = call.tensor(0);
         sorted(x, 0, false, call).map(|mut results| single(results.swap_remove(0)))
     }), autocast: Parts;
     /// Returns the k greatest elements along a dimension in order, or the smallest, and their places.
     "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
+        fn topk(k: int, dim: int, largest: bool, sorted: bool) -> 2
         = Composite(topk);
     /// Returns the kth smallest element along a dimension, counted from 1, and its place.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn kthvalue(k: int, dim: int, keepdim: bool) -> 2
         = Composite(kthvalue), out: [Apart];
     /// Returns the median along a dimension, the lower of two, and its place; NaN where there is one.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn median_dim(dim: int, keepdim: bool) -> 2
         = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call));
     /// Returns the median of all elements, the lower of two; NaN where there is one.
-    "median(Tensor self) -> Tensor" = Composite(|call| {
+    "median(Tensor self) -> Tensor"
+        fn median()
+        = Composite(|call| {
         let x = call.tensor(0);
         if x.elements() == 0 {
             return if x.dtype().is_floating_point() {
@@ -152,7 +161,7 @@ fn select(call: &Call<'_>) -> Result<Tensors> {
     let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
     shape[x.layout().dimension(dim)?] = k as usize;
     let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
+    let empty = |dtype| Tensor::result_on(&shape, dtype, &stream, call.label);
     let results = [empty(x.dtype())?, empty(DType::I64)?];
     let at = [x.pointer(), results[0].pointer(), results[1].pointer()];
     stream.launch_native(&Placed { kernel, at }, call.label)?;
@@ -164,7 +173,7 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     let x = x.detach().contiguous()?;
     let shape = x.shape();
     let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::empty_on(shape, dtype, &stream, label);
+    let empty = |dtype| Tensor::result_on(shape, dtype, &stream, label);
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
     wrap(dim, x.rank())?;
     if x.elements() > 0 {

@@ -17,27 +17,34 @@ operators! {
         = Composite(|call| into_sections(call.tensor(0), call.int(1), call.int(2))), autocast: Parts;
     /// Returns the parts of a dimension that these places divide it into.
     "tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]"
+        fn tensor_split_indices(indices: ints, dim: int) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), call.int(2))), autocast: Parts;
     /// Returns the parts of a dimension that a tensor without dimensions counts, or whose ends a vector holds; the host reads it.
     "tensor_split.tensor_indices_or_sections(Tensor(a -> *) self, Tensor tensor_indices_or_sections, int dim=0) -> Tensor(a)[]"
         = Composite(by_tensor), autocast: Parts;
     /// Returns so many equal parts of the second dimension; of a vector, of its only one.
     "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        fn hsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, SECOND)), autocast: Parts;
     /// Returns the parts that these places divide the second dimension into; of a vector, its only one.
     "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        fn hsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?)), autocast: Parts;
     /// Returns so many equal parts of the first dimension.
     "vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        fn vsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, FIRST)), autocast: Parts;
     /// Returns the parts that these places divide the first dimension into.
     "vsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        fn vsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), FIRST.of(call)?)), autocast: Parts;
     /// Returns so many equal parts of the third dimension.
     "dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        fn dsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, THIRD)), autocast: Parts;
     /// Returns the parts that these places divide the third dimension into.
     "dsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        fn dsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?)), autocast: Parts;
     /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
     "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);

@@ -32,6 +32,7 @@ operators! {
     /// Returns the covariance of the rows' variables over the columns' observations, each as often as `fweights` and as heavy as
     /// `aweights` say.
     "cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor"
+        fn cov()
         = Composite(|call| {
             let weights = [call.optional_tensor(2), call.optional_tensor(3)];
             cov(call.tensor(0), call.int(1) as f64, weights).map(single)
@@ -40,15 +41,19 @@ operators! {
     "corrcoef(Tensor self) -> Tensor" fn corrcoef() = Composite(|call| corrcoef(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the quantiles along a dimension, or of all elements; NaN where there is one.
     "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        fn quantile(q: tensor, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, call.tensor(1), false).map(single)), autocast: Parts;
     /// Returns a quantile along a dimension, or of all elements; NaN where there is one.
     "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        fn quantile_scalar(q: float, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, &fraction(call)?, false).map(single)), autocast: Parts;
     /// Returns the quantiles along a dimension, or of all elements, of what is not NaN.
     "nanquantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        fn nanquantile(q: tensor, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, call.tensor(1), true).map(single)), autocast: Parts;
     /// Returns a quantile along a dimension, or of all elements, of what is not NaN.
     "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        fn nanquantile_scalar(q: float, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, &fraction(call)?, true).map(single)), autocast: Parts;
     /// Returns the median of all elements that are not NaN: the lower one of two.
     "nanmedian(Tensor self) -> Tensor" fn nanmedian() = Composite(|call| {
@@ -62,6 +67,7 @@ operators! {
     });
     /// Returns the median along a dimension of what is not NaN, and its place.
     "nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn nanmedian_dim(dim: int, keepdim: bool) -> 2
         = Composite(|call| nanmedian(call.tensor(0), call.int(1), call.bool(2)));
     /// Returns the value that is there most often along a dimension, the least of several, and a place of it.
     "mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
