@@ -4,7 +4,6 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
-use thalweg::autograd::no_grad;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
@@ -456,20 +455,9 @@ impl PyTensor {
         slf.holds(&other.tensor())
     }
 
-    /// Returns a copy for `copy.deepcopy`: of a leaf, with its gradient.
-    fn _deep_copy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        let own = &slf.tensor();
-        let copy = run(slf.py(), || {
-            no_grad(|| {
-                let copy = cloned(&own.detach())?;
-                copy.set_requires_grad(own.requires_grad())?;
-                if let Some(gradient) = own.grad() {
-                    copy.set_grad(Some(cloned(&gradient.detach())?))?;
-                }
-                Ok(copy)
-            })
-        })?;
-        Self::object(slf.py(), copy)
+    /// Returns the number of bytes of the memory that it shares with its views.
+    fn _storage_bytes(slf: &Bound<'_, Self>) -> u64 {
+        slf.tensor().storage_bytes()
     }
 }
 

@@ -4,6 +4,7 @@ from .._left_out import attributes as _attributes
 from . import _reduction, attention, functional, init, utils
 from .activations import *  # noqa: F401,F403
 from .activations import MultiheadAttention, PReLU, RReLU, Softmax2d, Threshold
+from .adaptive import AdaptiveLogSoftmaxWithLoss
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .layers import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
