@@ -31,6 +31,7 @@ def check(values):
     assert values["meta"].device.type == "meta" and values["meta"].shape == (2, 3)
     assert values["float8"].dtype is th.float8_e5m2 and values["float8"].float().tolist() == [1, 1]
     assert values["large"] == 2**70 and values["complex"] == 1 + 2j and values["none"] is None
+    assert values["marked"].note == "kept" and type(values["marked"]) is th.Tensor
     assert values["empty"].shape == (0, 3) and values["expanded"].stride() == (0,) and values["expanded"].tolist() == [1, 1, 1]
 
 
