@@ -37,6 +37,7 @@ from .serialization import load, save
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
+from ._devices import *  # noqa: E402,F401,F403
 
 _tensor_names.add()
 _absent.add(globals())
