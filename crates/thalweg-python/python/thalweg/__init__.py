@@ -32,7 +32,9 @@ from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
+from .func import vmap
 from .serialization import load, save
+from .storage import TypedStorage, UntypedStorage
 
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
