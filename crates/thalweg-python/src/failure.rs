@@ -30,6 +30,13 @@ create_exception!(
     "The exception of a checkpointed function that saves other tensors when it runs again (`torch.utils.checkpoint.CheckpointError`)."
 );
 
+create_exception!(
+    thalweg.linalg,
+    LinAlgError,
+    PyRuntimeError,
+    "The exception of a matrix for which a computation has no result (`torch.linalg.LinAlgError`)."
+);
+
 /// Returns the exception of an error, as PyTorch would raise it.
 pub fn exception(error: &Error) -> PyErr {
     let text = message(error);
@@ -38,6 +45,9 @@ pub fn exception(error: &Error) -> PyErr {
     }
     if error.is_index() {
         return PyIndexError::new_err(text);
+    }
+    if error.is_linear_algebra() {
+        return LinAlgError::new_err(text);
     }
     if error.is_recomputation() {
         return CheckpointError::new_err(text);
@@ -212,6 +222,7 @@ fn _panic(py: Python<'_>) -> PyResult<()> {
 /// Adds the exceptions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("OutOfMemoryError", module.py().get_type::<OutOfMemoryError>())?;
+    module.add("_LinAlgError", module.py().get_type::<LinAlgError>())?;
     module.add("_CheckpointError", module.py().get_type::<CheckpointError>())?;
     module.add_function(wrap_pyfunction!(_panic, module)?)
 }

@@ -39,6 +39,8 @@ enum Kind {
     #[error("{0}")]
     Index(String),
     #[error("{0}")]
+    LinearAlgebra(String),
+    #[error("{0}")]
     Recomputation(String),
     #[error("{0}")]
     Capture(String),
@@ -64,6 +66,11 @@ impl Error {
     /// Creates the error of a dimension or an index that is out of range, or of a subscript that fits no tensor: PyTorch's `IndexError`.
     pub fn index(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Index(text.into()))
+    }
+
+    /// Creates the error of a matrix for which a computation has no result, such as the inverse of a singular one: PyTorch's `LinAlgError`.
+    pub fn linear_algebra(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::LinearAlgebra(text.into()))
     }
 
     /// Creates the error of a checkpointed function that saves other tensors when it runs again: PyTorch's `CheckpointError`.
@@ -160,7 +167,11 @@ impl Error {
     pub fn is_invalid_argument(&self) -> bool {
         matches!(
             self.0.kind,
-            Kind::Invalid(_) | Kind::Index(_) | Kind::Recomputation(_) | Kind::OutOfRange(..)
+            Kind::Invalid(_)
+                | Kind::Index(_)
+                | Kind::LinearAlgebra(_)
+                | Kind::Recomputation(_)
+                | Kind::OutOfRange(..)
         ) || self.driver_error().is_some_and(|error| error.is_invalid_argument())
     }
 
@@ -168,6 +179,11 @@ impl Error {
     /// A kernel may have found it ([`is_out_of_range`](Self::is_out_of_range)).
     pub fn is_index(&self) -> bool {
         matches!(self.0.kind, Kind::Index(_) | Kind::OutOfRange(..))
+    }
+
+    /// Returns whether a matrix has no result of a computation: it is singular, not positive-definite, or does not converge.
+    pub fn is_linear_algebra(&self) -> bool {
+        matches!(self.0.kind, Kind::LinearAlgebra(_))
     }
 
     /// Returns whether a checkpointed function saved other tensors when it ran again.

@@ -19,9 +19,9 @@ from . import _core
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _aliases, _tensor, _typed
+from . import _aliases, _methods, _tensor, _typed
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
-from . import safetensors, serialization, utils
+from . import safetensors, serialization, signal, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
@@ -34,11 +34,15 @@ from .serialization import load, save
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
+from ._lowrank import pca_lowrank, svd_lowrank
+from ._operators import *  # noqa: E402,F401,F403
+from .signal.windows import bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window
 
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
+linalg.matmul, linalg.LinAlgError = _core.matmul, _core._LinAlgError
 fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
 special = _module("special", "Special functions (`torch.special`).")
 

@@ -347,7 +347,7 @@ pub(super) fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String
     }
     let list: Vec<i32> = info.detach().reshape(&[info.elements()])?.to_vec()?;
     match list.iter().position(|&info| info != 0) {
-        Some(matrix) => Err(Error::invalid(refuse((list.len() > 1).then_some(matrix), list[matrix]))),
+        Some(matrix) => Err(Error::linear_algebra(refuse((list.len() > 1).then_some(matrix), list[matrix]))),
         None => Ok(()),
     }
 }

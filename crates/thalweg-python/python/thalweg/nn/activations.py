@@ -1,59 +1,72 @@
 """Modules of functions without parameters, and of attention."""
 
+import warnings
+
 from .. import _core
+from . import _parameters
 from . import functional as F
 from . import init
 from .module import Module
 from .parameter import Parameter
 
 
-def _activation(name, function, fields=(), doc=""):
-    """Makes a module of an activation; `fields` are its options with their defaults."""
-    def __init__(self, *args, inplace=False, **kwargs):
+def _activation(name, function, parameters=""):
+    """Makes a module of an activation, whose options are its parameters."""
+    fields = [one for one in _parameters.names_of(parameters) if one != "inplace"]
+
+    def start(self, given):
         Module.__init__(self)
-        for place, (field, default) in enumerate(fields):
-            setattr(self, field, kwargs.pop(field, args[place] if place < len(args) else default))
-        if len(args) > len(fields):
-            inplace = args[len(fields)]
-        if kwargs:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {next(iter(kwargs))!r}")
-        self.inplace = inplace
+        for field, value in given.items():
+            setattr(self, field, value)
 
     def forward(self, input):
-        values = [getattr(self, field) for field, _ in fields]
+        values = [getattr(self, field) for field in fields]
         return function(input, *values, inplace=True) if self.inplace else function(input, *values)
 
     def extra_repr(self):
-        texts = [f"{field}={getattr(self, field)!r}" for field, _ in fields]
+        texts = [f"{field}={getattr(self, field)!r}" for field in fields]
         return ", ".join(texts + (["inplace=True"] if self.inplace else []))
-    return type(name, (Module,), {"inplace": False, "__init__": __init__, "forward": forward, "extra_repr": extra_repr, "__module__": "thalweg.nn",
-                                  "__qualname__": name, "__doc__": doc or f"`functional.{function.__name__}` as a module."})
+    return type(name, (Module,), {
+        "inplace": False, "__init__": _parameters.initializer(name, parameters, start), "forward": forward, "extra_repr": extra_repr,
+        "__module__": "thalweg.nn", "__qualname__": name, "__doc__": f"`functional.{function.__name__}` as a module."})
 
 
-ReLU = _activation("ReLU", F.relu)
-ReLU6 = _activation("ReLU6", F.relu6)
-SiLU = _activation("SiLU", F.silu)
-Mish = _activation("Mish", F.mish)
-SELU = _activation("SELU", F.selu)
-Hardswish = _activation("Hardswish", F.hardswish)
-Hardsigmoid = _activation("Hardsigmoid", F.hardsigmoid)
-LeakyReLU = _activation("LeakyReLU", F.leaky_relu, [("negative_slope", 0.01)])
-ELU = _activation("ELU", F.elu, [("alpha", 1.0)])
-CELU = _activation("CELU", F.celu, [("alpha", 1.0)])
-Hardtanh = _activation("Hardtanh", F.hardtanh, [("min_val", -1.0), ("max_val", 1.0)])
-GELU = _activation("GELU", F.gelu, [("approximate", "none")])
-GLU = _activation("GLU", F.glu, [("dim", -1)])
-Softmax = _activation("Softmax", F.softmax, [("dim", None)])
-LogSoftmax = _activation("LogSoftmax", F.log_softmax, [("dim", None)])
-Softmin = _activation("Softmin", F.softmin, [("dim", None)])
-Softplus = _activation("Softplus", _core.softplus, [("beta", 1.0), ("threshold", 20.0)])
+ReLU = _activation("ReLU", F.relu, "inplace=False")
+ReLU6 = _activation("ReLU6", F.relu6, "inplace=False")
+SiLU = _activation("SiLU", F.silu, "inplace=False")
+Mish = _activation("Mish", F.mish, "inplace=False")
+SELU = _activation("SELU", F.selu, "inplace=False")
+Hardswish = _activation("Hardswish", F.hardswish, "inplace=False")
+Hardsigmoid = _activation("Hardsigmoid", F.hardsigmoid, "inplace=False")
+LeakyReLU = _activation("LeakyReLU", F.leaky_relu, "negative_slope=0.01, inplace=False")
+ELU = _activation("ELU", F.elu, "alpha=1.0, inplace=False")
+CELU = _activation("CELU", F.celu, "alpha=1.0, inplace=False")
+GELU = _activation("GELU", F.gelu, "approximate='none'")
+GLU = _activation("GLU", F.glu, "dim=-1")
+Softmax = _activation("Softmax", F.softmax, "dim=None")
+LogSoftmax = _activation("LogSoftmax", F.log_softmax, "dim=None")
+Softmin = _activation("Softmin", F.softmin, "dim=None")
+Softplus = _activation("Softplus", _core.softplus, "beta=1.0, threshold=20.0")
 Tanh = _activation("Tanh", _core.tanh)
 Sigmoid = _activation("Sigmoid", _core.sigmoid)
 LogSigmoid = _activation("LogSigmoid", F.logsigmoid)
 Softsign = _activation("Softsign", _core.softsign)
 Tanhshrink = _activation("Tanhshrink", F.tanhshrink)
-Hardshrink = _activation("Hardshrink", _core.hardshrink, [("lambd", 0.5)])
-Softshrink = _activation("Softshrink", _core.softshrink, [("lambd", 0.5)])
+Hardshrink = _activation("Hardshrink", _core.hardshrink, "lambd=0.5")
+Softshrink = _activation("Softshrink", _core.softshrink, "lambd=0.5")
+
+
+class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, inplace=False")):
+    """`functional.hardtanh` as a module."""
+
+    def __init__(self, min_val=-1.0, max_val=1.0, inplace=False, min_value=None, max_value=None):
+        for name, value in (("min_val", min_value), ("max_val", max_value)):
+            if value is not None:
+                warnings.warn(f"keyword argument `{name}ue` is deprecated and rename to `{name}`", FutureWarning, stacklevel=2)
+        low, high = (own if former is None else former for own, former in ((min_val, min_value), (max_val, max_value)))
+        super().__init__(low, high, inplace)
+        if not self.max_val > self.min_val:
+            raise ValueError(f"max_val must be larger than min_val, got {self.max_val} and {self.min_val}")
 
 
 class Threshold(Module):

@@ -4,10 +4,13 @@ A name that is not defined below is the operator of that name.
 """
 
 import math
+import warnings
 
 from .. import _core
+from ._attention import multi_head_attention_forward  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+_NAMES = tuple(_REDUCTIONS)
 
 
 _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
@@ -23,35 +26,72 @@ def __getattr__(name):
 
 def _reduction(reduction, size_average=None, reduce=None):
     if size_average is not None or reduce is not None:
-        raise NotImplementedError("size_average and reduce are left out: they are deprecated; say reduction='none', 'mean' or 'sum'")
+        mean, reduced = (True if value is None else value for value in (size_average, reduce))
+        reduction = "none" if not reduced else "mean" if mean else "sum"
+        warnings.warn(f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.", stacklevel=3)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"{reduction} is not a valid value for reduction")
     return _REDUCTIONS[reduction]
 
 
-def _activation(name, *numbers):
-    """Returns an activation with an argument `inplace`; `numbers` are its other arguments with their defaults."""
-    def activation(input, *args, inplace=False, **kwargs):
-        if len(args) > len(numbers):
-            *args, inplace = args
-        return getattr(input, name + "_")(*args, **kwargs) if inplace else getattr(_core, name)(input, *args, **kwargs)
-    activation.__name__ = activation.__qualname__ = name
-    activation.__doc__ = f"Returns `{name}` of each element; in place where asked for."
-    return activation
+def relu(input, inplace=False):
+    """Returns max(x, 0) of each element; in place where asked for."""
+    return (input.relu_ if inplace else input.relu)()
 
 
-relu = _activation("relu")
-relu6 = _activation("relu6")
-silu = _activation("silu")
-mish = _activation("mish")
-selu = _activation("selu")
-hardswish = _activation("hardswish")
-hardsigmoid = _activation("hardsigmoid")
-leaky_relu = _activation("leaky_relu", "negative_slope")
-elu = _activation("elu", "alpha")
-celu = _activation("celu", "alpha")
-hardtanh = _activation("hardtanh", "min_val", "max_val")
-threshold = _activation("threshold", "threshold", "value")
+def relu6(input, inplace=False):
+    """Returns each element, limited to the range from 0 to 6; in place where asked for."""
+    return (input.relu6_ if inplace else input.relu6)()
+
+
+def silu(input, inplace=False):
+    """Returns x · sigmoid(x) of each element; in place where asked for."""
+    return (input.silu_ if inplace else input.silu)()
+
+
+def mish(input, inplace=False):
+    """Returns x · tanh(softplus(x)) of each element; in place where asked for."""
+    return (input.mish_ if inplace else input.mish)()
+
+
+def selu(input, inplace=False):
+    """Returns the scaled exponential linear unit of each element; in place where asked for."""
+    return (input.selu_ if inplace else input.selu)()
+
+
+def hardswish(input, inplace=False):
+    """Returns x · relu6(x + 3) / 6 of each element; in place where asked for."""
+    return (input.hardswish_ if inplace else input.hardswish)()
+
+
+def hardsigmoid(input, inplace=False):
+    """Returns relu6(x + 3) / 6 of each element; in place where asked for."""
+    return (input.hardsigmoid_ if inplace else input.hardsigmoid)()
+
+
+def leaky_relu(input, negative_slope=0.01, inplace=False):
+    """Returns the positive elements, and the others times a slope; in place where asked for."""
+    return (input.leaky_relu_ if inplace else input.leaky_relu)(negative_slope)
+
+
+def elu(input, alpha=1.0, inplace=False):
+    """Returns the positive elements, and alpha · (exp(x) − 1) of the others; in place where asked for."""
+    return (input.elu_ if inplace else input.elu)(alpha)
+
+
+def celu(input, alpha=1.0, inplace=False):
+    """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others; in place where asked for."""
+    return (input.celu_ if inplace else input.celu)(alpha)
+
+
+def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
+    """Returns each element, limited to a range; in place where asked for."""
+    return (input.hardtanh_ if inplace else input.hardtanh)(min_val, max_val)
+
+
+def threshold(input, threshold, value, inplace=False):
+    """Returns the elements above a threshold, and a value in the place of the others; in place where asked for."""
+    return (input.threshold_ if inplace else input.threshold)(threshold, value)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
@@ -213,25 +253,63 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
     return _core.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False)
 
 
-def normalize(input, p=2.0, dim=1, eps=1e-12):
+def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     """Returns the input divided by its norm along a dimension."""
-    return input / _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+    norm = _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+    return _core.div(input, norm, out=out)
 
 
 def _pool(name, dims):
-    pool, with_indices = getattr(_core, name), getattr(_core, f"{name}_with_indices")
+    """Returns the two functions of a pool: one gives the indices where they are asked for, the other one always."""
+    pool, operator = getattr(_core, name), getattr(_core, f"{name}_with_indices")
 
     def max_pool(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-        function = with_indices if return_indices else pool
+        function = operator if return_indices else pool
         return function(input, kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
-    max_pool.__name__ = max_pool.__qualname__ = name
-    max_pool.__doc__ = f"Returns the greatest element of each window of {dims} dimensions."
-    return max_pool
+
+    def with_indices(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return _named(max_pool, name, f"Returns the greatest element of each window of {dims} dimensions."), _named(
+        with_indices, f"{name}_with_indices", f"Returns the greatest element of each window of {dims} dimensions, and its place.")
 
 
-max_pool1d = _pool("max_pool1d", 1)
-max_pool2d = _pool("max_pool2d", 2)
-max_pool3d = _pool("max_pool3d", 3)
+def _named(function, name, doc):
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+max_pool1d, max_pool1d_with_indices = _pool("max_pool1d", 1)
+max_pool2d, max_pool2d_with_indices = _pool("max_pool2d", 2)
+max_pool3d, max_pool3d_with_indices = _pool("max_pool3d", 3)
+
+
+def _fractional(dims):
+    """Returns the two functions of a pool of windows of random extents."""
+    operator = getattr(_core, f"fractional_max_pool{dims}d")
+    name = f"fractional_max_pool{dims}d"
+
+    def with_indices(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        if (output_size is None) == (output_ratio is None):
+            raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
+        if output_size is None:
+            ratios = [output_ratio] * dims if isinstance(output_ratio, (int, float)) else output_ratio
+            output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
+        if _random_samples is None:
+            batch = 1 if input.dim() == dims + 1 else input.shape[0]
+            _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
+        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
+        return operator(input, *sizes, _random_samples)
+
+    def fractional_max_pool(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        values, indices = with_indices(input, kernel_size, output_size, output_ratio, True, _random_samples)
+        return (values, indices) if return_indices else values
+    doc = f"Returns the greatest element of each window of {dims} dimensions, whose extents are random"
+    return _named(fractional_max_pool, name, f"{doc}."), _named(with_indices, f"{name}_with_indices", f"{doc}, and its place.")
+
+
+fractional_max_pool2d, fractional_max_pool2d_with_indices = _fractional(2)
+fractional_max_pool3d, fractional_max_pool3d_with_indices = _fractional(3)
 
 
 def _unpool(dims):
@@ -315,18 +393,21 @@ def _adaptive_average(name, dims):
 def _adaptive_greatest(name, dims):
     operator = getattr(_core, name)
 
+    def with_indices(input, output_size, return_indices=False):
+        return tuple(operator(input, _adaptive_sizes(input, output_size, dims)))
+
     def adaptive_max_pool(input, output_size, return_indices=False):
-        values, indices = operator(input, _adaptive_sizes(input, output_size, dims))
+        values, indices = with_indices(input, output_size)
         return (values, indices) if return_indices else values
-    adaptive_max_pool.__name__ = adaptive_max_pool.__qualname__ = name
-    adaptive_max_pool.__doc__ = f"Returns the greatest elements of as many windows of {dims} dimensions as the output has places."
-    return adaptive_max_pool
+    doc = f"Returns the greatest elements of as many windows of {dims} dimensions as the output has places"
+    return _named(adaptive_max_pool, name, f"{doc}."), _named(with_indices, f"{name}_with_indices", f"{doc}, and their places.")
 
 
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
     _adaptive_average(f"adaptive_avg_pool{dims}d", dims) for dims in (1, 2, 3))
-adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
-    _adaptive_greatest(f"adaptive_max_pool{dims}d", dims) for dims in (1, 2, 3))
+adaptive_max_pool1d, adaptive_max_pool1d_with_indices = _adaptive_greatest("adaptive_max_pool1d", 1)
+adaptive_max_pool2d, adaptive_max_pool2d_with_indices = _adaptive_greatest("adaptive_max_pool2d", 2)
+adaptive_max_pool3d, adaptive_max_pool3d_with_indices = _adaptive_greatest("adaptive_max_pool3d", 3)
 
 
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
@@ -340,20 +421,24 @@ def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, r
     return _core.nll_loss_nd(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
 
 
+def _weighted(loss, input, weight, reduction):
+    """Returns losses of elements times weights, reduced; the mean is over the weights."""
+    if weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
+    losses = loss * weight
+    return losses if reduction == 0 else losses.sum() if reduction == 2 else losses.sum() / weight.sum()
+
+
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the squared differences."""
     kind = _reduction(reduction, size_average, reduce)
-    if weight is None:
-        return _core.mse_loss(input, target, kind)
-    if weight.shape != input.shape:
-        raise ValueError("Weights and input must have the same size.")
-    losses = _core.mse_loss(input, target, 0) * weight
-    return losses if kind == 0 else losses.sum() if kind == 2 else losses.sum() / weight.sum()
+    return _core.mse_loss(input, target, kind) if weight is None else _weighted(_core.mse_loss(input, target, 0), input, weight, kind)
 
 
-def l1_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the magnitudes of the differences."""
-    return _core.l1_loss(input, target, _reduction(reduction, size_average, reduce))
+    kind = _reduction(reduction, size_average, reduce)
+    return _core.l1_loss(input, target, kind) if weight is None else _weighted(_core.l1_loss(input, target, 0), input, weight, kind)
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
@@ -361,9 +446,12 @@ def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mea
     return _core.smooth_l1_loss(input, target, _reduction(reduction, size_average, reduce), beta)
 
 
-def huber_loss(input, target, reduction="mean", delta=1.0):
+def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     """Returns the differences, squared where they are below `delta`."""
-    return _core.huber_loss(input, target, _reduction(reduction), delta)
+    kind = _reduction(reduction)
+    if weight is None:
+        return _core.huber_loss(input, target, kind, delta)
+    return _weighted(_core.huber_loss(input, target, 0, delta), input, weight, kind)
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
@@ -575,6 +663,60 @@ def _convolution(name, dims):
 conv1d = _convolution("conv1d", 1)
 conv2d = _convolution("conv2d", 2)
 conv3d = _convolution("conv3d", 3)
+
+
+def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
+    """Returns how much less than a margin an anchor is nearer to a positive than to a negative, by any distance."""
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    kind = _reduction(reduction)
+    if not anchor.dim() == positive.dim() == negative.dim():
+        raise RuntimeError(
+            f"The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: anchor {anchor.dim()}D, "
+            f"positive {positive.dim()}D, and negative {negative.dim()}D inputs")
+    distance = _core.pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = _core.minimum(far, distance(positive, negative))
+    loss = (margin + near - far).clamp_min(0)
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
+
+
+def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
+    """Returns the input at more places: the former name of `interpolate`."""
+    return interpolate(input, size, scale_factor, mode, align_corners)
+
+
+def upsample_nearest(input, size=None, scale_factor=None):
+    """Returns the input at more places, each with its nearest element."""
+    return interpolate(input, size, scale_factor, mode="nearest")
+
+
+def upsample_bilinear(input, size=None, scale_factor=None):
+    """Returns images at more places, linear between the corners."""
+    return interpolate(input, size, scale_factor, mode="bilinear", align_corners=True)
+
+
+def affine_grid(theta, size, align_corners=None):
+    """Returns the grid of `grid_sample` that moves places by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
+    if not theta.is_floating_point():
+        raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
+    dims = len(size) - 2
+    if dims not in (2, 3):
+        raise NotImplementedError(f"affine_grid only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively. Got size {list(size)}.")
+    if theta.dim() != 3 or tuple(theta.shape[-2:]) != (dims, dims + 1):
+        raise ValueError(f"Expected a batch of {dims}D affine matrices of shape Nx{dims}x{dims + 1} for size {list(size)}. Got {list(theta.shape)}.")
+    if min(size) <= 0:
+        raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
+
+    def places(count):
+        end = 1.0 if align_corners else (count - 1) / count
+        return _core.linspace(-end, end, count, dtype=theta.dtype, device=theta.device) if count > 1 else _core.zeros(
+            [1], dtype=theta.dtype, device=theta.device)
+    extents = list(size[2:])
+    axes = _core.meshgrid([places(count) for count in extents], indexing="ij")
+    base = _core.stack([*reversed(axes), _core.ones_like(axes[0])], -1).view(1, -1, dims + 1)
+    return (base @ theta.transpose(1, 2)).view(theta.shape[0], *extents, dims)
 
 
 def _bound(fan_in):

@@ -200,3 +200,33 @@ class AdaptiveMaxPool3d(_AdaptiveMax):
     """The greatest elements of as many windows of 3 dimensions as the output has places."""
 
     _function = "adaptive_max_pool3d"
+
+
+class _FractionalMaxPool(Module):
+    _dims = 0
+
+    def __init__(self, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        super().__init__()
+        self.kernel_size, self.output_size, self.output_ratio = kernel_size, output_size, output_ratio
+        self.return_indices, self._random_samples = return_indices, _random_samples
+        if (output_size is None) == (output_ratio is None):
+            raise ValueError(f"{type(self).__name__} requires specifying either an output size, or a pooling ratio: only one of them")
+        ratios = () if output_ratio is None else output_ratio if isinstance(output_ratio, tuple) else (output_ratio,)
+        if not all(0 < ratio < 1 for ratio in ratios):
+            raise ValueError(f"output_ratio must be between 0 and 1 (got {output_ratio})")
+
+    def forward(self, input):
+        pool = getattr(F, f"fractional_max_pool{self._dims}d")
+        return pool(input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, self._random_samples)
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """The greatest element of each window of 2 dimensions, whose extents are random."""
+
+    _dims = 2
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """The greatest element of each window of 3 dimensions, whose extents are random."""
+
+    _dims = 3

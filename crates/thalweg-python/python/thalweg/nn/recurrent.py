@@ -21,20 +21,28 @@ class _Recurrent(Module):
 
     def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
                  device=None, dtype=None):
+        self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
+
+    def _make(self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype):
+        """Makes the parameters of all layers; those of hidden states that are projected have a weight more."""
         super().__init__()
+        self.proj_size = proj_size
+        outputs = proj_size or hidden_size
         self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         from .layers import _empty
         for layer in range(num_layers):
             for direction in range(2 if bidirectional else 1):
-                width = input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
+                width = input_size if layer == 0 else outputs * (2 if bidirectional else 1)
                 suffix = f"l{layer}" + ("_reverse" if direction else "")
                 rows = self._gates * hidden_size
                 setattr(self, f"weight_ih_{suffix}", _empty((rows, width), device, dtype))
-                setattr(self, f"weight_hh_{suffix}", _empty((rows, hidden_size), device, dtype))
+                setattr(self, f"weight_hh_{suffix}", _empty((rows, outputs), device, dtype))
                 if bias:
                     setattr(self, f"bias_ih_{suffix}", _empty((rows,), device, dtype))
                     setattr(self, f"bias_hh_{suffix}", _empty((rows,), device, dtype))
+                if proj_size:
+                    setattr(self, f"weight_hr_{suffix}", _empty((proj_size, hidden_size), device, dtype))
         self.reset_parameters()
 
     def reset_parameters(self):
@@ -49,11 +57,11 @@ class _Recurrent(Module):
     def extra_repr(self):
         return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
 
-    def _start(self, input, state):
+    def _start(self, input, state, size=None):
         layers = self.num_layers * (2 if self.bidirectional else 1)
         if state is not None:
             return state
-        return _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
+        return _core.zeros([layers, input.shape[1], size or self.hidden_size], dtype=input.dtype, device=input.device)
 
     def _direction(self, steps, suffix, state, backwards, reached):
         bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
@@ -63,6 +71,8 @@ class _Recurrent(Module):
         results = []
         for step in range(len(inputs))[::-1] if backwards else range(len(inputs)):
             following = self._cell(inputs[step], weight_hh, bias_hh, state)
+            if self.proj_size:
+                following = F.linear(following[0], getattr(self, f"weight_hr_{suffix}")), following[1]
             state = following if reached is None else _kept(reached[step], following, state)
             results.append(state[0] if isinstance(state, tuple) else state)
         return _core.stack(results[::-1] if backwards else results), state
@@ -127,8 +137,11 @@ class _Recurrent(Module):
 class RNN(_Recurrent):
     """h = tanh(W · x + U · h + b), over time."""
 
-    def __init__(self, *args, nonlinearity="tanh", **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
+                 bidirectional=False, device=None, dtype=None):
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
         self.nonlinearity = nonlinearity
 
     def _cell(self, input, weight, bias, state):
@@ -150,9 +163,17 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory, over time."""
+    """Long short-term memory, over time; hidden states are projected to `proj_size` numbers where it is not 0."""
 
     _gates = 4
+
+    def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False, proj_size=0,
+                 device=None, dtype=None):
+        if proj_size < 0:
+            raise ValueError("proj_size should be a positive integer or zero to disable projections")
+        if proj_size and proj_size >= hidden_size:
+            raise ValueError("proj_size has to be smaller than hidden_size")
+        self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype)
 
     def _cell(self, input, weight, bias, state):
         hidden, cell = state
@@ -162,7 +183,7 @@ class LSTM(_Recurrent):
 
     def _over(self, input, hx, reached=None):
         hidden, cell = (None, None) if hx is None else hx
-        states = list(zip(self._start(input, hidden).unbind(0), self._start(input, cell).unbind(0)))
+        states = list(zip(self._start(input, hidden, self.proj_size).unbind(0), self._start(input, cell).unbind(0)))
         output, last = self._run(input, states, reached)
         return output, tuple(_core.stack([state[place] for state in last]) for place in range(2))
 
