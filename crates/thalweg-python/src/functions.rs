@@ -134,12 +134,16 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
         }
     }
     for overloads in names.values_mut() {
-        // Tensors before numbers: a tensor is never a number at first sight.
+        // Tensors before numbers: a tensor is never a number at first sight. Numbers before lists: one number may stand for a list.
         let numbers = |overload: &Overload| {
             overload.schema().parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Scalar).count()
         };
+        let lists = |overload: &Overload| {
+            overload.schema().parameters.iter().filter(|parameter| parameter.ty.list).count()
+        };
         overloads.sort_by_key(|overload| {
-            (overload.schema().parameters.len(), numbers(overload), overload.operator.name())
+            let count = overload.schema().parameters.len();
+            (count, numbers(overload), lists(overload), overload.operator.name())
         });
     }
     Ok(names)

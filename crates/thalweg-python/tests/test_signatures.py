@@ -122,6 +122,9 @@ def results_differ(overload, results):
 
 def difference(wanted, own, is_method, others):
     """Returns in which way a signature refuses a call that PyTorch's takes, or takes it in another way; None where it does not."""
+    if own and own[0].name == "input":
+        # Both names are taken; PyTorch's stubs have the second one where a number may stand for the tensor.
+        wanted = [one._replace(name="input") if one.name == "self" else one for one in wanted] if not is_method else wanted
     named = {one.name: one for one in own if one.kind in (PLACE, NAMED)}
     places = [one for one in own if one.kind == PLACE]
     has_names = any(one.kind == NAMES for one in own)

@@ -19,7 +19,7 @@ from . import _core
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _aliases, _methods, _tensor, _typed
+from . import _aliases, _methods, _operators, _tensor, _typed
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
 from ._dlpack import from_dlpack
@@ -42,7 +42,7 @@ _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
-linalg.matmul, linalg.LinAlgError = _core.matmul, _core._LinAlgError
+_operators.add_to_linalg(linalg)
 fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
 special = _module("special", "Special functions (`torch.special`).")
 

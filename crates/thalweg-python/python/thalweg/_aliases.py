@@ -14,7 +14,7 @@ _FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
 # Functions of `torch` that work in place.
 _IN_PLACE = (
     "abs_", "acos_", "acosh_", "addmv_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
-    "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "as_strided_", "conj_physical_", "cos_", "cosh_", "deg2rad_", "detach_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",
+    "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "as_strided_", "conj_physical_", "cos_", "cosh_", "deg2rad_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",
     "fill_", "fix_", "floor_", "frac_", "gcd_", "i0_", "index_put_", "lcm_", "ldexp_", "log_", "log10_", "log1p_", "log2_", "logit_",
     "nan_to_num_", "neg_", "negative_", "rad2deg_", "reciprocal_", "relu_", "resize_as_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_",
     "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
@@ -52,6 +52,11 @@ def _changes_shape(name):
     return change
 
 
+def _detach_(input):
+    """Takes a tensor out of its graph, in place."""
+    return input.detach_()
+
+
 def _unique(self, sorted=True, return_inverse=False, return_counts=False, dim=None):
     """Returns the distinct elements, or the distinct places of a dimension; the host waits for their number."""
     from ._functions import unique
@@ -71,6 +76,7 @@ def add(namespace):
     in_place = _core._in_place
     for name in _IN_PLACE:
         namespace[name] = in_place.get(name) or in_place.get(f"{_ALIASES.get(name[:-1])}_") or getattr(Tensor, name)
+    namespace["detach_"] = _detach_
     Tensor.random_ = _random_
     Tensor.unique = _unique
     Tensor.ndimension = Tensor.dim

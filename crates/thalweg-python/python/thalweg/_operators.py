@@ -182,14 +182,36 @@ def conv_tbc(input, weight, bias, pad=0):
     return _core.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, 1, pad).permute(2, 0, 1)
 
 
-def orgqr(input, input2):
+def orgqr(input, input2, *, out=None):
     """Returns the matrix of Householder reflectors: `linalg.householder_product`."""
-    return _core.linalg_householder_product(input, input2)
+    return _core.linalg_householder_product(input, input2, out=out)
 
 
 def spmm(input, mat2):
     """Returns the product of two matrices: `mm`."""
     return _core.mm(input, mat2)
+
+
+def _matrix_rank(input, tol=None, hermitian=False, *, atol=None, rtol=None, out=None):
+    """Returns how many singular values are above a bound: a number, or a share of the greatest one."""
+    if tol is not None:
+        atol, rtol = tol, _core.zeros_like(tol) if isinstance(tol, Tensor) else 0.0
+    return _core.linalg_matrix_rank(input, atol=atol, rtol=rtol, hermitian=hermitian, out=out)
+
+
+def _pinv(input, rcond=None, hermitian=False, *, atol=None, rtol=None, out=None):
+    """Returns the pseudoinverses of matrices; singular values that are not above a number, or a share of the greatest one, count as 0."""
+    if rcond is not None:
+        atol, rtol = _core.zeros_like(rcond) if isinstance(rcond, Tensor) else 0.0, rcond
+    return _core.linalg_pinv(input, atol=atol, rtol=rtol, hermitian=hermitian, out=out)
+
+
+def add_to_linalg(module):
+    """Adds the functions of `torch.linalg` to their module."""
+    for name, function in {"matrix_rank": _matrix_rank, "pinv": _pinv, "matmul": _core.matmul, "LinAlgError": _core._LinAlgError}.items():
+        setattr(module, name, function)
+        if function.__module__ == __name__:
+            function.__name__ = function.__qualname__ = name
 
 
 def get_device(input):

@@ -38,7 +38,7 @@ LEFT_OUT = re.compile(
     r"(torch\.(save|load|compile|set_|manual_seed|seed|get_rng|from_|initial_seed|is_autocast|autocast|get_autocast|use_det|are_det|is_det|"
     r"get_(num|default|float32|device)|typename|is_storage|frombuffer|from_dlpack|utils|vmap|cond|while|fork|wait|is_warn|lobpcg|"
     r"cudnn|miopen|mkldnn|fbgemm|quantize|import_ir|is_vulkan|init_num|read_vital|set_vital|compiled|_|get_file|parse|unify|merge|prepare|classprop)"
-    r"|Tensor\.(data_ptr|storage|register|apply_|map|share|numpy|cuda|xpu|ipu|cpu|backward|type|record|pin|untyped|module_load|stride|get_device"
+    r"|Tensor\.(index$|data_ptr|storage|register|apply_|map|share|numpy|cuda|xpu|ipu|cpu|backward|type|record|pin|untyped|module_load|stride|get_device"
     r"|retain|detach_|requires_grad_|to_|data|__|new_tensor|reinforce|set_|is_shared|is_pinned|element_size|resize|rename|names|align|refine)"
     r"|optim\.|nn\.[A-Z]|linalg\.(eig|svd|qr|eigh|lu|ldl)|Tensor\.(svd|qr|lu|eig|geqrf)|torch\.(svd|qr|lu|geqrf|pca|lu_unpack))")
 
@@ -206,7 +206,18 @@ def run(library, probe):
                 found += [None if scope[key].grad is None else plain(scope[key].grad) for key in probe["tensors"]]
         return found
     except Exception as error:
+        # What a kernel finds is reported by a later call.
+        wait(library)
         return ["error", next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"), str(error)]
+
+
+def wait(library):
+    """Waits for a library's device, and drops what its kernels have found."""
+    try:
+        library.tensor(0.0).item()
+        library.cuda.synchronize()
+    except Exception:
+        pass
 
 
 def numbers_differ(one, other, tolerance, scale=1.0):
@@ -224,8 +235,14 @@ def numbers_differ(one, other, tolerance, scale=1.0):
     return False
 
 
-def differs(ours, theirs, is_random=False):
-    """Returns in which way a result is another than PyTorch's; None where it is the same."""
+def coarsest(probe):
+    """Returns the greatest relative difference of a dtype that a probe names."""
+    text = " ".join([probe["call"], *probe["tensors"].values()])
+    return max((value for name, value in TOLERANCES.items() if name in text), default=0.0)
+
+
+def differs(ours, theirs, is_random=False, coarsest=0.0):
+    """Returns in which way a result is another than PyTorch's; None where it is the same. `coarsest` is a share of the greatest number."""
     if isinstance(theirs, list) and theirs and theirs[0] == "error":
         if isinstance(ours, list) and ours and ours[0] == "error":
             return None if ours[1] == theirs[1] else f"raises {ours[1]} instead of {theirs[1]}"
@@ -239,7 +256,7 @@ def differs(ours, theirs, is_random=False):
             return f"dtype {ours[1]} instead of {theirs[1]}"
         if ours[2] != theirs[2]:
             return f"shape {ours[2]} instead of {theirs[2]}"
-        tolerance = TOLERANCES.get(theirs[1].partition(".")[2], 0.0)
+        tolerance = max(TOLERANCES.get(theirs[1].partition(".")[2], 0.0), coarsest if TOLERANCES.get(theirs[1].partition(".")[2]) else 0.0)
         scale = max((abs(complex(one)) for one in theirs[3] if math.isfinite(abs(complex(one)))), default=1.0) if tolerance else 1.0
         for one, other in zip(ours[3], theirs[3]) if not is_random else ():
             if numbers_differ(one, other, tolerance, scale):
@@ -250,5 +267,13 @@ def differs(ours, theirs, is_random=False):
             return f"{ours[1]} instead of {theirs[1]}" if not is_random and numbers_differ(ours[1], theirs[1], 1e-4) else None
         if len(ours) != len(theirs):
             return f"{len(ours)} results instead of {len(theirs)}"
-        return next((way for one, other in zip(ours, theirs) if (way := differs(one, other, is_random))), None)
+        return next((way for one, other in zip(ours, theirs) if (way := differs(one, other, is_random, coarsest))), None)
     return None if ours == theirs or is_random else f"{ours!r} instead of {theirs!r}"
+
+
+def compared(probe, ours, theirs):
+    """Returns in which way a library's result of a probe is another than PyTorch's."""
+    # Gradients that PyTorch has not are no difference.
+    if probe["kind"] == "grad" and len(theirs) == 1 and ours[:1] != ["error"]:
+        ours = ours[:1]
+    return differs(ours, theirs, bool(RANDOM.search(probe["call"])), coarsest(probe))

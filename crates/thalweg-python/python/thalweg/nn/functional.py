@@ -6,7 +6,7 @@ A name that is not defined below is the operator of that name.
 import math
 import warnings
 
-from .. import _core
+from .. import _core, _operators
 from ._attention import multi_head_attention_forward  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -18,9 +18,11 @@ _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "thr
 
 def __getattr__(name):
     if name in _IN_PLACE:
-        return getattr(_core.Tensor, name)
+        return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
+    if name in ("conv_tbc", "native_channel_shuffle"):
+        return getattr(_operators, name)
     raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
 
 
@@ -451,7 +453,11 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     kind = _reduction(reduction)
     if weight is None:
         return _core.huber_loss(input, target, kind, delta)
-    return _weighted(_core.huber_loss(input, target, 0, delta), input, weight, kind)
+    if weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
+    # As in PyTorch, the mean is over the elements here, and not over the weights.
+    losses = _core.huber_loss(input, target, 0, delta) * weight
+    return {0: lambda: losses, 1: losses.mean, 2: losses.sum}[kind]()
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
