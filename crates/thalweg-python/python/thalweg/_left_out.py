@@ -31,7 +31,7 @@ MODULES = {
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "cuda.nccl"), _RANKS),
-    "ops": "operators are functions of `thalweg`, and have no overloads by name", "signal": "windows are left out",
+    "ops": "operators are functions of `thalweg`, and have no overloads by name",
     "nn.modules.lazy": "shapes of modules are said when they are made",
     "nn.grad": "ask autograd for gradients of convolutions",
     "nested": "there are no nested tensors", "masked": "there are no masked tensors",
