@@ -26,7 +26,7 @@ MODULES = {
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
-        "distributed.launch", "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.run",
+        "distributed.launch", "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", "distributed.run",
         "distributed.tensor", "distributed._tensor", "distributed._composable", "distributed._functional_collectives",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
@@ -71,7 +71,8 @@ NAMES = {
                          "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
-        **dict.fromkeys(("SymInt", "SymFloat", "SymBool"), _EAGER),
+        **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
+        **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
         **dict.fromkeys((
             "affine_grid_generator", "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
             "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "binomial", "conv_tbc", "embedding_renorm_",
