@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
+use thalweg::ops::{default_dtype, set_default_dtype};
 
 use crate::failure::type_error;
 
@@ -202,11 +203,31 @@ const ALIASES: [(&str, DType); 9] = [
     ("cdouble", DType::C128),
 ];
 
+/// Returns the dtype of floats that name none (`torch.get_default_dtype`).
+#[pyfunction]
+fn get_default_dtype(py: Python<'_>) -> PyResult<Py<PyDType>> {
+    object(py, default_dtype())
+}
+
+/// Makes a floating-point dtype the default of the process (`torch.set_default_dtype`): float64, float32, float16 or bfloat16. Tensors that
+/// are made from floats without a dtype have it, and operators that make floats of integers give it; complex numbers that name no dtype have
+/// parts of it.
+#[pyfunction(name = "set_default_dtype")]
+fn choose_default_dtype(d: &PyDType) -> PyResult<()> {
+    let dtype = d.held()?;
+    if !set_default_dtype(dtype) {
+        return Err(type_error("only floating-point types are supported as the default type"));
+    }
+    Ok(())
+}
+
 /// Adds the classes and their objects.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add_class::<PyDType>()?;
     module.add_class::<Numbered>()?;
+    module.add_function(wrap_pyfunction!(get_default_dtype, module)?)?;
+    module.add_function(wrap_pyfunction!(choose_default_dtype, module)?)?;
     for dtype in DType::ALL {
         module.add(dtype.name(), object(py, dtype)?)?;
     }

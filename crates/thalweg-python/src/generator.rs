@@ -68,6 +68,14 @@ impl PyGenerator {
         run(py, || Ok(self.0.state()?.0))
     }
 
+    /// Pickles device, seed and offset.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PyDevice, u64, u64))> {
+        let py = slf.py();
+        let (seed, offset) = run(py, || slf.get().0.state())?;
+        let restored = py.import("thalweg.random")?.getattr("_restored")?;
+        Ok((restored, (PyDevice::of(slf.get().0.device().clone()), seed, offset)))
+    }
+
     /// Returns the seed and the offset of the next draw.
     fn _state(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         run(py, || self.0.state())

@@ -1,5 +1,6 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
+use thalweg::ops::default_dtype;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -61,7 +62,7 @@ impl PyTensor {
     fn make(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
         let empty = |sizes: &[usize]| {
             Device::current()
-                .and_then(|device| Tensor::empty(sizes, DType::F32, &device))
+                .and_then(|device| Tensor::empty(sizes, default_dtype(), &device))
                 .map_err(|error| exception(&error))
         };
         // Integers one by one are a shape, as a `Size` is; everything else is data.
@@ -77,7 +78,7 @@ impl PyTensor {
                 match data.cast::<Self>() {
                     Ok(tensor) => tensor.tensor().detach(),
                     Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
-                    Err(_) => tensor_of(&data, Some(DType::F32), None)?,
+                    Err(_) => tensor_of(&data, Some(default_dtype()), None)?,
                 }
             }
             (None, _) => {
@@ -183,7 +184,13 @@ impl PyTensor {
     /// The tensor outside the graph; another may be put in its place.
     #[getter]
     fn get_data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        Self::object(slf.py(), slf.tensor().detach())
+        Self::object(slf.py(), slf.tensor().data())
+    }
+
+    /// The number of writes in place so far, of its views too.
+    #[getter]
+    fn _version(slf: &Bound<'_, Self>) -> u32 {
+        slf.tensor().version()
     }
 
     #[setter]

@@ -20,23 +20,6 @@ _IN_PLACE = (
     "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
 
 
-def _random_(self, *limits, generator=None):
-    """Draws integers from [0, to) or [from, to), in place; without limits from all that the dtype holds exactly."""
-    if len(limits) > 2:
-        raise TypeError(f"random_() takes at most 2 limits, not {len(limits)}")
-    low = limits[0] if len(limits) == 2 else 0
-    high = limits[-1] if limits and limits[-1] is not None else None
-    if high is None:
-        exact = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "bool": 1}
-        bits = exact.get(self.dtype._name, 8 * self.dtype.itemsize - self.dtype.is_signed)
-        # An end beyond int64 cannot be said; the last number is then not drawn.
-        high = min(2**bits + (self.dtype.is_floating_point), 2**63 - 1)
-    if low >= high:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
-    drawn = _core.randint(low, high, list(self.shape), dtype=_core.int64, device=self.device, generator=generator)
-    return self.copy_(drawn)
-
-
 def _changes_shape(name):
     """Returns the form in place of an operator that gives a view."""
     view = getattr(Tensor, name)
@@ -69,7 +52,6 @@ def add(namespace):
         setattr(Tensor, f"{name}_", _changes_shape(name))
     for name in _IN_PLACE:
         namespace[name] = getattr(Tensor, name)
-    Tensor.random_ = _random_
     Tensor.unique = _unique
     Tensor.ndimension = Tensor.dim
     Tensor.is_signed = lambda self: self.dtype.is_signed

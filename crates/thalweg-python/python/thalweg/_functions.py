@@ -9,8 +9,8 @@ from ._results import Size
 
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
-    "finfo", "from_numpy", "frombuffer", "get_default_dtype", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
-    "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
+    "finfo", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
+    "norm", "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
     "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
     "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
     "set_deterministic_debug_mode", "get_deterministic_debug_mode", "broadcast_shapes", "can_cast", "promote_types", "result_type",
@@ -45,17 +45,6 @@ def is_complex(input):
 def numel(input):
     """Returns the number of elements."""
     return input.numel()
-
-
-def get_default_dtype():
-    """Returns float32."""
-    return _core.float32
-
-
-def set_default_dtype(d):
-    """Raises for all but float32: the default cannot be changed."""
-    if d != _core.float32:
-        raise NotImplementedError("set_default_dtype: the default stays float32; name the dtype where another is wanted")
 
 
 def set_default_device(device):

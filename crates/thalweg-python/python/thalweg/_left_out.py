@@ -22,7 +22,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all that is in them, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "fx", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
@@ -139,7 +139,7 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {"_dynamo", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):
@@ -197,9 +197,6 @@ def _kept(fn=None, *args, **kwargs):
 _GIVEN = {
     **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
-    "_dynamo": dict.fromkeys((
-        "reset", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "graph_break", "reset_code_caches"), _idle)
-    | {"is_compiling": _false} | dict.fromkeys(("allow_in_graph", "disallow_in_graph", "disable", "assume_constant_result"), _kept),
     "_dynamo.decorators": {"disable": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},

@@ -28,13 +28,37 @@ def _check(func, inputs, grad_outputs, tolerances, raise_exception, second):
     return wrong is None
 
 
-def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0):
-    """Checks the gradients of a function against central differences: returns True, or raises `GradcheckError`. Inputs are float64."""
+_FORWARD = "there is no forward-mode differentiation: leave out check_forward_ad"
+
+
+def _accepted(inputs, check_forward_ad, check_backward_ad):
+    """Refuses what cannot be checked, in PyTorch's words where it refuses it, too."""
+    if check_forward_ad:
+        raise NotImplementedError(f"gradcheck: {_FORWARD}")
+    if not check_backward_ad:
+        raise AssertionError("Expected at least one of check_forward_ad or check_backward_ad to be True")
+    listed = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    if not any(isinstance(value, _core.Tensor) and value.requires_grad for value in listed):
+        raise ValueError("gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True.")
+
+
+def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0, check_undefined_grad=True,
+              check_grad_dtypes=False, check_batched_grad=False, check_batched_forward_grad=False, check_forward_ad=False,
+              check_backward_ad=True, fast_mode=False, masked=None):
+    """Checks the gradients of a function against central differences: returns True, or raises `GradcheckError`.
+
+    Inputs are float64. Every derivative is checked, also with `fast_mode`. Batched gradients are gradients in turn
+    (`is_grads_batched`), so `check_batched_grad` asks for nothing more.
+    """
+    _accepted(inputs, check_forward_ad or check_batched_forward_grad, check_backward_ad)
     return _check(func, inputs, None, (eps, atol, rtol, nondet_tol), raise_exception, False)
 
 
-def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0):
+def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=1e-3, gen_non_contig_grad_outputs=False,
+                  raise_exception=True, nondet_tol=0.0, check_undefined_grad=True, check_grad_dtypes=False, check_batched_grad=False,
+                  check_fwd_over_rev=False, check_rev_over_rev=True, fast_mode=False, masked=False):
     """Checks the gradients of the gradients of a function against central differences."""
+    _accepted(inputs, check_fwd_over_rev, check_rev_over_rev)
     return _check(func, inputs, grad_outputs, (eps, atol, rtol, nondet_tol), raise_exception, True)
 
 
