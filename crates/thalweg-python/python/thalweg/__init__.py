@@ -39,6 +39,7 @@ from .storage import TypedStorage, UntypedStorage
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
+from ._devices import *  # noqa: E402,F401,F403
 
 _tensor_names.add()
 _absent.add(globals())
