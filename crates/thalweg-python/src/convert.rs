@@ -3,10 +3,10 @@
 //! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
 //! Python.
 
-use thalweg::ops::default_dtype;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PySequence, PyString, PyTuple};
 use thalweg::dispatch::Value;
+use thalweg::ops::default_dtype;
 use thalweg::ops::schema::{Kind, Type};
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
@@ -221,7 +221,7 @@ struct Nested {
 impl Nested {
     /// Reads a value `depth` lists deep.
     fn read(&mut self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
-        if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        if is_sequence(value) {
             let extent = value.len()?;
             match self.shape.get(depth) {
                 None if self.numbers.is_empty() && self.shape.len() == depth => self.shape.push(extent),
@@ -237,6 +237,9 @@ impl Nested {
                 return Err(value_error("too many dimensions: lists are more than 64 deep"));
             }
             return value.try_iter()?.try_for_each(|element| self.read(&element?, depth + 1));
+        }
+        if value.hasattr("__array_interface__")? && value.getattr("ndim")?.is_truthy()? {
+            return self.read(&value.call_method0("tolist")?, depth);
         }
         if depth != self.shape.len() {
             return Err(type_error(format!("a list was expected at dim {depth}, not a number")));
@@ -334,6 +337,15 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
     nested.read(data, 0)?;
     let dtype = dtype.unwrap_or_else(|| nested.dtype());
     run(py, || nested.tensor(dtype, &device))
+}
+
+/// Returns whether a value is a list, a tuple or another sequence of elements, such as a range.
+pub fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyList>()
+        || value.is_instance_of::<PyTuple>()
+        || (!value.is_instance_of::<PyString>()
+            && !value.is_instance_of::<PyBytes>()
+            && value.cast::<PySequence>().is_ok())
 }
 
 /// Returns the tensor of another library, an object with `__dlpack__`, as one of ours; `None` for any other object.

@@ -2,11 +2,11 @@
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyEllipsis, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBool, PyEllipsis, PySlice, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::{DType, Device, Index};
 
-use crate::convert::{read_int, tensor_of};
+use crate::convert::{is_sequence, read_int, tensor_of};
 use crate::failure::{type_error, value_error};
 use crate::handle::{Held, PyTensor};
 
@@ -54,10 +54,7 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
     if let Ok(tensor) = part.cast::<PyTensor>() {
         return Ok(Index::Tensor(tensor.tensor()));
     }
-    if part.is_instance_of::<PyList>()
-        || part.is_instance_of::<PyTuple>()
-        || part.hasattr("__array_interface__")?
-    {
+    if is_sequence(part) || part.hasattr("__array_interface__")? {
         let dtype = if part.len().is_ok_and(|count| count == 0) { Some(DType::I64) } else { None };
         return Ok(Index::Tensor(tensor_of(part, dtype, Some(device.clone()))?));
     }

@@ -91,5 +91,5 @@ def test_wrong_arguments():
         data.random_split(range(10), [4, 5])
     with raises(ValueError, "should not exceed dataset length"):
         (Squares(2) + Squares(3))[5]
-    with raises(AttributeError, "IterDataPipe is left out"):
-        data.IterDataPipe
+    with raises(NotImplementedError, "IterDataPipe is left out"):
+        data.IterDataPipe()

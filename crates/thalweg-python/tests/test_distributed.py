@@ -53,8 +53,8 @@ def test_more_ranks_are_refused_by_name():
         dist.init_process_group("nccl", world_size=1, rank=1)
     assert not dist.is_initialized()
     for name in ("new_group", "send", "fsdp"):
-        with raises(AttributeError, "thalweg::distributed"):
-            getattr(dist, name)
+        with raises(NotImplementedError, "thalweg::distributed"):
+            getattr(dist, name)()
 
 
 def test_wrapped_module_trains_as_the_module():
@@ -127,7 +127,7 @@ def test_switches():
     with raises(AttributeError, "no attribute 'alow_tf32'"):
         cudnn.alow_tf32 = True
     with raises(AttributeError, "left out"):
-        th.backends.cuda.enable_flash_sdp(True)
+        th.backends.cuda.cufft_plan_cache
     assert not th.backends.mps.is_available()
     assert th.accelerator.is_available() == th.cuda.is_available()
     assert (th.accelerator.current_accelerator() is None) == (not th.cuda.is_available())

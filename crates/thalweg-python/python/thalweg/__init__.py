@@ -33,6 +33,8 @@ from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .func import vmap
+from .futures import Future
+from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
 from .storage import TypedStorage, UntypedStorage
 

@@ -54,15 +54,16 @@ MODULES = {
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
+    "autograd.profiler": dict.fromkeys(
+        ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
+        "the profiler is `thalweg.profiler.profile`"),
     "nn": dict.fromkeys((
         *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
         "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "AdaptiveLogSoftmaxWithLoss", "Container", "CrossMapLRN2d", "NLLLoss2d", "FractionalMaxPool2d", "FractionalMaxPool3d", "TripletMarginWithDistanceLoss"),
+            "Container", "CrossMapLRN2d", "NLLLoss2d"),
             _NOT_YET),
     "nn.functional": dict.fromkeys((
-        "affine_grid", "conv_tbc", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
-        "fractional_max_pool3d_with_indices", "grouped_mm", "multi_head_attention_forward", "scaled_grouped_mm", "scaled_mm", "ScalingType",
-        "SwizzleType", "triplet_margin_with_distance_loss", "upsample", "upsample_bilinear", "upsample_nearest"), _NOT_YET),
+        "conv_tbc", "grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),

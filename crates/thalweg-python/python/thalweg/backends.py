@@ -59,7 +59,27 @@ class _Matmul(_Settings):
     allow_bf16_reduced_precision_reduction = _reduction("bf16")
 
 
+def _attention(place):
+    """Returns the functions that ask and set whether a backend may compute attention in this thread."""
+    def is_enabled():
+        """Returns whether the backend may compute attention in this thread."""
+        former = _inner._replace_sdp(True, True, True)
+        _inner._replace_sdp(*former)
+        return former[place]
+
+    def enable(enabled):
+        """Sets whether the backend may compute attention in this thread."""
+        former = _inner._replace_sdp(True, True, True)
+        _inner._replace_sdp(*(_truth("a backend of attention", enabled) if number == place else value for number, value in enumerate(former)))
+    return staticmethod(is_enabled), staticmethod(enable)
+
+
 class _Cuda(_Settings):
+    cudnn_sdp_enabled, enable_cudnn_sdp = _attention(0)
+    # Flash is also what is memory-efficient.
+    flash_sdp_enabled, enable_flash_sdp = mem_efficient_sdp_enabled, enable_mem_efficient_sdp = _attention(1)
+    math_sdp_enabled, enable_math_sdp = _attention(2)
+
     _left_out = {"cufft_plan_cache": "transforms keep no plans"}
 
     @staticmethod
@@ -132,7 +152,7 @@ class _Cudnn(_Settings):
 class _Absent(_Settings):
     """A library that is not here: it is not available, and its switches can only be what they are then."""
 
-    enabled, engine, supported_engines = False, "none", ["none"]
+    enabled, engine, supported_engines, strategy = False, "none", ["none"], None
 
     @staticmethod
     def is_available():
