@@ -194,8 +194,9 @@ def test_layers_have_shapes():
     assert nn.Dropout(0.5).eval()(x).tolist() == x.tolist()
     dropped = F.dropout(th.ones(1000), 0.5)
     assert set(dropped.tolist()) == {0.0, 2.0}
-    with raises(NotImplementedError, "left out"):
-        nn.LazyLinear(3)
+    assert nn.DataParallel(nn.Dropout(0.5).eval())(x).tolist() == x.tolist()
+    with raises(NotImplementedError, "over 2 GPUs is left out"):
+        nn.DataParallel(nn.Dropout(0.5), device_ids=[0, 1])
 
 
 def test_losses():

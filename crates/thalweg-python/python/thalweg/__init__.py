@@ -23,7 +23,9 @@ from ._results import Size
 from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
-from . import __config__, __future__, _C, compiler, func, functional, futures, jit, overrides, safetensors, serialization, signal, sparse, storage, testing, types, utils, version
+from . import safetensors, serialization, signal, utils
+# What libraries ask of PyTorch beside operators, modules and devices.
+from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, overrides, sparse, storage, testing, types, version
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403
@@ -33,6 +35,8 @@ from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .func import vmap
+from .futures import Future
+from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
 from .storage import TypedStorage, UntypedStorage
 
@@ -46,6 +50,7 @@ from .signal.windows import bartlett_window, blackman_window, hamming_window, ha
 
 _tensor_names.add()
 _absent.add(globals())
+_draws.add(globals())
 _foreach.add(globals())
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)

@@ -1,8 +1,10 @@
 """`python -m thalweg script.py …`: runs a program whose `import torch` gives this package."""
 
+import importlib.machinery
 import os
 import runpy
 import sys
+import types
 
 from . import install_as_torch
 
@@ -35,8 +37,20 @@ def main(arguments):
     else:
         sys.argv = arguments
         sys.path[0] = os.path.dirname(os.path.abspath(first))
-        runpy.run_path(first, run_name="__main__")
+        _run_file(first)
     return 0
+
+
+def _run_file(path):
+    """Runs a file as the main program. Processes that it spawns run it by `_spawned`, so that `torch` is this package there as well."""
+    os.environ["THALWEG_PROGRAM"] = os.path.abspath(path)
+    program = types.ModuleType("__main__")
+    program.__file__, program.__builtins__ = path, __builtins__
+    program.__spec__ = importlib.machinery.ModuleSpec(f"{__package__}._spawned", None)
+    sys.modules["__main__"] = program
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, program.__dict__)
 
 
 if __name__ == "__main__":

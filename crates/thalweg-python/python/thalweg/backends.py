@@ -171,7 +171,7 @@ class _Cudnn(_Settings):
 class _Absent(_Settings):
     """A library that is not here: it is not available, and its switches can only be what they are then."""
 
-    enabled, engine, supported_engines = False, "none", ["none"]
+    enabled, engine, supported_engines, strategy = False, "none", ["none"], None
 
     @staticmethod
     def is_available():

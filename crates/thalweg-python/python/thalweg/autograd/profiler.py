@@ -1,5 +1,8 @@
 """The parts of `torch.autograd.profiler` beside the profiler itself."""
 
+from .._left_out import attributes
 from ..profiler import emit_nvtx, record_function
 
 __all__ = ["emit_nvtx", "record_function"]
+
+__getattr__ = attributes(__name__)

@@ -1,5 +1,6 @@
 """Automatic mixed precision by its earlier name (`torch.cuda.amp`)."""
 
+from .._left_out import attributes as _attributes
 from ..amp import GradScaler as _GradScaler
 from ..amp import autocast as _autocast
 from ..amp import custom_bwd, custom_fwd  # noqa: F401
@@ -23,8 +24,4 @@ _LEFT_OUT = {
     "amp_definitely_not_available": "say `cuda.is_available`",
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.amp.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.cuda.amp' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)

@@ -5,6 +5,7 @@ import pickle
 import weakref
 
 from .. import _core
+from .._left_out import attributes as _attributes
 from .._html import bar, paragraph, size
 from ._history import (  # noqa: F401
     _annotate_tensor, _dump_snapshot, _get_memory_metadata, _memory_metadata_supported, _record_memory_history, _set_memory_metadata, _snapshot)
@@ -210,8 +211,4 @@ _LEFT_OUT = {
     "_save_memory_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.memory.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.cuda.memory' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)

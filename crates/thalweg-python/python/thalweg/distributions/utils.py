@@ -4,7 +4,6 @@ import functools
 import numbers
 
 from .. import _core
-from .._core import get_default_dtype
 from .._functions import broadcast_tensors, finfo
 from ..autograd import enable_grad
 
@@ -16,7 +15,7 @@ def broadcast_all(*values):
     if not all(isinstance(value, (_core.Tensor, numbers.Number)) for value in values):
         raise ValueError("Input arguments must all be instances of Number, torch.Tensor or objects implementing __torch_function__.")
     tensors = [value for value in values if isinstance(value, _core.Tensor)]
-    options = dict(dtype=tensors[0].dtype, device=tensors[0].device) if tensors else dict(dtype=get_default_dtype())
+    options = dict(dtype=tensors[0].dtype, device=tensors[0].device) if tensors else dict(dtype=_core.get_default_dtype())
     return tuple(broadcast_tensors(*(value if isinstance(value, _core.Tensor) else _core.tensor(value, **options) for value in values)))
 
 
