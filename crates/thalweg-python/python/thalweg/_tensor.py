@@ -30,7 +30,7 @@ def _numpy(self, *, force=False):
     if self.requires_grad and not force:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-    if self.is_cuda and not force:
+    if self._is_on_gpu and not force:
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
     try:
@@ -41,7 +41,7 @@ def _numpy(self, *, force=False):
 
 
 def _array(self, dtype=None, copy=None):
-    array = self.detach().cpu().numpy() if self.is_cuda else self.numpy()
+    array = self.detach().cpu().numpy() if self._is_on_gpu else self.numpy()
     return array if dtype is None else array.astype(dtype)
 
 

@@ -5,7 +5,7 @@ A name that is not defined below is the operator of that name.
 
 import math
 
-from .. import _core
+from .. import _core, _left_out
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 
@@ -15,12 +15,15 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
 
 
+_omitted = _left_out.attributes(__name__)
+
+
 def __getattr__(name):
     if name in _IN_PLACE:
         return getattr(_core.Tensor, name)
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
-    raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
+    return _omitted(name)
 
 
 def _reduction(reduction, size_average=None, reduce=None):

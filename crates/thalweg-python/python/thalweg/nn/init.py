@@ -43,35 +43,28 @@ def _calculate_correct_fan(tensor, mode):
 
 
 @no_grad()
-def _overwrite(tensor, values):
-    tensor.copy_(values)
-    return tensor
-
-
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
     if a > b:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
-    return _overwrite(tensor, values * (b - a) + a)
+    return tensor.uniform_(a, b, generator=generator)
 
 
+@no_grad()
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
     """Draws from the normal distribution."""
     if std < 0.0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
-    values = _core.randn(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
-    return _overwrite(tensor, values * std + mean)
+    return tensor.normal_(mean, std, generator=generator)
 
 
+@no_grad()
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
     """Draws from the normal distribution, cut off at a and b."""
     def below(value):
         return (1.0 + math.erf((value - mean) / std / math.sqrt(2.0))) / 2.0
-    low, high = below(a), below(b)
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator) * (2 * high - 2 * low) + (2 * low - 1)
-    values = values.erfinv() * (std * math.sqrt(2.0)) + mean
-    return _overwrite(tensor, values.clamp(a, b))
+    tensor.uniform_(2 * below(a) - 1, 2 * below(b) - 1, generator=generator)
+    return tensor.erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
 
 
 def constant_(tensor, val):
@@ -90,11 +83,12 @@ def zeros_(tensor):
     return constant_(tensor, 0.0)
 
 
+@no_grad()
 def eye_(tensor):
     """Makes the matrix the identity."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
-    return _overwrite(tensor, _core.eye(*tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    return _core.eye(*tensor.shape, out=tensor)
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):
@@ -123,6 +117,7 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
     return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)
 
 
+@no_grad()
 def orthogonal_(tensor, gain=1, generator=None):
     """Fills with a matrix whose rows, or columns where there are fewer, are orthonormal; further dimensions are part of a row."""
     if tensor.dim() < 2:
@@ -134,9 +129,10 @@ def orthogonal_(tensor, gain=1, generator=None):
     q, r = _core.linalg_qr(flat.t() if rows < columns else flat)
     # The decomposition is made unique, so that draws are uniform.
     q = q * r.diagonal().sign()
-    return _overwrite(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
+    return tensor.copy_((q.t() if rows < columns else q).reshape(tensor.shape)).mul_(gain)
 
 
+@no_grad()
 def dirac_(tensor, groups=1):
     """Makes a convolution give its input, as far as there are channels."""
     if tensor.dim() not in (3, 4, 5):
@@ -144,14 +140,15 @@ def dirac_(tensor, groups=1):
     if tensor.shape[0] % groups:
         raise ValueError("dim 0 must be divisible by groups")
     each = tensor.shape[0] // groups
-    values = _core.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    tensor.zero_()
     middle = tuple(size // 2 for size in tensor.shape[2:])
     for group in range(groups):
         for channel in range(min(each, tensor.shape[1])):
-            values[(group * each + channel, channel, *middle)] = 1.0
-    return _overwrite(tensor, values)
+            tensor[(group * each + channel, channel, *middle)] = 1.0
+    return tensor
 
 
+@no_grad()
 def sparse_(tensor, sparsity, std=0.01, generator=None):
     """Draws from the normal distribution, and sets a share of each column to 0."""
     if tensor.dim() != 2:
@@ -159,7 +156,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
     zeros = math.ceil(sparsity * tensor.shape[0])
     normal_(tensor, 0.0, std, generator)
     order = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator).argsort(0)
-    return _overwrite(tensor, tensor.detach().masked_fill(order.argsort(0) < zeros, 0.0))
+    return tensor.masked_fill_(order.argsort(0) < zeros, 0.0)
 
 
 def _former(name):

@@ -3,6 +3,7 @@
 import sys
 import types
 
+from .. import _left_out
 from . import _calls
 from . import activations as _activations
 from . import adaptive as _adaptive
@@ -61,3 +62,7 @@ def _made():
 
 
 _made()
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
+# Other modules below, as `torch.nn.modules.lazy`, are imported as if they were there.
+__path__ = []
+__getattr__ = _left_out.attributes(__name__)

@@ -4,6 +4,7 @@ import math
 import numbers
 
 from .. import _core
+from ..amp import get_autocast_dtype
 from . import functional as F
 from . import init
 from .module import Module
@@ -15,6 +16,13 @@ def _kept(reached, following, state):
     if isinstance(state, tuple):
         return tuple(_kept(reached, one, other) for one, other in zip(following, state))
     return _core.where(reached, following, state)
+
+
+def _in_region(state):
+    """Returns a state in the dtype that autocast gives the products of a step, in a region."""
+    if _core.is_autocast_enabled() and state.dtype in (_core.float32, _core.float16, _core.bfloat16):
+        return state.to(get_autocast_dtype())
+    return state
 
 
 class _Recurrent(Module):
@@ -105,9 +113,9 @@ class _Recurrent(Module):
 
     def _start(self, input, state, size=None):
         layers = self.num_layers * (2 if self.bidirectional else 1)
-        if state is not None:
-            return state
-        return _core.zeros([layers, input.shape[1], size or self.hidden_size], dtype=input.dtype, device=input.device)
+        if state is None:
+            state = _core.zeros([layers, input.shape[1], size or self.hidden_size], dtype=input.dtype, device=input.device)
+        return _in_region(state)
 
     def _direction(self, steps, suffix, state, backwards, reached):
         bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
@@ -289,7 +297,7 @@ class _RecurrentCell(Module):
     def forward(self, input, hx=None):
         """Returns the next state."""
         self._check_call(input, hidden=hx)
-        return self._next(input, self._zeros(input) if hx is None else hx)
+        return self._next(input, _in_region(self._zeros(input) if hx is None else hx))
 
 
 class RNNCell(_RecurrentCell):
@@ -323,4 +331,4 @@ class LSTMCell(_RecurrentCell):
         """Returns the next hidden state and cell."""
         states = (None, None) if hx is None else hx
         self._check_call(input, **{"hx[0]": states[0], "hx[1]": states[1]})
-        return self._next(input, (self._zeros(input),) * 2 if hx is None else hx)
+        return self._next(input, tuple(map(_in_region, (self._zeros(input),) * 2 if hx is None else hx)))

@@ -3,6 +3,7 @@
 import sys as _sys
 import types as _types
 
+from .._left_out import attributes as _attributes
 from . import lr_scheduler, swa_utils
 from .composed import Adafactor, Muon
 from .lbfgs import LBFGS
@@ -22,12 +23,4 @@ def _placed(*classes):
 
 _placed(ASGD, SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, RAdam, RMSprop, Rprop)
 
-_LEFT_OUT = {
-    "SparseAdam": "there are no sparse tensors",
-}
-
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.optim.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.optim' has no attribute '{name}'")
+__getattr__ = _attributes(__name__)
