@@ -3,6 +3,7 @@
 //! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
 //! Python.
 
+use thalweg::ops::default_dtype;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PySequence, PyString, PyTuple};
 use thalweg::dispatch::Value;
@@ -156,7 +157,7 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
 /// `None` where the object is no number.
 pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
     if let Some(complex) = read_complex(number) {
-        let dtype = if like.dtype().is_complex() { like.dtype() } else { DType::C64 };
+        let dtype = if like.dtype().is_complex() { like.dtype() } else { default_dtype().complex() };
         let made = || Tensor::from_slice(&[complex], &[], like.device())?.to_dtype(dtype);
         return run(number.py(), made).map(Some);
     }
@@ -171,7 +172,7 @@ fn dtype_of(category: Category) -> DType {
     match category {
         Category::Bool => DType::Bool,
         Category::Integer => DType::I64,
-        _ => DType::F32,
+        _ => default_dtype(),
     }
 }
 
@@ -304,7 +305,7 @@ impl Nested {
             read_complex(&number)
         })) {
             self.push_complex(number);
-            return self.meet(named.unwrap_or(DType::C64));
+            return self.meet(named.unwrap_or_else(|| default_dtype().complex()));
         }
         let number = match named {
             Some(_) => read_scalar(&value.call_method0("item")?, false)?,
@@ -368,12 +369,13 @@ impl Nested {
 
     /// Returns the dtype of the numbers, as PyTorch infers it.
     fn dtype(&self) -> DType {
-        self.own.unwrap_or(DType::F32)
+        self.own.unwrap_or_else(default_dtype)
     }
 
     /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
         let Self { shape, numbers, imaginary, .. } = self;
+        numbers.iter().try_for_each(|&number| thalweg::tensor::check_convertible(number, dtype))?;
         if !imaginary.is_empty() {
             if !dtype.is_complex() {
                 return Err(thalweg::Error::invalid(format!(

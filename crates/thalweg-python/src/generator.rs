@@ -41,7 +41,7 @@ impl PyGenerator {
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice(self.0.device().clone())
+        PyDevice::of(self.0.device().clone())
     }
 
     /// Sets the seed, and returns the generator itself.
@@ -66,6 +66,15 @@ impl PyGenerator {
     /// Returns the seed.
     fn initial_seed(&self, py: Python<'_>) -> PyResult<u64> {
         run(py, || Ok(self.0.state()?.0))
+    }
+
+    /// Pickles device, seed and offset.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PyDevice, u64, u64))> {
+        let py = slf.py();
+        let generator = &slf.get().0;
+        let (seed, offset) = run(py, || generator.state())?;
+        let restored = py.import("thalweg.random")?.getattr("_restored")?;
+        Ok((restored, (PyDevice::of(generator.device().clone()), seed, offset)))
     }
 
     /// Returns the seed and the offset of the next draw.

@@ -5,9 +5,10 @@
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyNotImplemented};
+use thalweg::Tensor;
 
 use crate::call::Passed;
-use crate::convert::{number_beside, number_object, read_scalar, tensor_of};
+use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
@@ -243,9 +244,15 @@ impl PyTensor {
         let value = match value.cast::<Self>() {
             Ok(value) => value.tensor(),
             Err(_) => {
-                let own = tensor.dtype();
-                let is_number = value.is_instance_of::<PyComplex>() || read_scalar(value, false)?.is_some();
-                tensor_of(value, is_number.then_some(own), Some(tensor.device().clone()))?
+                let (own, device) = (tensor.dtype(), tensor.device().clone());
+                match read_scalar(value, false)? {
+                    // On the device: in a capture, too.
+                    Some(number) => run(slf.py(), || Tensor::full(&[], number, own, &device))?,
+                    None => {
+                        let is_number = value.is_instance_of::<PyComplex>();
+                        tensor_of(value, is_number.then_some(own), Some(device))?
+                    }
+                }
             }
         };
         run(slf.py(), || tensor.assign(indices, &value))
@@ -267,6 +274,15 @@ impl PyTensor {
     }
 
     fn __contains__(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if !value.is_instance_of::<PyTensor>()
+            && read_scalar(value, true)?.is_none()
+            && read_complex(value).is_none()
+        {
+            return Err(runtime(format!(
+                "Tensor.__contains__ only supports Tensor or scalar, but you passed in a {}.",
+                value.get_type()
+            )));
+        }
         let equal = slf.as_any().rich_compare(value, CompareOp::Eq)?;
         method!("any", equal.cast::<Self>()?)?.is_truthy()
     }

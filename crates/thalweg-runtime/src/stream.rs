@@ -208,9 +208,16 @@ impl Stream {
     /// Returns whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
     #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.capture_id()?.is_some())
+    }
+
+    /// Returns the number of the capture that the stream takes part in, if it captures: see [`is_capturing`](Self::is_capturing). The body of a
+    /// conditional node has a number of its own.
+    #[track_caller]
+    pub fn capture_id(&self) -> Result<Option<u64>> {
         self.device.called(Label::here("is_capturing"));
         let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
-        Ok(info.status != CaptureStatus::None)
+        Ok((info.status != CaptureStatus::None).then_some(info.id))
     }
 
     /// Launches a kernel of the program's own, asynchronously: what [`Driver::launch`](thalweg_driver::Driver::launch) does, as a command of this stream. So it is

@@ -38,6 +38,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
+use crate::destination::{First, apart};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::{Body, Complex};
 use crate::operators::{OutRule, in_place, out};
@@ -81,6 +82,8 @@ pub struct Operator {
     schema: Schema,
     /// The documentation, in sentences.
     doc: &'static str,
+    /// The method of [`Tensor`] that the entry gives.
+    method: Option<&'static str>,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
     /// The way in which the operator is computed.
@@ -91,6 +94,8 @@ pub struct Operator {
     out_form: Option<&'static str>,
     /// The conditions on the tensors that the `out=` form writes.
     out: &'static [OutRule],
+    /// The way in which the operator treats the first tensor of its form in place.
+    first: First,
     takes_generator: bool,
     /// The computation of complex numbers.
     complex: Complex,
@@ -152,7 +157,8 @@ impl Slot {
             // A kernel may register others.
             drop(registered);
             match newest {
-                Some(Some(kernel)) => return Found::Answer(kernel(call)),
+                // A program's kernel may keep what it allocates.
+                Some(Some(kernel)) => return Found::Answer(apart(|| kernel(call))),
                 Some(None) => return Found::Fallthrough,
                 None => {}
             }
@@ -238,6 +244,11 @@ impl Operator {
         self.out
     }
 
+    /// Returns the way in which the operator treats the first tensor of its form in place.
+    pub(crate) fn first(&self) -> First {
+        self.first
+    }
+
     /// Returns the name of the form in place, where the entry gives it.
     pub(crate) fn in_place_name(&self) -> Option<&'static str> {
         self.in_place
@@ -261,6 +272,11 @@ impl Operator {
     /// Returns what a built-in operator computes, in sentences; of a part of others, or one that was defined elsewhere, nothing.
     pub fn documentation(&self) -> &'static str {
         self.doc
+    }
+
+    /// Returns the name of the method of [`Tensor`] that the table's entry gives; some have one that is written by hand instead.
+    pub fn method(&self) -> Option<&'static str> {
+        self.method
     }
 
     /// Returns how the operator is computed and where its gradient comes from, in words.

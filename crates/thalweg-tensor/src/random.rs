@@ -18,7 +18,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 pub(crate) use default::{SEED, made_generator};
 pub use default::{default_generator, with_generator};
 pub use device::DeviceGenerator;
-pub(crate) use device::GeneratorState;
+pub(crate) use device::{GeneratorState, Numbers};
 
 use crate::caller::{at_line, creating, label_at, outermost};
 use crate::dispatch::{Operator, built_in};

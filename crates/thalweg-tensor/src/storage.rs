@@ -20,8 +20,11 @@ pub(crate) struct Storage {
     buffer: Mutex<Buffer>,
     /// Whether the memory may be replaced: that of another library may not.
     is_resizable: bool,
-    /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
+    /// The number of writes in place by tensors without a version of their own. Backward checks it, since the tensors that it saved must
+    /// not have changed.
     version: AtomicU32,
+    /// The number of writes in place by any tensor.
+    writes: AtomicU32,
     /// Whether another library has the memory too, and may write it unseen.
     is_exported: AtomicBool,
     /// Whether it was allocated in inference mode.
@@ -39,6 +42,7 @@ impl Storage {
             buffer: Mutex::new(buffer),
             is_resizable: true,
             version: AtomicU32::new(0),
+            writes: AtomicU32::new(0),
             is_exported: AtomicBool::new(false),
             is_inference: is_inference(),
         }
@@ -80,8 +84,15 @@ impl Storage {
         self.version.load(Ordering::Acquire)
     }
 
-    pub(crate) fn bump_version(&self) {
-        self.version.fetch_add(1, Ordering::AcqRel);
+    /// Returns the number of writes in place.
+    pub(crate) fn writes(&self) -> u32 {
+        self.writes.load(Ordering::Acquire)
+    }
+
+    /// Notes a write in place, by a tensor that may have a version of its own.
+    pub(crate) fn note_write(&self, own: Option<&AtomicU32>) {
+        own.unwrap_or(&self.version).fetch_add(1, Ordering::AcqRel);
+        self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn is_exported(&self) -> bool {

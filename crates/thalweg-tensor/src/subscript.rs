@@ -162,6 +162,8 @@ impl Subscript {
             return Err(Error::index(format!("too many indices for tensor of dimension {}", tensor.rank())));
         };
         let (mut view, mut dim, mut tensors) = (tensor.clone(), 0, Vec::new());
+        // The dimensions that masks cover beyond one each.
+        let mut beyond = 0;
         for index in indices {
             let at = dim as i64;
             match index {
@@ -184,18 +186,26 @@ impl Subscript {
                 }
                 Index::Ellipsis => dim += left,
                 Index::Tensor(tensor) => {
-                    tensors.resize(dim, None);
+                    tensors.resize(dim - beyond, None);
+                    let from = dim;
                     dim += takes(index);
                     match tensor.dtype() {
+                        DType::Bool if tensor.rank() == 0 => {
+                            // A truth value takes no dimension: all of the view, once or not at all.
+                            view = view.unsqueeze(at)?;
+                            dim += 1;
+                            tensors.extend(tensor.reshape(&[1])?.nonzero_numpy()?.into_iter().map(Some));
+                        }
                         DType::Bool => {
-                            let covered = &view.shape()[tensors.len()..dim];
+                            let covered = &view.shape()[from..dim];
                             if tensor.shape() != covered {
                                 return Err(Error::index(format!(
                                     "The shape of the mask {:?} does not match the shape of the indexed tensor, {covered:?}",
                                     tensor.shape()
                                 )));
                             }
-                            tensors.extend(tensor.nonzero_numpy()?.into_iter().map(Some));
+                            beyond += tensor.rank() - 1;
+                            tensors.push(Some(tensor.clone()));
                         }
                         _ => tensors.push(Some(tensor.clone())),
                     }
@@ -221,7 +231,7 @@ impl Tensor {
     }
 
     /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast and converted.
-    /// Recorded by autograd. Asynchronous, but with a mask.
+    /// Recorded by autograd. Asynchronous, but with a mask and a value of several elements.
     ///
     /// # Errors
     /// Those of [`Tensor::i`] and [`Tensor::copy_`].

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_ir::{
@@ -38,6 +39,8 @@ pub(crate) struct TensorState {
     pub(crate) layouts: Layouts,
     pub(crate) dtype: DType,
     pub(crate) autograd: AutogradMeta,
+    /// The number of writes in place by this tensor and those made of it, where they do not count as writes of the others over the storage.
+    own_version: Option<Arc<AtomicU32>>,
 }
 
 /// Returns a tensor that was allocated and not written, filled where that is asked for.
@@ -104,7 +107,20 @@ impl Tensor {
         dtype: DType,
         autograd: AutogradMeta,
     ) -> Self {
-        Self(Arc::new(TensorState { storage, layouts: Layouts::new(layout), dtype, autograd }))
+        Self(Arc::new(TensorState {
+            storage,
+            layouts: Layouts::new(layout),
+            dtype,
+            autograd,
+            own_version: None,
+        }))
+    }
+
+    /// Returns another tensor over the storage, whose writes count as this one's.
+    fn seen(&self, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
+        let TensorState { storage, own_version, .. } = &*self.0;
+        let (storage, own_version) = (storage.clone(), own_version.clone());
+        Self(Arc::new(TensorState { storage, layouts: Layouts::new(layout), dtype, autograd, own_version }))
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
@@ -224,6 +240,11 @@ impl Tensor {
         layout.span() == layout.elements() && !layout.may_overlap()
     }
 
+    /// Returns the number of bytes of the memory that it shares with its views (`torch.UntypedStorage.nbytes`).
+    pub fn storage_bytes(&self) -> u64 {
+        self.0.storage.buffer().size_bytes()
+    }
+
     /// Returns the device address of the first element (`torch.Tensor.data_ptr`), which is valid while the tensor lives.
     pub fn pointer(&self) -> DevicePointer {
         let offset = self.layout().offset() * self.dtype().size_bytes();
@@ -250,15 +271,24 @@ impl Tensor {
         &self.0.storage
     }
 
-    /// Returns the number of writes in place to the storage.
-    pub(crate) fn version(&self) -> u32 {
-        self.0.storage.version()
+    /// Returns the number of writes in place to the storage (`torch.Tensor._version`): of views and [detached](Self::detach) tensors, too, but
+    /// not of [`data`](Self::data).
+    pub fn version(&self) -> u32 {
+        match &self.0.own_version {
+            Some(own) => own.load(Ordering::Acquire),
+            None => self.0.storage.version(),
+        }
+    }
+
+    /// Returns the number of writes in place to the storage, by any tensor.
+    pub(crate) fn writes(&self) -> u32 {
+        self.0.storage.writes()
     }
 
     /// Marks the storage as written in place (`torch.autograd.graph.increment_version`): backward then refuses to read a tensor
     /// that it saved before. Call it after a kernel of your own has written the memory; in-place operators do it themselves.
     pub fn bump_version(&self) {
-        self.0.storage.bump_version();
+        self.0.storage.note_write(self.0.own_version.as_deref());
     }
 
     /// Marks the storage as known to another library, which may write it without a word: nothing that was computed from it is taken
@@ -288,6 +318,21 @@ impl Tensor {
     #[must_use]
     pub fn detach(&self) -> Self {
         self.with_autograd(AutogradMeta::leaf(false))
+    }
+
+    /// Returns a tensor over the same memory that is outside the autograd graph and has a version of its own (`torch.Tensor.data`): backward does not
+    /// notice what is written through it. [`detach`](Self::detach) is the safe way.
+    #[must_use]
+    pub fn data(&self) -> Self {
+        let own_version = Some(Arc::new(AtomicU32::new(self.version())));
+        let TensorState { storage, dtype, .. } = &*self.0;
+        Self(Arc::new(TensorState {
+            storage: storage.clone(),
+            layouts: Layouts::new(self.layout().clone()),
+            dtype: *dtype,
+            autograd: AutogradMeta::leaf(false),
+            own_version,
+        }))
     }
 
     /// Returns the gradient that [`backward`](Self::backward) has accumulated in this leaf, or in this result of an operator if
@@ -334,7 +379,7 @@ impl Tensor {
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
-        Self::from_parts(self.0.storage.clone(), self.layout().clone(), self.dtype(), autograd)
+        self.seen(self.layout().clone(), self.dtype(), autograd)
     }
 
     /// Returns whether its memory was allocated in inference mode (`torch.Tensor.is_inference`).
@@ -385,12 +430,12 @@ impl Tensor {
             None if is_grad_enabled() => ViewOf::Base(self.clone()),
             None => ViewOf::Unrecorded,
         };
-        Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::view(view_of))
+        self.seen(layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
     /// Returns a view of the tensor's memory as elements of another dtype. A write through it that gradients flow through is refused.
     pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
-        Self::from_parts(self.0.storage.clone(), layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
+        self.seen(layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
     }
 
     /// Sees the storage by another layout from now on, which lies within it: clones do, too.
@@ -425,7 +470,7 @@ impl Tensor {
 
     /// Returns a tensor with another layout over the storage, outside the autograd graph.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        Self::over(self.0.storage.clone(), layout, self.dtype())
+        self.seen(layout, self.dtype(), AutogradMeta::leaf(false))
     }
 
     // ---- Reading --------------------------------------------------------------------------------------------------

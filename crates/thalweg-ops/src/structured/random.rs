@@ -23,20 +23,103 @@ const fn drawn(
     }
 }
 
+/// The words that a device's generator has for the element of a point.
+struct Words<'b> {
+    builder: &'b BodyBuilder,
+    seed: Value<'b>,
+    subsequence: Value<'b>,
+    position: Value<'b>,
+}
+
+impl<'b> Words<'b> {
+    /// Takes seed and offset, and the number of threads.
+    fn new(builder: &'b BodyBuilder) -> Self {
+        let [seed, offset] = [0; 2].map(|_| builder.input(DType::I64));
+        let threads = scalar(builder, DType::I64);
+        let element = builder.index(Dimension::Row(0));
+        let round = element / threads;
+        Self { builder, seed, subsequence: element - round * threads, position: offset + round }
+    }
+
+    /// Returns a number in (0, 1] of a word, with cuRAND's rounding.
+    fn unit(&self, position: Value<'b>) -> Value<'b> {
+        let word = self.builder.random(self.seed, self.subsequence, position).to(DType::F32);
+        let unit = f64::from(1u32 << 31).recip() / 2.0;
+        word.mul_add(word.like(unit), word.like(unit / 2.0))
+    }
+
+    /// Returns a number in [0, 1) of a word, as `uniform_` draws it.
+    fn fraction(&self, position: Value<'b>) -> Value<'b> {
+        let unit = self.unit(position);
+        unit.ge(1.0).select(unit.like(0.0), unit)
+    }
+
+    /// Returns a number in (0, 1], in the dtype that numbers of a result's are computed in.
+    fn open(&self, signature: &Signature) -> Value<'b> {
+        let wide = if signature.outputs[0] == DType::F64 { DType::F64 } else { DType::F32 };
+        1.0 - self.fraction(self.position).to(wide)
+    }
+}
+
 /// 1 with a probability, else 0.
 pub static BERNOULLI: LoopOp =
     drawn("bernoulli", "1 with a probability, else 0.", &["threads", "probability"], |b, signature| {
-        let [seed, offset] = [0; 2].map(|_| b.input(DType::I64));
-        let threads = scalar(b, DType::I64);
-        let element = b.index(Dimension::Row(0));
-        let round = element / threads;
-        let word = b.random(seed, element - round * threads, offset + round).to(DType::F32);
-        // A number in (0, 1], with cuRAND's rounding.
-        let unit = f64::from(1u32 << 31).recip() / 2.0;
-        let drawn = word.mul_add(word.like(unit), word.like(unit / 2.0));
-        let kept = drawn.lt(b.scalar(DType::F64).to(DType::F32));
+        let words = Words::new(b);
+        let kept = words.unit(words.position).lt(b.scalar(DType::F64).to(DType::F32));
         b.output(kept.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     });
+
+/// Numbers of an exponential distribution: −ln u / lambd.
+pub static EXPONENTIAL: LoopOp = drawn(
+    "exponential",
+    "Numbers of an exponential distribution, of which the factor is the negative mean.",
+    &["threads", "factor"],
+    |b, signature| {
+        let number = Words::new(b).open(signature);
+        let drawn = number.log() * b.scalar(DType::F64).to(number.dtype());
+        b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+    },
+);
+
+/// Numbers of trials up to the first success: ⌈ln u / ln (1 − p)⌉.
+pub static GEOMETRIC: LoopOp = drawn(
+    "geometric",
+    "Numbers of trials up to the first success, where the factor is the reciprocal of ln (1 − p).",
+    &["threads", "factor"],
+    |b, signature| {
+        let number = Words::new(b).open(signature);
+        let drawn = (number.log() * b.scalar(DType::F64).to(number.dtype())).ceil();
+        b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+    },
+);
+
+/// Numbers of a Cauchy distribution: median + sigma · tan (π (u − ½)).
+pub static CAUCHY: LoopOp =
+    drawn("cauchy", "Numbers of a Cauchy distribution.", &["threads", "median", "sigma"], |b, signature| {
+        let number = Words::new(b).open(signature);
+        let [median, sigma] = [0; 2].map(|_| b.scalar(DType::F64).to(number.dtype()));
+        let drawn = ((number - 0.5) * std::f64::consts::PI).tan() * sigma + median;
+        b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+    });
+
+/// Integers from `low` on, of a range: the remainders of 63 bits, of which three draws give 21 each.
+pub static INTEGERS: LoopOp = drawn(
+    "integers",
+    "Integers of a range, from three draws that are so many words apart.",
+    &["threads", "words", "range", "low"],
+    |b, signature| {
+        let words = Words::new(b);
+        let [apart, range, low] = [0; 3].map(|_| scalar(b, DType::I64));
+        let part = |draw: i64| {
+            // A number in [0, 1) of f32 has 24 bits.
+            let number = words.fraction(words.position + apart * draw);
+            (number * f64::from(1 << 21)).floor().to(DType::I64)
+        };
+        let bits = (part(0) * (1i64 << 21) + part(1)) * (1i64 << 21) + part(2);
+        let drawn = bits - bits / range * range + low;
+        b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+    },
+);
 
 const fn sequence(
     name: &'static str,

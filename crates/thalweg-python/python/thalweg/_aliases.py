@@ -10,7 +10,7 @@ _ALIASES = {
     "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "divide": "div", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
     "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
 }
-_FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
+_FUNCTIONS = {"spmm": "mm", "dsmm": "mm", "concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
 # Functions of `torch` that work in place.
 _IN_PLACE = (
     "abs_", "acos_", "acosh_", "addmv_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
@@ -18,21 +18,6 @@ _IN_PLACE = (
     "fill_", "fix_", "floor_", "frac_", "gcd_", "i0_", "index_put_", "lcm_", "ldexp_", "log_", "log10_", "log1p_", "log2_", "logit_",
     "nan_to_num_", "neg_", "negative_", "rad2deg_", "reciprocal_", "relu_", "resize_as_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_",
     "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
-
-
-def _random_(self, from_=0, to=None, *, generator=None):
-    """Draws integers from [0, to) or [from, to), in place; without limits from all that the dtype holds exactly."""
-    if to is None and from_ != 0:
-        from_, to = 0, from_
-    if to is None:
-        exact = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "bool": 1}
-        bits = exact.get(self.dtype._name, 8 * self.dtype.itemsize - self.dtype.is_signed)
-        # An end beyond int64 cannot be said; the last number is then not drawn.
-        to = min(2**bits + (self.dtype.is_floating_point), 2**63 - 1)
-    if from_ >= to:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={from_} >= to={to}")
-    drawn = _core.randint(from_, to, list(self.shape), dtype=_core.int64, device=self.device, generator=generator)
-    return self.copy_(drawn)
 
 
 def _changes_shape(name):
@@ -77,7 +62,6 @@ def add(namespace):
     for name in _IN_PLACE:
         namespace[name] = in_place.get(name) or in_place.get(f"{_ALIASES.get(name[:-1])}_") or getattr(Tensor, name)
     namespace["detach_"] = _detach_
-    Tensor.random_ = _random_
     Tensor.unique = _unique
     Tensor.ndimension = Tensor.dim
     Tensor.is_cpu = property(lambda self: not self.is_cuda and not self.is_meta, doc="Whether the tensor is on the simulated GPU.")

@@ -52,6 +52,13 @@ def set_rng_state(new_state, device=None):
     _core._set_rng_state(seed % 2**64, offset % 2**64, device)
 
 
+def _restored(device, seed, offset):
+    """Returns a generator in a state: what a pickled one becomes."""
+    generator = _core.Generator(device)
+    generator._set_state(seed, offset)
+    return generator
+
+
 def _get_state(self):
     """Returns the state: seed and offset, as int64."""
     return _core.tensor([value - 2**64 if value >= 2**63 else value for value in self._state()], dtype=_core.int64)

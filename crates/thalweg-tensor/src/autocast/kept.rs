@@ -101,7 +101,7 @@ impl KeptCast {
 
     /// Notes that a launch of an optimizer has written the parameter, whose version says so, and this cast of it.
     pub fn written(&self, cast: Tensor) {
-        let (version, replays) = (self.parameter.version(), self.parameter.device().replays());
+        let (version, replays) = (self.parameter.writes(), self.parameter.device().replays());
         *self.lock() = Some(State { cast, version, replays, stream: None, is_read: false });
     }
 
@@ -132,7 +132,7 @@ impl KeptCast {
     /// Returns whether a cast is that of the parameter as it is now, by all that the host knows.
     fn is_now(&self, state: &State) -> bool {
         state.cast.shape() == self.parameter.shape()
-            && state.version == self.parameter.version()
+            && state.version == self.parameter.writes()
             && state.replays == self.parameter.device().replays()
             && !self.parameter.storage().is_exported()
     }
@@ -178,7 +178,7 @@ impl CapturedCast {
     /// Notes that the cast is right on a stream.
     fn set_right(&self, slot: &mut Option<State>, stream: &Stream) {
         let (parameter, cast) = (&self.kept.parameter, self.cast.clone());
-        let (version, replays) = (parameter.version(), stream.device().replays());
+        let (version, replays) = (parameter.writes(), stream.device().replays());
         *slot = Some(State { cast, version, replays, stream: Some(stream.clone()), is_read: true });
     }
 }

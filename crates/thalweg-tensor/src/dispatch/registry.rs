@@ -55,7 +55,7 @@ impl Registry {
             .collect();
         let base_name = base_name(name);
         let slots = Default::default();
-        let &OpDef { doc, body, in_place, out_form, out, generator, complex, .. } = definition;
+        let &OpDef { doc, method, body, in_place, out_form, out, first, generator, complex, .. } = definition;
         let has_generator = || schema.parameters.iter().any(|parameter| parameter.ty.kind == Kind::Generator);
         let takes_generator = generator || has_generator();
         let operator = Operator {
@@ -63,11 +63,13 @@ impl Registry {
             base_name,
             schema,
             doc,
+            method,
             parameters,
             body,
             in_place,
             out_form,
             out,
+            first,
             takes_generator,
             complex,
             of_tensors: OnceLock::new(),
@@ -79,7 +81,10 @@ impl Registry {
         }
         let operator: &'static Operator = Box::leak(Box::new(operator));
         names.operators.insert(name, operator);
-        let forms = in_place.into_iter().chain(out_form.map(|form| out::named_form(form).0));
+        let forms = in_place
+            .into_iter()
+            .filter(|form| !form.is_empty())
+            .chain(out_form.map(|form| out::named_form(form).0));
         forms.for_each(|form| {
             names.forms.insert(form, operator);
         });

@@ -177,7 +177,7 @@ struct Kernels<'a> {
 
 impl Kernels<'_> {
     fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        Tensor::empty_on(shape, dtype, &self.like.device().current_stream(), self.label)
+        Tensor::result_on(shape, dtype, &self.like.device().current_stream(), self.label)
     }
 
     /// Runs an operator that reduces `inner` dimensions; its results have a shape and a dtype.

@@ -122,10 +122,10 @@ fn empty(
     label: Label,
 ) -> Result<Tensor> {
     if !channels_last {
-        return Tensor::empty_on(shape, like.dtype(), stream, label);
+        return Tensor::result_on(shape, like.dtype(), stream, label);
     }
     let last: Shape = [shape[0]].into_iter().chain(shape[2..].iter().copied()).chain([shape[1]]).collect();
-    from_last(&Tensor::empty_on(&last, like.dtype(), stream, label)?)
+    from_last(&Tensor::result_on(&last, like.dtype(), stream, label)?)
 }
 
 /// Returns the sizes of a call, other than its layout, from those of input, weight and output.

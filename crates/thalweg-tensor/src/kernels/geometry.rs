@@ -159,7 +159,7 @@ impl Geometry {
         let inputs = inputs.iter().map(|tensor| tensor.contiguous()).collect::<Result<Tensors>>()?;
         let stream = inputs[0].device().current_stream();
         let outputs = (outputs.iter())
-            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream, label))
+            .map(|&(shape, dtype)| Tensor::result_on(shape, dtype, &stream, label))
             .collect::<Result<Tensors>>()?;
         let places = inputs.get(1).or(outputs.get(1)).map_or(DevicePointer::new(0), Tensor::pointer);
         let at = [inputs[0].pointer(), places, outputs[0].pointer()];
@@ -187,7 +187,7 @@ impl Geometry {
         let prepared = forward(operator, &signature);
         let stream = inputs[0].device().current_stream();
         let outputs = (outputs.iter())
-            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream, label))
+            .map(|&(shape, dtype)| Tensor::result_on(shape, dtype, &stream, label))
             .collect::<Result<Tensors>>()?;
         if outputs[0].elements() == 0 {
             return Ok(outputs);

@@ -17,6 +17,7 @@ use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
 use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -70,7 +71,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let weight = call.tensors[0].contiguous()?;
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
     let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
-    let result = Tensor::empty_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
+    let result = Tensor::result_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
     let _telling = Telling::of(call.label.operator, RangeOf::Dimension(0));
@@ -160,7 +161,7 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0).contiguous()?, call.tensor(1));
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
-    let result = Tensor::empty_on(&rows, source.dtype(), &call.device.current_stream(), call.label)?;
+    let result = Tensor::result_on(&rows, source.dtype(), &call.device.current_stream(), call.label)?;
     let stride = stride_of_rows(index);
     let sizes = [rows[0], extent, rows[1], inner];
     let is_copied = match stride {
@@ -329,7 +330,7 @@ impl Scatter<'_> {
     fn begun(&self, target: Target<'_>, dtype: DType) -> Result<Tensor> {
         match target {
             Target::Zeros(shape) => Tensor::zeros(&shape, dtype, self.source.device()),
-            Target::Copied(target) if target.dtype() == dtype => target.copied(self.label.location),
+            Target::Copied(target) if target.dtype() == dtype => target.owned(self.label.location),
             Target::Copied(target) => target.to_dtype(dtype)?.contiguous(),
         }
     }
@@ -368,7 +369,10 @@ impl Scatter<'_> {
             Target::Zeros(_) => None,
         };
         let stream = source.device().current_stream();
-        let result = Tensor::empty_on(&[outer, extent, inner], dtype, &stream, self.label)?;
+        let result = match former.as_ref().and_then(for_kernel_over) {
+            Some(over) => over,
+            None => Tensor::result_on(&[outer, extent, inner], dtype, &stream, self.label)?,
+        };
         let kernel = ScatterTile {
             sizes,
             index_strides: strides(self.index),

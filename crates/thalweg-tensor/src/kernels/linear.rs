@@ -127,7 +127,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let (product, [a, b]) = product(input, &turned(weight)?)?;
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
+    let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
     let fits = fits(&product);
     if fits || stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
         let added = Added::new(bias, addend)?;
@@ -192,7 +192,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     let (product, [a, b]) = product(input, &turned(weight)?)?;
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
+    let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
     let added = Added::new(bias, addend)?;
     let norm = norm.each_ref().map(|part| part.pointer().address());
     let (at, (bias, addend)) = (PerOperand { norm, ..added.at([&a, &b, &result]) }, added.described());

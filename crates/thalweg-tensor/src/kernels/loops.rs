@@ -4,6 +4,7 @@ mod backward;
 mod kept;
 mod stages;
 
+use thalweg_ops::default_dtype;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -29,6 +30,7 @@ pub(crate) use backward::{LoopBackward, autograd, node};
 pub(crate) use super::loop_call::{LoopArguments, LoopCall, Points};
 
 use self::kept::kept_layout;
+use crate::destination;
 use crate::tensor::{Tensor, Tensors};
 
 /// A body with everything that a launch of it needs.
@@ -388,7 +390,7 @@ impl Resolved {
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
         // An operator has one kind of points.
         let integers = arguments.points.integers();
-        let kinds = dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
+        let kinds = (default_dtype() as u64) << 24 | dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
         key.clear();
         let operator = std::ptr::from_ref(call.operator).addr() as u64;
         key.extend_from_slice(&[operator, call.device.number(), alignment_bytes << 32 | kinds]);
@@ -511,9 +513,12 @@ pub(crate) fn signature_of(
     let zero_dimensional = (tensors.iter().enumerate())
         .filter(|(_, tensor)| tensor.rank() == 0)
         .fold(0, |mask, (index, _)| mask | 1 << index);
-    operator
-        .signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype)
-        .map_err(|error| Error::invalid(error.to_string()))
+    operator.signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype).map_err(|error| {
+        match error.is_not_implemented {
+            true => Error::not_implemented(error.to_string()),
+            false => Error::invalid(error.to_string()),
+        }
+    })
 }
 
 /// Returns the bits of a call's scalars, in the forms in which the body reads them.
@@ -537,9 +542,23 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
         }
     };
     let stream = call.device.current_stream();
-    let mut outputs = Tensors::new();
+    let is_pointwise = call.operator.space == Space::Elementwise;
+    let (mut outputs, mut are_as_planned) = (Tensors::new(), true);
     for ((layout, bytes), (_, dtype)) in resolved.layouts.iter().zip(&resolved.outputs) {
-        outputs.push(Tensor::empty_in(layout.clone(), *bytes, *dtype, &stream, call.label)?);
+        outputs.push(match destination::for_loop(layout, *dtype, &call.tensors, is_pointwise) {
+            Some(target) => {
+                are_as_planned &= target.layout().strides() == layout.strides();
+                target
+            }
+            None => Tensor::empty_in(layout.clone(), *bytes, *dtype, &stream, call.label)?,
+        });
+    }
+    if !are_as_planned {
+        let (body, compute) = (&resolved.forward, resolved.signature.compute);
+        let prepared = Prepared { operator: call.operator, body, compute };
+        let _telling = telling(call);
+        launch_into(&prepared, &resolved.extents, &call.tensors, &call.arguments, &outputs, call.label)?;
+        return Ok(outputs);
     }
     if resolved.is_staged {
         let (rows, inner) = resolved.extents.rows_and_inner();
@@ -551,8 +570,7 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
     let scalars = bits_of(&resolved.forward.body, &call.arguments);
-    let has_classes = matches!(call.operator.rule, DTypeRule::Classes | DTypeRule::WideClasses);
-    let _telling = has_classes.then(|| Telling::of(call.label.operator, RangeOf::Classes));
+    let _telling = telling(call);
     let results_alignment = alignment_of(results.iter().copied());
     let own;
     let launch = if results_alignment >= resolved.alignment_bytes {
@@ -564,6 +582,12 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     };
     stream.launch(launch, &inputs, &results, &scalars, call.label)?;
     Ok(outputs)
+}
+
+/// Lets the kernel tell of classes that are out of range, where the operator reads some.
+fn telling(call: &LoopCall<'_>) -> Option<Telling> {
+    let has_classes = matches!(call.operator.rule, DTypeRule::Classes | DTypeRule::WideClasses);
+    has_classes.then(|| Telling::of(call.label.operator, RangeOf::Classes))
 }
 
 /// Runs an operator into given tensors, which may be inputs too where the layouts agree and each thread reads a point before it

@@ -9,6 +9,7 @@ use thalweg_runtime::{Error, Label, Result};
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Saved, is_asked, is_widened, record, sum_of};
+use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -97,6 +98,13 @@ struct Added<'a> {
     alpha: f64,
 }
 
+impl Added<'_> {
+    /// Returns the tensor itself, where a result of this shape may be written over it.
+    fn consumed(&self, shape: &[usize]) -> Option<Tensor> {
+        (self.tensor.shape() == shape && self.tensor.is_contiguous()).then(|| for_kernel_over(self.tensor))?
+    }
+}
+
 /// The gradient of `self` is beta times that of the result, summed where it was repeated; those of the factors have alpha.
 pub(crate) static ADD_GRADIENT: Formula = Formula {
     inputs: &[1, 2],
@@ -134,7 +142,13 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     }
     shape.extend([m, n]);
     let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&shape, a.dtype(), &stream, call.label)?;
+    // A product is added to the elements that the result starts as.
+    let sum = added.as_ref().and_then(|added| added.consumed(&shape));
+    let is_begun = sum.is_some();
+    let result = match sum {
+        Some(sum) => sum,
+        None => Tensor::result_on(&shape, a.dtype(), &stream, call.label)?,
+    };
     let mut product = Matmul {
         a: a_matrix,
         b: b_matrix,
@@ -142,7 +156,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     };
     if let Some(Added { tensor, beta, alpha }) = added {
         (product.alpha, product.beta) = (Factor::new(alpha), Factor::new(beta));
-        if product.accumulates() {
+        if product.accumulates() && !is_begun {
             let source = tensor.detach().expand(&shape)?;
             let target = std::slice::from_ref(&result);
             let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };

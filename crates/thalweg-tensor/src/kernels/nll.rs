@@ -44,7 +44,7 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [outer, classes, inner] = checked(call)?;
     let (x, target) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
     let (compute, stream) = (x.dtype().compute(), call.device.current_stream());
-    let result = || Tensor::empty_on(target.shape(), compute, &stream, call.label);
+    let result = || Tensor::result_on(target.shape(), compute, &stream, call.label);
     let results: Tensors = [result()?, result()?].into_iter().collect();
     let mut placements: SmallVec<[Placement; 8]> = SmallVec::new();
     placements.push(Placement::Gathered(x.elements() as u64));

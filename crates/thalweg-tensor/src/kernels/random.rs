@@ -12,7 +12,7 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tensors> {
     let (dtype, elements) = (call.dtype(6), count(call, 5)?);
     let numbers = [3, 4].map(|place| call.scalar(place).to_f64());
-    let result = Tensor::empty_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    let result = Tensor::result_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
     let draw = Draw { distribution, elements: elements as u64, threads: threads(call, 2)?, numbers, dtype };
     let [seed, offset] = state(call, 0)?;
     let none = DevicePointer::new(0);
@@ -29,7 +29,7 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
         return Err(Error::invalid(format!("it drops of {elements} elements, not of {:?}", source.shape())));
     }
     let stream = call.device.current_stream();
-    let empty = |dtype| Tensor::empty_on(&[elements], dtype, &stream, call.label);
+    let empty = |dtype| Tensor::result_on(&[elements], dtype, &stream, call.label);
     let (result, mask) = (empty(source.dtype())?, empty(DType::Bool)?);
     let draw = Draw {
         distribution: Distribution::Dropout,

@@ -44,12 +44,15 @@ operators! {
                     values.dtype()
                 )));
             }
+            if let Some(mask) = mask_of(call, x).filter(|_| values.elements() == 1 && !call.bool(3)) {
+                return mask?.select_where(&values.reshape(&[])?, x).map(single);
+            }
             match Indexed::new(call, x)? {
                 None if call.bool(3) => x.add(values).map(single),
                 None => values.expand(x.shape())?.copied(call.label.location).map(single),
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
-        }), autocast: Widest;
+        }), first: Consumed, autocast: Widest;
     /// Returns the elements at places that index tensors name where a mask is true, else a number. Where the mask is false, an index
     /// need not be in range.
     "_unsafe_masked_index(Tensor self, Tensor mask, Tensor?[] indices, Scalar fill) -> Tensor" = Composite(|call| {
@@ -72,9 +75,11 @@ operators! {
         fn masked_fill(mask: tensor, value: scalar) = Composite(|call| {
             let value = number_like(call.tensor(0), call.scalar(2))?;
             masked_fill(call, &value).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with the only element of another where a mask is true.
-    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor" = Composite(|call| {
+    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor"
+        fn masked_fill_tensor(mask: tensor, value: tensor)
+        = Composite(|call| {
         let value = call.tensor(2);
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -87,10 +92,10 @@ operators! {
             return Err(overflow(dtype));
         }
         masked_fill(call, &value.to_dtype(dtype)?).map(single)
-    });
+    }), first: Consumed;
     /// Returns the tensor with the elements of a source, one after another, where a mask is true. Blocks.
     "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"
-        fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single));
+        fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
     /// Returns the elements where a mask is true, one after another. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
         fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
@@ -123,7 +128,7 @@ operators! {
             let rows = x.reshape(&[1, x.elements(), 1])?;
             let combine = if call.bool(3) { Combine::Sum } else { Combine::Replace };
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
-        });
+        }), first: Consumed;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
     "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
@@ -134,16 +139,16 @@ operators! {
     "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
     /// Returns a number where a condition is true, else the elements of a tensor.
     "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(&number(call, 1)?, call.tensor(2)).map(single)
-    });
+        call.tensor(0).select_where(&number_beside(call, 1, call.tensor(2))?, call.tensor(2)).map(single)
+    }), autocast: Parts;
     /// Returns the elements of a tensor where a condition is true, else a number.
     "where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(call.tensor(1), &number(call, 2)?).map(single)
-    });
+        call.tensor(0).select_where(call.tensor(1), &number_beside(call, 2, call.tensor(1))?).map(single)
+    }), autocast: Parts;
     /// Returns a number where a condition is true, else another.
     "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
         call.tensor(0).select_where(&number(call, 1)?, &number(call, 2)?).map(single)
-    });
+    }), autocast: Parts;
     /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the
     /// greatest, and the call blocks.
     "one_hot(Tensor self, int num_classes=-1) -> Tensor"
@@ -274,6 +279,20 @@ impl Indexed {
     }
 }
 
+/// Returns the only index of a call, if it is a mask whose extents are the tensor's, as one of all of the tensor's dimensions.
+fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
+    let Argument::OptionalTensors(list) = call.argument(1) else { return None };
+    let (first, mask) = list.iter().enumerate().find_map(|(at, index)| Some((at, index.as_ref()?)))?;
+    let is_only = list.iter().flatten().count() == 1;
+    let fits = x.shape().get(first..first + mask.rank()) == Some(mask.shape());
+    if !is_only || mask.dtype() != DType::Bool || mask.rank() == 0 || !fits {
+        return None;
+    }
+    let mut shape: Shape = mask.shape().into();
+    shape.resize(x.rank() - first, 1);
+    Some(mask.reshape(&shape))
+}
+
 /// Returns index tensors with what is out of range moved into it.
 fn in_range(x: &Tensor, indices: Argument<'_>) -> Result<Vec<Option<Tensor>>> {
     let given: Vec<Option<&Tensor>> = match indices {
@@ -367,6 +386,13 @@ fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
 }
 
 /// Returns a number as a tensor without dimensions, of the dtype that it promotes as.
+/// Returns a number beside a tensor, whose dtype it takes where that is of its category or a higher one.
+fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
+    let number = number(call, place)?;
+    let is_wrapped = number.dtype().category() <= tensor.dtype().category();
+    if is_wrapped { number.to_dtype(tensor.dtype()) } else { Ok(number) }
+}
+
 fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {
     Tensor::full(&[], call.scalar(place), dtype_of(call.scalar(place)), call.device)
 }

@@ -11,6 +11,7 @@ use super::in_place;
 use super::out::{self, OutRule};
 use crate::autograd::formula::Formula;
 use crate::caller::enter;
+use crate::destination::First;
 use crate::dispatch::{Call, DispatchKey, KernelFunction, Operator};
 use crate::kernels::loops::{self, LoopCall};
 use crate::tensor::{Tensor, Tensors};
@@ -21,16 +22,20 @@ pub(crate) struct OpDef {
     pub schema: &'static str,
     /// The documentation, in sentences; empty for a part of other operators.
     pub doc: &'static str,
+    /// The method of [`Tensor`] that its entry gives.
+    pub method: Option<&'static str>,
     /// The body: how it is computed.
     pub body: Body,
     /// The name of its form in place, where that is not its own with `_` behind the base: `pow_.Scalar` of `pow.Tensor_Scalar`. An
-    /// operator that returns a view has a form in place only if its entry names it.
+    /// operator that returns a view has a form in place only if its entry names it. Empty where there is none.
     pub in_place: Option<&'static str>,
     /// The name of its `out=` form, where no rule gives it; in brackets the names of the tensors that the form writes, where they
     /// differ from those of the results: `max.dim_max(max, max_values)`.
     pub out_form: Option<&'static str>,
     /// The conditions on the tensors that its `out=` form writes, beside those of every form.
     pub out: &'static [OutRule],
+    /// The way in which it treats the first tensor of its form in place. A loop always may write over it.
+    pub first: First,
     /// Whether it draws, where the schema has no generator: PyTorch's overload with one is another operator.
     pub generator: bool,
     /// The dtype that autocast gives its tensors.
@@ -45,10 +50,12 @@ impl OpDef {
         Self {
             schema,
             doc: "",
+            method: None,
             body,
             in_place: None,
             out_form: None,
             out: &[],
+            first: First::Read,
             generator: false,
             autocast: Autocast::Unchanged,
             complex: Complex::ByBody,
@@ -58,7 +65,7 @@ impl OpDef {
     /// Makes the entry of an operator that is a loop.
     pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
         let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
-        let part = Self::part(leaked(entry.schema()), Body::Loop(entry));
+        let part = Self { first: First::Consumed, ..Self::part(leaked(entry.schema()), Body::Loop(entry)) };
         Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
     }
 }
@@ -150,7 +157,7 @@ impl Body {
                 Arc::new(move |call| {
                     // What it calls names the line of this call.
                     let _entered = enter(call.label.location);
-                    function(call)
+                    Ok(outside_of_history(function(call)?, call))
                 }),
                 None,
             ),
@@ -178,6 +185,17 @@ impl Body {
         let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
         backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
     }
+}
+
+/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is no view of another
+/// tensor, whose history a write through a view of the leaf would change.
+fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
+    let is_own = |result: &Tensor| {
+        result.is_view()
+            && !result.requires_grad()
+            && !call.tensors.iter().any(|tensor| tensor.shares_storage_with(result))
+    };
+    results.into_iter().map(|result| if is_own(&result) { result.detach() } else { result }).collect()
 }
 
 /// Returns one tensor as the results of a kernel.

@@ -1,5 +1,6 @@
 //! Places of values in sorted rows, how often values are there, and which there are.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
@@ -18,9 +19,11 @@ operators! {
     /// Returns where values would stand in sorted rows (rows, length), as (rows, count); one row is that of all values. With `right`, or
     /// `side='right'`, behind those that are equal. A `sorter` is the order of rows that are not sorted.
     "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
+        fn searchsorted(input: tensor)
         = Kernel(searchsorted);
     /// Returns where a number would stand in a sorted vector.
     "searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
+        fn searchsorted_scalar(input: scalar)
         = Composite(|call| {
             let [sequence, number] = as_one_dtype(call.tensor(0), call.scalar(1))?;
             if sequence.rank() != 1 {
@@ -42,6 +45,7 @@ operators! {
         });
     /// Returns where values would stand in a sorted vector of boundaries.
     "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
+        fn bucketize(boundaries: tensor)
         = Kernel(|call| {
             let (x, boundaries) = (call.tensor(0), call.tensor(1));
             if boundaries.rank() != 1 {
@@ -54,11 +58,16 @@ operators! {
         });
     /// Returns how often each integer from 0 on is there, or the sum of its weights; at least `minlength` of them. The host reads the
     /// greatest one.
-    "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor" = Kernel(|call| bincount(call).map(single));
+    "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"
+        fn bincount(weights: optional_tensor, minlength: int)
+        = Kernel(|call| bincount(call).map(single));
     /// Returns how many elements are in each of so many equal bins between two bounds: those of the elements where both are equal.
-    "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor" = Kernel(|call| histc(call).map(single));
+    "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"
+        fn histc(bins: int, min: scalar, max: scalar)
+        = Kernel(|call| histc(call).map(single));
     /// Returns how many elements are in each of so many equal bins, or the sum of their weights, and the bins' edges.
     "histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
+        fn histogram(bins: int) -> 2
         = Kernel(|call| {
             let x = call.tensor(0);
             let bins = bin_count(call.int(1))?;
@@ -72,13 +81,16 @@ operators! {
         });
     /// Returns how many elements are between each two edges, or the sum of their weights, and the edges.
     "histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
+        fn histogram_bins(bins: tensor) -> 2
         = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3)));
     /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
     /// reads how many they are, unless it is given.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
-        = Composite(|call| repeat_interleave(call).map(single));
+        fn repeat_interleave_tensor(repeats: tensor, dim: optional_int)
+        = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns the different elements, sorted; where each element stands among them, and how often each is there, where it is asked for.
     "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
+        fn unique(sorted: bool, return_inverse: bool, return_counts: bool) -> 3
         = Kernel(|call| {
             let x = call.tensor(0).detach();
             let flat = x.reshape(&[x.elements()])?;
@@ -90,9 +102,11 @@ operators! {
         });
     /// Returns the different places of a dimension, sorted, with where each place stands among them and how often each is there.
     "unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
+        fn unique_dim(dim: int, sorted: bool, return_inverse: bool, return_counts: bool) -> 3
         = Kernel(|call| unique_dim(call, call.int(1), true, [call.bool(3), call.bool(4)]));
     /// Returns the elements, or places of a dimension, without those that repeat the one before.
     "unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"
+        fn unique_consecutive(return_inverse: bool, return_counts: bool, dim: optional_int) -> 3
         = Kernel(|call| {
             let wanted = [call.bool(1), call.bool(2)];
             let Some(dim) = call.optional_int(3) else {
@@ -106,6 +120,7 @@ operators! {
     /// Returns the coordinates of the first so many elements that are not 0, and rows of `fill_value` where there are fewer. The host
     /// reads nothing.
     "nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"
+        fn nonzero_static(size: int)
         = Kernel(|call| nonzero_static(call).map(single)), complex: Taken;
     /// Returns numbers from a start to an end as powers of a base.
     "logspace(Scalar start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
@@ -143,7 +158,7 @@ fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Res
     let length = row.shape().last().copied().unwrap_or(1);
     let rows = if row.rank() > 1 { row.shape()[..row.rank() - 1].iter().product() } else { 1usize };
     let stream = call.device.current_stream();
-    let places = Tensor::empty_on(values.shape(), DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(values.shape(), DType::I64, &stream, call.label)?;
     if places.elements() > 0 {
         let count = (values.elements() / rows.max(1)) as u64;
         let kernel = Search { rows: rows as u64, length: length as u64, count, right, dtype };
@@ -257,14 +272,14 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
 /// Returns a sorted vector and a number in the dtype in which they are compared.
 fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
     let is_fraction = number.is_floating_point() && !sequence.dtype().is_floating_point();
-    let dtype = if is_fraction { DType::F32 } else { sequence.dtype() };
+    let dtype = if is_fraction { default_dtype() } else { sequence.dtype() };
     Ok([sequence.to_dtype(dtype)?, Tensor::full(&[], number, dtype, sequence.device())?])
 }
 
 fn check_floats(x: &Tensor, name: &str) -> Result<()> {
     match x.dtype() {
         dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
-        dtype => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+        dtype => Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'"))),
     }
 }
 
@@ -476,9 +491,9 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
 }
 
 fn logspace(call: &Call<'_>) -> Result<Tensor> {
-    let dtype = call.optional_dtype(4).unwrap_or(DType::F32);
+    let dtype = call.optional_dtype(4).unwrap_or_else(default_dtype);
     if dtype == DType::Bool {
-        return Err(Error::invalid("\"logspace\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"logspace\" not implemented for 'Bool'"));
     }
     let [start, end] = [0, 1].map(|place| match dtype.is_floating_point() {
         true => call.argument(place),

@@ -10,7 +10,9 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the sum of products over the labels that the result has not: `ij,jk->ik` is the product of matrices.
-    "einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor" = Composite(einsum), autocast: Lower;
+    "einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"
+        of fn einsum(equation: str, tensors: tensors)
+        = Composite(einsum), autocast: Lower;
 }
 
 /// The label of a dimension: a letter, or the number, from the last, of a dimension that `...` stands for.

@@ -12,12 +12,15 @@ operators! {
     /// Returns images or volumes at the points of a grid, whose coordinates are −1 to 1 over each axis: interpolated linearly (0), the
     /// nearest (1), or cubically (2); outside they are 0 (0), the border (1), or mirrored (2).
     "grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        fn grid_sampler(grid: tensor, interpolation_mode: int, padding_mode: int, align_corners: bool)
         = Composite(|call| grid_sampler(call, call.tensor(0).rank().saturating_sub(2))), autocast: Widest;
     /// Returns images at the points of a grid.
     "grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        fn grid_sampler_2d(grid: tensor, interpolation_mode: int, padding_mode: int, align_corners: bool)
         = Composite(|call| grid_sampler(call, 2));
     /// Returns volumes at the points of a grid.
     "grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        fn grid_sampler_3d(grid: tensor, interpolation_mode: int, padding_mode: int, align_corners: bool)
         = Composite(|call| grid_sampler(call, 3));
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Operators that return views have one where PyTorch has (`squeeze_`): the tensor itself is seen by the layout of the view from then on.
 //!
-//! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed
-//! and copied, which autograd records as any write in place.
+//! Where nothing is recorded, the kernels write into the tensor itself as far as they can ([`destination`](crate::destination)). Else the result
+//! is computed and copied, which autograd records as any write in place.
 
 use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
@@ -11,8 +11,9 @@ use thalweg_runtime::{Error, Result};
 
 use super::body::{Body, single};
 use crate::autograd::is_grad_enabled;
+use crate::destination::{Offer, are_same, is_by_parts, offered};
 use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
-use crate::kernels::loops::{LoopCall, run_into};
+use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the name of the operator whose form in place has this name, if no entry names that form: `add.Tensor` of `add_.Tensor`.
@@ -34,6 +35,9 @@ pub(crate) fn name(functional: &Operator) -> String {
 
 /// Returns the schema of the form in place of this name; `None` where an operator has none.
 pub(crate) fn schema(functional: &Operator, name: &str) -> Option<Schema> {
+    if functional.in_place_name() == Some("") {
+        return None;
+    }
     let mut schema = functional.schema().clone();
     let is_view = is_view(functional);
     let [result] = schema.returns.as_mut_slice() else { return None };
@@ -64,12 +68,6 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
                 "a leaf Variable that requires grad is being used in an in-place operation.",
             ));
         }
-        if target.is_view() {
-            return Err(Error::invalid(format!(
-                "a view through which gradients flow keeps its shape and strides; call {} and use the tensor that it returns",
-                functional.name()
-            )));
-        }
     }
     let view = functional.call(call.arguments, None, call.label)?.swap_remove(0);
     target.set_layout(view.layout().clone());
@@ -82,18 +80,33 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     let target = call.tensor(0);
     // As in PyTorch, autocast casts for no form in place.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
-    if !written_by_loop(functional, call)? {
-        let before =
-            if is_kept(functional, call)? { Some(target.copied(call.label.location)?) } else { None };
-        let mut arguments: SmallVec<[Argument<'_>; 6]> = call.arguments.into();
-        if let Some(before) = &before {
-            arguments[0] = Argument::Tensor(before);
-        }
-        let result = functional.call(&arguments, None, call.label)?.swap_remove(0);
-        check_result(&result, target)?;
-        target.copy_(&result)?;
+    let before = if is_kept(functional, call)? { Some(target.copied(call.label.location)?) } else { None };
+    let mut arguments: SmallVec<[Argument<'_>; 6]> = call.arguments.into();
+    if let Some(before) = &before {
+        arguments[0] = Argument::Tensor(before);
     }
+    let result = || Ok(functional.call(&arguments, None, call.label)?.swap_remove(0));
+    write(target, Offer::to(functional, target, call.tensors), result)?;
     Ok(single(target.clone()))
+}
+
+/// Writes a result into a tensor, whose memory is offered for it.
+pub(super) fn write(
+    target: &Tensor,
+    offer: Option<Offer>,
+    result: impl FnOnce() -> Result<Tensor>,
+) -> Result<()> {
+    let (result, taken) = offered(offer.into_iter().collect(), result);
+    let is_taken = taken.contains(&true);
+    let is_written = |result: &Tensor| is_taken && are_same(result, target);
+    if result.as_ref().map_or(is_taken, is_written) {
+        // What failed may have written a part.
+        target.bump_version();
+        return result.map(drop);
+    }
+    let result = result?;
+    check_result(&result, target)?;
+    target.copy_(&result)
 }
 
 /// Returns whether backward reads what the target was before it is written.
@@ -102,7 +115,7 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
         return Ok(false);
     }
     let functional_call = Call { operator: functional, ..*call };
-    if is_by_parts(functional, call) {
+    if is_by_parts(functional, call.tensors) {
         return Ok(true);
     }
     match functional.body() {
@@ -112,40 +125,6 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
         Body::Kernel(_) => Ok(false),
         _ => Ok(true),
     }
-}
-
-/// Returns whether complex numbers make other operators compute the result.
-fn is_by_parts(functional: &Operator, call: &Call<'_>) -> bool {
-    functional.has_built_in(DispatchKey::Complex)
-        && call.tensors.iter().any(|tensor| tensor.dtype().is_complex())
-}
-
-/// Writes the result of a loop right into the target, if a loop computes it and the elements are those that a copy would give.
-/// Returns whether it was written.
-fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
-    let target = call.tensor(0);
-    let is_recorded = is_grad_enabled() && call.tensors.iter().any(|tensor| tensor.requires_grad());
-    if is_recorded || target.layout().may_overlap() || is_by_parts(functional, call) {
-        return Ok(false);
-    }
-    let functional_call = Call { operator: functional, ..*call };
-    let lowered = match functional.body() {
-        Body::Loop(entry) => LoopCall::of(entry, &functional_call)?,
-        Body::Lowered(lower) => lower(&functional_call)?,
-        _ => return Ok(false),
-    };
-    target.check_inference_write()?;
-    // An input that overlaps the target elsewhere would be read after it was written.
-    let is_apart =
-        |tensor: &&Tensor| !tensor.shares_storage_with(target) || tensor.layout() == target.layout();
-    let Some((shape, dtype)) = lowered.result()? else { return Ok(false) };
-    if shape.as_slice() != target.shape() || dtype != target.dtype() || !lowered.tensors.iter().all(is_apart)
-    {
-        return Ok(false);
-    }
-    let outputs = [target.detach()];
-    run_into(lowered.operator, &lowered.tensors, &lowered.arguments, &outputs, call.label)?;
-    Ok(true)
 }
 
 /// Refuses a result that does not fit the tensor that it is written into, in PyTorch's words.

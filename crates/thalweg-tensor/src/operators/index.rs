@@ -13,8 +13,8 @@ use super::Body::{Composite, Differentiable, Pair};
 use super::create::pad;
 use super::view::{diagonal, extents, select, slice, wrap};
 use super::{complex, operators, single};
-use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::indexing::{self, combine_of};
 use crate::tensor::{Tensor, Tensors};
@@ -53,47 +53,53 @@ operators! {
     "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Replace).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with a number written at indices of a dimension.
     "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn scatter_value(dim: int, index: tensor, value: scalar)
-        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single));
+        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)), first: Consumed;
     /// Returns the tensor with the elements of a source added to, or multiplied with, those at indices of a dimension.
-    "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor" = Composite(|call| {
+    "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"
+        fn scatter_with(dim: int, index: tensor, src: tensor, reduce: str)
+        = Composite(|call| {
         Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
-    });
+    }), first: Consumed;
     /// Returns the tensor with a number added to, or multiplied with, the elements at indices of a dimension.
-    "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor" = Composite(|call| {
+    "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"
+        fn scatter_value_with(dim: int, index: tensor, value: scalar, reduce: str)
+        = Composite(|call| {
         Along::of(call, "scatter").scatter_number(call.scalar(3), former_reduction(call.str(4))?).map(single)
-    });
+    }), first: Consumed;
     /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
     "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Sum).map(single)
-        }), autocast: Widest;
+        }), first: Consumed, autocast: Widest;
     /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
     /// `amax` or `amin`; without `include_self` only those of the source.
     "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
         fn scatter_reduce(dim: int, index: tensor, src: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let along = Along::of(call, "scatter_reduce");
             along.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with the places of a source, times alpha, added to those that a list of indices names.
     "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"
-        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add);
+        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add), first: Consumed;
     /// Returns the tensor with the places of a source written at those that a list of indices names.
     "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
         fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
             Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), Combine::Replace).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with a number written at the places that a list of indices names; negative ones are counted from the end.
     "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn index_fill(dim: int, index: tensor, value: scalar) = Composite(|call| {
             let value = Tensor::full(&[], call.scalar(3), call.tensor(0).dtype(), call.device)?;
             index_fill(call, &value)
-        });
+        }), first: Consumed;
     /// Returns the tensor with the only element of another written at the places that a list of indices names.
-    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor" = Composite(|call| {
+    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor"
+        fn index_fill_tensor(dim: int, index: tensor, value: tensor)
+        = Composite(|call| {
         let value = call.tensor(3);
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -102,14 +108,14 @@ operators! {
             )));
         }
         index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
-    });
+    }), first: Consumed;
     /// Returns the tensor with the places of a source combined with those that a list of indices names: `prod`, `mean`, `amax` or
     /// `amin`.
     "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"
         fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
             slices.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
-        });
+        }), first: Consumed;
     /// Returns the tensor with one place of a dimension replaced.
     "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"
         fn select_scatter(src: tensor, dim: int, index: int) = Composite(|call| {
@@ -128,7 +134,7 @@ operators! {
     /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a
     /// row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
-        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), complex: Taken;
+        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), autocast: Parts, complex: Taken;
     /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
     /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
     "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
@@ -382,7 +388,7 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
 pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {
     let dim = wrap(dim, x.rank())?;
     if index.rank() > 1 {
-        return Err(Error::invalid("index_select(): Index is supposed to be a vector"));
+        return Err(Error::index("index_select(): Index is supposed to be a vector"));
     }
     let index = long(index, "index_select")?;
     let source = at_least_1d(x)?;
@@ -572,7 +578,7 @@ impl Places {
         let (x, index) = (call.tensor(0), call.tensor(2));
         let dim = wrap(call.int(1), x.rank())?;
         if index.rank() > 1 {
-            return Err(Error::invalid(format!("{operator}(): Index is supposed to be a vector")));
+            return Err(Error::index(format!("{operator}(): Index is supposed to be a vector")));
         }
         if source.dtype() != x.dtype() {
             return Err(Error::invalid(format!(
@@ -648,13 +654,17 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
     let dim = wrap(call.int(1), x.rank())?;
     let index = long(call.tensor(2), "index_fill_")?;
     if index.rank() > 1 {
-        return Err(Error::invalid("index_fill_(): Index is supposed to be a vector"));
+        return Err(Error::index("index_fill_(): Index is supposed to be a vector"));
     }
     let mut shape: Shape = at_least_1d(x)?.shape().into();
     let extent = shape[dim];
     shape[dim] = index.elements();
     let index = index.reshape(&[index.elements()])?;
     let index = checked(&index, (-(extent as i64), extent), ("index_fill", RangeOf::Dimension(dim)))?;
+    if !(is_grad_enabled() && value.requires_grad()) {
+        let source = value.expand(&shape)?;
+        return Places { x: x.clone(), dim, index }.scatter(&source, Combine::Replace).map(single);
+    }
     // A place that is named twice is filled once: the value's gradient is the sum over places.
     let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
     let all = Tensor::ones(&shape, DType::Bool, call.device)?;

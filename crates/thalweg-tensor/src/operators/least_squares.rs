@@ -16,13 +16,15 @@ operators! {
     /// ranks nor singular values, `gelsy` no residuals and no singular values, `gelsd` and `gelss` all, where each matrix has its full
     /// rank, and otherwise no residuals: for that the host reads the ranks.
     "linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)"
+        fn linalg_lstsq(b: tensor, rcond: optional_float) -> 4
         = Composite(least_squares);
     /// Returns the exponentials of square matrices, by a Taylor polynomial of a part A / 2ˢ of each, which is squared s times. The host
     /// reads the norm, from which s follows.
     "matrix_exp(Tensor self) -> Tensor"
-        fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single));
+        fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the exponentials of square matrices. The host reads their greatest norm.
     "linalg_matrix_exp(Tensor self) -> Tensor"
+        fn linalg_matrix_exp()
         = Composite(|call| exponential(call.tensor(0)).map(single));
 }
 

@@ -48,32 +48,32 @@ operators! {
         fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single)), autocast: Widest;
     /// Returns the products of each element of a vector with each of another.
     "outer(Tensor self, Tensor vec2) -> Tensor"
-        fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single));
+        fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single)), autocast: Parts;
     /// Returns the sums of products over the last dimensions of both.
     "inner(Tensor self, Tensor other) -> Tensor"
-        fn inner(other: tensor) = Composite(inner);
+        fn inner(other: tensor) = Composite(inner), autocast: Widest;
     /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self does not count.
     "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
             check_matrices(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        }), autocast: Lower, complex: Sum("mm");
+        }), first: Consumed, autocast: Lower, complex: Sum("mm");
     /// Returns beta · self + alpha · batch1 · batch2, each matrix of a batch; self is broadcast.
     "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        }), autocast: Lower, complex: Sum("bmm");
+        }), first: Consumed, autocast: Lower, complex: Sum("bmm");
     /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
     "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             let [left, right] = side_by_side(call.tensor(1), call.tensor(2))?;
             add_product(call, &left, &right).map(single)
-        }), autocast: Lower;
+        }), first: Consumed, autocast: Lower;
     /// Returns beta · self + alpha · mat · vec, where self is broadcast.
     "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
-        fn addmv(mat: tensor, vec: tensor) = Composite(addmv), autocast: Lower, complex: Sum("mv");
+        fn addmv(mat: tensor, vec: tensor) = Composite(addmv), first: Consumed, autocast: Lower, complex: Sum("mv");
     /// Returns beta · self + alpha · the outer product of two vectors, where self is broadcast.
     "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addr(vec1: tensor, vec2: tensor) = Composite(|call| {
@@ -89,7 +89,7 @@ operators! {
                 ));
             }
             blend(call, outer(a, b)?)
-        }), autocast: Lower, complex: Sum("outer");
+        }), first: Consumed, autocast: Lower, complex: Sum("outer");
     /// Returns input · weightᵀ + bias over the last dimension: a weight is (out, in), or (in) for one result.
     "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
         fn linear(weight: tensor, bias: optional_tensor) = Composite(linear), autocast: Lower;

@@ -8,11 +8,12 @@
 //!     fn softmax(dim: int) = Composite(softmax);
 //! ```
 //!
-//! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
+//! The method takes the parameters that the entry lists, which are the first ones of the schema after `self`; the others have
+//! their defaults. Where the first is no tensor it is a function of the type: `of fn einsum(equation: str, tensors: tensors)`. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
 //! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
-//! ([`OutRule`]); whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
-//! the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
+//! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First));
+//! whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
+//! the tensors: `autocast: Full`, and `autocast: Parts` for an operator that PyTorch makes of others in every case ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
 //! ([`Complex`]).
 //! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
@@ -138,16 +139,19 @@ static FAMILIES: &[&[OpDef]] = &[
 
 /// Hands every built-in operator to a function.
 pub(crate) fn define_all(mut define: impl FnMut(&OpDef)) {
+    thalweg_ops::elementwise()
+        .for_each(|entry| define(&OpDef { method: Some(entry.name), ..OpDef::of_loop(entry) }));
     let called = structured::CALLED.iter().copied();
-    let loops = thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called);
-    loops.for_each(|entry| define(&OpDef::of_loop(entry)));
+    thalweg_ops::parts().chain(called).for_each(|entry| define(&OpDef::of_loop(entry)));
     FAMILIES.iter().copied().flatten().for_each(define);
 }
 
 /// Returns the kernels of an operator, by key.
 pub(crate) fn kernels(definition: &OpDef) -> body::Kernels {
     let mut kernels = definition.body.kernels();
-    let of_autocast = autocast::kernel(definition.autocast).map(|kernel| (DispatchKey::Autocast, kernel));
+    let is_composite = matches!(definition.body, Body::Composite(_));
+    let of_autocast =
+        autocast::kernel(definition.autocast, is_composite).map(|kernel| (DispatchKey::Autocast, kernel));
     let of_complex = complex::kernel(definition).map(|kernel| (DispatchKey::Complex, kernel));
     kernels.extend(of_autocast.into_iter().chain(of_complex));
     kernels
@@ -188,6 +192,9 @@ macro_rules! parameter {
     (sizes) => { &[usize] };
     (float) => { f64 };
     (optional_float) => { Option<f64> };
+    (optional_floats) => { Option<&[f64]> };
+    (optional_scalar) => { Option<thalweg_ir::Scalar> };
+    (optional_bool) => { Option<bool> };
     (bool) => { bool };
     (str) => { &str };
     (optional_str) => { Option<&str> };
@@ -208,59 +215,50 @@ macro_rules! argument {
     };
 }
 
-/// The method of an entry, if it has one: of one result, of several, or of a list.
+/// The method of an entry, if it has one: of one result, of several, of a list, or of a truth value that the host reads. One whose first
+/// parameter is no tensor is a function of the type.
 macro_rules! method {
     ([$($doc:literal)+] $schema:literal) => {};
-    ([$($doc:literal)+] $schema:literal $name:ident($($parameter:ident: $kind:ident),*)) => {
+    ([$($doc:literal)+] $schema:literal of $name:ident($($parameter:ident: $kind:ident),*) $($results:tt)*) => {
+        $crate::operators::method! { @define [$($doc)+] $schema $name() [] ($($parameter: $kind),*) $($results)* }
+    };
+    ([$($doc:literal)+] $schema:literal $name:ident($($parameter:ident: $kind:ident),*) $($results:tt)*) => {
+        $crate::operators::method! { @define [$($doc)+] $schema $name(self) [] ($($parameter: $kind),*) $($results)* }
+    };
+    (@define [$($doc:literal)+] $schema:literal $name:ident($($this:ident)?) [] ($($parameter:ident: $kind:ident),*) $($results:tt)*) => {
         impl Tensor {
             $(#[doc = $doc])+
             ///
-            /// Asynchronous.
+            #[doc = $crate::operators::method!(@timing $($results)*)]
             #[track_caller]
             #[allow(clippy::too_many_arguments)] // as many as PyTorch's
-            pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> thalweg_runtime::Result<Tensor> {
-                $crate::operators::call(
-                    $crate::dispatch::built_in!($schema)?,
-                    &[$crate::dispatch::Argument::Tensor(self) $(, $crate::operators::argument!($kind, $parameter))*],
-                    None,
-                    std::panic::Location::caller(),
-                )
-            }
-        }
-    };
-    ([$($doc:literal)+] $schema:literal $name:ident($($parameter:ident: $kind:ident),*) -> $count:literal) => {
-        impl Tensor {
-            $(#[doc = $doc])+
-            ///
-            /// Asynchronous.
-            #[track_caller]
-            pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> thalweg_runtime::Result<[Tensor; $count]> {
+            pub fn $name($(&$this,)? $($parameter: $crate::operators::parameter!($kind)),*)
+                -> thalweg_runtime::Result<$crate::operators::method!(@type $($results)*)>
+            {
                 let results = $crate::operators::call_all(
                     $crate::dispatch::built_in!($schema)?,
-                    &[$crate::dispatch::Argument::Tensor(self) $(, $crate::operators::argument!($kind, $parameter))*],
+                    &[$($crate::dispatch::Argument::Tensor($this),)? $($crate::operators::argument!($kind, $parameter)),*],
                     None,
                     std::panic::Location::caller(),
                 )?;
-                Ok(results.into_vec().try_into().expect("the operator has so many results"))
+                $crate::operators::method!(@result results $($results)*)
             }
         }
     };
-    ([$($doc:literal)+] $schema:literal $name:ident($($parameter:ident: $kind:ident),*) -> list) => {
-        impl Tensor {
-            $(#[doc = $doc])+
-            ///
-            /// Asynchronous.
-            #[track_caller]
-            pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> thalweg_runtime::Result<Vec<Tensor>> {
-                let results = $crate::operators::call_all(
-                    $crate::dispatch::built_in!($schema)?,
-                    &[$crate::dispatch::Argument::Tensor(self) $(, $crate::operators::argument!($kind, $parameter))*],
-                    None,
-                    std::panic::Location::caller(),
-                )?;
-                Ok(results.into_vec())
-            }
-        }
+    (@timing -> bool) => { "Blocks." };
+    (@timing $($results:tt)*) => { "Asynchronous." };
+    (@type) => { Tensor };
+    (@type -> bool) => { bool };
+    (@type -> list) => { Vec<Tensor> };
+    (@type -> $count:literal) => { [Tensor; $count] };
+    (@result $found:ident) => {{
+        let mut found = $found;
+        Ok(found.swap_remove(0))
+    }};
+    (@result $found:ident -> bool) => { $found[0].item::<bool>() };
+    (@result $found:ident -> list) => { Ok($found.into_vec()) };
+    (@result $found:ident -> $count:literal) => {
+        Ok($found.into_vec().try_into().expect("the operator has so many results"))
     };
 }
 
@@ -269,11 +267,13 @@ macro_rules! operators {
     ($(
         $(#[doc = $doc:literal])+
         $schema:literal
+        $(of fn $function:ident($($given:ident: $given_kind:ident),*) $(-> $outcome:tt)?)?
         $(fn $name:ident($($parameter:ident: $kind:ident),*) $(-> $results:tt)?)?
         = $body:expr
         $(, in_place: $in_place:literal)?
         $(, out_form: $out_form:literal)?
         $(, out: [$($rule:ident),+])?
+        $(, first: $first:ident)?
         $(, generator: $generator:literal)?
         $(, autocast: $autocast:ident)?
         $(, complex: $complex:ident $(($parts:expr))?)?;
@@ -283,10 +283,12 @@ macro_rules! operators {
             &[$($crate::operators::OpDef {
                 schema: $schema,
                 doc: concat!($($doc, "\n"),+),
+                method: [$(Some(stringify!($function)),)? $(Some(stringify!($name)),)? None][0],
                 body: $body,
                 in_place: [$(Some($in_place),)? None][0],
                 out_form: [$(Some($out_form),)? None][0],
                 out: &[$($($crate::operators::OutRule::$rule),+)?],
+                first: [$($crate::destination::First::$first,)? $crate::destination::First::Read][0],
                 generator: [$($generator,)? false][0],
                 autocast: [$(thalweg_ops::Autocast::$autocast,)? thalweg_ops::Autocast::Unchanged][0],
                 complex: [
@@ -296,7 +298,9 @@ macro_rules! operators {
             }),*];
 
         $($crate::operators::method! {
-            [$($doc)+] $schema $($name($($parameter: $kind),*) $(-> $results)?)?
+            [$($doc)+] $schema
+            $(of $function($($given: $given_kind),*) $(-> $outcome)?)?
+            $($name($($parameter: $kind),*) $(-> $results)?)?
         })*
     };
 }

@@ -13,6 +13,7 @@ use super::Body;
 use super::in_place::{check_cast, check_result};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
+use crate::destination::{Offer, Offers, are_disjoint, are_same, offered, untangled};
 use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::tensor::{Tensor, Tensors};
@@ -168,12 +169,17 @@ pub(crate) fn call_out(
     let _entered = enter(location);
     // As in PyTorch, autocast casts for no form with `out=`.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
-    let results = operator.call(
-        arguments,
-        out.first().map(Tensor::device),
-        label_at(operator.base_name(), location),
-    )?;
-    let run = || {
+    let mut inputs = SmallVec::new();
+    arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
+    let label = label_at(operator.base_name(), location);
+    let (results, taken) = offered(offers(operator, &inputs, out), || {
+        operator.call(arguments, out.first().map(Tensor::device), label)
+    });
+    let mut results = results.inspect_err(|_| {
+        // What failed may have written a part.
+        out.iter().zip(&taken).filter(|(_, taken)| **taken).for_each(|(target, _)| target.bump_version());
+    })?;
+    let mut run = || {
         if results.len() != out.len() {
             return Err(Error::invalid(format!(
                 "there are {} results and {} tensors for them",
@@ -187,8 +193,6 @@ pub(crate) fn call_out(
                  grad; call it inside `no_grad`",
             ));
         }
-        let mut inputs = SmallVec::new();
-        arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
         let is_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_));
         for (result, target) in results.iter().zip(out) {
             check_target(result, target)?;
@@ -199,12 +203,26 @@ pub(crate) fn call_out(
                 check_result(result, target)?;
             }
         }
+        untangled(&mut results, out, location)?;
         results.iter().zip(out).try_for_each(|(result, target)| {
-            fit(result, target, label_at(operator.base_name(), location))?;
+            if are_same(result, target) {
+                target.bump_version();
+                return Ok(());
+            }
+            fit(result, target, label)?;
             target.copy_(result)
         })
     };
     run().map_err(|error| error.in_call(operator.base_name(), location))
+}
+
+/// Offers the given tensors to the operator, where each has memory of its own.
+fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Offers {
+    let are_apart =
+        out.iter().enumerate().all(|(place, one)| out[..place].iter().all(|other| are_disjoint(one, other)));
+    let offers: Option<Offers> =
+        out.iter().filter(|_| are_apart).map(|target| Offer::to(operator, target, inputs)).collect();
+    offers.unwrap_or_default()
 }
 
 /// Refuses a given tensor that does not fit its result.

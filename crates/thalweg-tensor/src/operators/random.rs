@@ -1,21 +1,24 @@
 //! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
 
+use smallvec::SmallVec;
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::view::{check_options, extents, made_like};
-use super::{operators, single};
+use super::{in_place, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call};
-use crate::random::default_generator;
+use crate::destination::Offer;
+use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers in [0, 1), of a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
@@ -24,7 +27,7 @@ operators! {
         }), generator: true;
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
@@ -65,7 +68,34 @@ operators! {
         }), generator: true;
     /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
-        fn bernoulli() = Differentiable(bernoulli, &NOTHING);
+        fn bernoulli() = Differentiable(|call| bernoulli(call, call.tensor(0)).map(single), &NOTHING), in_place: "";
+    /// Returns 1 with a probability, else 0, of a tensor's shape. The gradient is 0.
+    "bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"
+        fn bernoulli_p(p: float)
+        = Differentiable(|call| {
+            let x = call.tensor(0);
+            trials(call, x.shape(), call.float(1), x.dtype()).map(single)
+        }, &NOTHING), in_place: "";
+    /// Sets every element to 1 with a probability, else 0.
+    "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write_any(call, |x| trials(call, x.shape(), call.float(1), x.dtype())));
+    /// Sets every element to 1 with the probability that another tensor has, else 0.
+    "bernoulli_.Tensor(Tensor(a!) self, Tensor p, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write_any(call, |x| {
+            bernoulli(call, &call.tensor(1).expand(x.shape())?)?.to_dtype(x.dtype())
+        }));
+    /// Sets every element to an integer from 0 on: all that the dtype holds exactly may come.
+    "random_(Tensor(a!) self, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write_any(call, |x| integers(call, x.shape(), [0, end_of(x.dtype())], x.dtype())));
+    /// Sets every element to an integer from 0 on below an end.
+    "random_.to(Tensor(a!) self, int to, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write_any(call, |x| integers(call, x.shape(), [0, call.int(1)], x.dtype())));
+    /// Sets every element to an integer from a start on below an end, or up to the last that the dtype holds exactly.
+    "random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write_any(call, |x| {
+            let end = call.optional_int(2).unwrap_or_else(|| end_of(x.dtype()));
+            integers(call, x.shape(), [call.int(1), end], x.dtype())
+        }));
     /// Returns numbers with these means and standard deviations. The gradient is 0.
     "normal.Tensor_Tensor(Tensor mean, Tensor std, *, Generator? generator=None) -> Tensor"
         = Differentiable(|call| {
@@ -89,7 +119,7 @@ operators! {
         }, &NOTHING);
     /// Returns numbers with a mean and a standard deviation.
     "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 4, DType::F32, |dtype| {
+        = Composite(|call| new(call, 4, default_dtype(), |dtype| {
             normal(call, &extents(&call.ints(2))?, [call.float(0), call.float(1)], dtype)
         }));
     /// Sets every element to a number in [from, to).
@@ -110,20 +140,21 @@ operators! {
     "log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write(call, |x| {
             check_positive("log_normal_", "std", call.float(2))?;
-            normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())?.exp()
+            let drawn = normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())?;
+            drawn.exp_()?;
+            Ok(drawn)
         }));
     /// Sets every element to a number of a Cauchy distribution: median + sigma · tan (π (u − ½)).
     "cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write(call, |x| {
             check_positive("cauchy_", "sigma", call.float(2))?;
-            let angle = open(call, x)?.add_scalar(-0.5)?.mul_scalar(std::f64::consts::PI)?;
-            angle.tan()?.mul_scalar(call.float(2))?.add_scalar(call.float(1))
+            drawn(call, x, built_in!("thalweg::cauchy")?, &[call.float(1), call.float(2)])
         }));
     /// Sets every element to a number of an exponential distribution: −ln u / lambd.
     "exponential_(Tensor(a!) self, float lambd=1, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write(call, |x| {
             check_positive("exponential_", "lambda", call.float(1))?;
-            open(call, x)?.log()?.mul_scalar(-1.0 / call.float(1))
+            drawn(call, x, built_in!("thalweg::exponential")?, &[-1.0 / call.float(1)])
         }));
     /// Sets every element to the number of trials up to the first success: ⌈ln u / ln (1 − p)⌉.
     "geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)"
@@ -132,21 +163,21 @@ operators! {
             if !(p > 0.0 && p < 1.0) {
                 return Err(Error::invalid(format!("geometric_ expects p to be in (0, 1), but got p={p}")));
             }
-            open(call, x)?.log()?.mul_scalar(1.0 / (-p).ln_1p())?.ceil()
+            drawn(call, x, built_in!("thalweg::geometric")?, &[1.0 / (-p).ln_1p()])
         }));
     /// Returns the places that were drawn from each row, with probabilities that its elements are in proportion to: no place twice
     /// unless `replacement` says so.
     "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
         fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single)), out: [Int64];
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
-    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single));
+    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single)), autocast: Parts;
     /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
-    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single));
+    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
     /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
-    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single));
+    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
     /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
     "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
-        = Composite(|call| drop(call, true, true).map(single));
+        = Composite(|call| drop(call, true, true).map(single)), autocast: Parts;
     /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
     "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
         let (x, p) = (call.tensor(0), call.float(1));
@@ -170,7 +201,7 @@ operators! {
     /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
     /// otherwise.
     "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
-        = Composite(|call| rrelu(call).map(single));
+        = Composite(|call| rrelu(call).map(single)), autocast: Parts;
 }
 
 /// A gradient of 0 for every tensor.
@@ -208,8 +239,7 @@ fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Resul
 /// Writes what is drawn into the first tensor.
 fn write_any(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let x = call.tensor(0);
-    let drawn = no_grad(|| draw(x))?;
-    x.copy_(&drawn)?;
+    in_place::write(x, Offer::to_function(x), || no_grad(|| draw(x)))?;
     Ok(single(x.clone()))
 }
 
@@ -231,7 +261,7 @@ fn check_floats(dtype: DType, name: &str) -> Result<()> {
     if dtype.is_differentiable() && !dtype.is_float8() {
         return Ok(());
     }
-    Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'")))
+    Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'")))
 }
 
 fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType) -> Result<Tensor> {
@@ -250,10 +280,10 @@ fn normal(call: &Call<'_>, shape: &[usize], [mean, deviation]: [f64; 2], dtype: 
     default_generator(call.device)?.normal(shape, mean, deviation, dtype)
 }
 
-/// Draws numbers above 0 and at most 1, in the dtype that a tensor's is computed in.
-fn open(call: &Call<'_>, x: &Tensor) -> Result<Tensor> {
-    let dtype = if x.dtype().is_floating_point() { x.dtype().compute() } else { DType::F32 };
-    uniform(call, x.shape(), [0.0, 1.0], dtype)?.neg()?.add_scalar(1.0)
+/// Draws numbers of a tensor's shape and dtype by an operator that takes these.
+fn drawn(call: &Call<'_>, x: &Tensor, operator: &'static Operator, numbers: &[f64]) -> Result<Tensor> {
+    let numbers: SmallVec<[Scalar; 2]> = numbers.iter().copied().map(Scalar::F64).collect();
+    default_generator(call.device)?.draw(operator, x.shape(), Numbers::of(&numbers), x.dtype())
 }
 
 /// Draws integers: 63 random bits, of which the remainder is taken.
@@ -268,22 +298,37 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
             "randint: from {low} to {high} are more numbers than an int64 counts"
         )));
     };
-    let mut bits = Tensor::zeros(&[], DType::I64, call.device)?;
-    for _ in 0..3 {
-        // A number in [0, 1) of f32 has 24 bits; 21 of them are taken at a time.
-        let part = uniform(call, shape, [0.0, 1.0], DType::F32)?.mul_scalar(f64::from(1 << 21))?.floor()?;
-        bits = bits.mul_scalar(1i64 << 21)?.add(&part.to_dtype(DType::I64)?)?;
-    }
-    bits.remainder_scalar(range)?.add_scalar(low)?.to_dtype(dtype)
+    default_generator(call.device)?.integers(shape, range, low, dtype)
 }
 
-fn bernoulli(call: &Call<'_>) -> Result<Tensors> {
-    let x = call.tensor(0).detach();
+/// Returns the end of the integers from 0 on that a dtype holds exactly. One beyond int64 cannot be said; the last number is then not drawn.
+fn end_of(dtype: DType) -> i64 {
+    match dtype {
+        DType::Bool => 2,
+        DType::F64 => (1 << 53) + 1,
+        DType::F32 => (1 << 24) + 1,
+        DType::F16 => (1 << 11) + 1,
+        DType::Bf16 => (1 << 8) + 1,
+        dtype => {
+            let bits = 8 * dtype.size_bytes() as u32 - u32::from(dtype.is_signed());
+            1i64.checked_shl(bits).filter(|&end| end > 0).unwrap_or(i64::MAX)
+        }
+    }
+}
+
+/// Draws 1 with a probability, else 0.
+fn trials(call: &Call<'_>, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
+    if !(0.0..=1.0).contains(&probability) {
+        return Err(Error::invalid(format!("bernoulli_ expects p to be in [0, 1], but got p={probability}")));
+    }
+    default_generator(call.device)?.bernoulli(shape, probability, dtype)
+}
+
+/// Draws 1 with the probability that each element is, else 0.
+fn bernoulli(call: &Call<'_>, probabilities: &Tensor) -> Result<Tensor> {
+    let x = probabilities.detach();
     check_floats(x.dtype(), "bernoulli")?;
-    uniform(call, x.shape(), [0.0, 1.0], DType::F32)?
-        .lt(&x.to_dtype(DType::F32)?)?
-        .to_dtype(x.dtype())
-        .map(single)
+    uniform(call, x.shape(), [0.0, 1.0], DType::F32)?.lt(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
 }
 
 fn multinomial(call: &Call<'_>) -> Result<Tensor> {

@@ -14,54 +14,64 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns sequences of another length by the nearest element in front.
     "upsample_nearest1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        fn upsample_nearest1d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 1, 0.0)), autocast: Full;
     /// Returns images of another size by the nearest element in front.
     "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        fn upsample_nearest2d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 2, 0.0)), autocast: Full;
     /// Returns volumes of another size by the nearest element in front.
     "upsample_nearest3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        fn upsample_nearest3d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 3, 0.0)), autocast: Full;
     /// Returns sequences of another length by the nearest element.
     "_upsample_nearest_exact1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 1, 0.5));
+        = Composite(|call| nearest(call, 1, 0.5)), autocast: Full;
     /// Returns images of another size by the nearest element.
     "_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 2, 0.5));
+        = Composite(|call| nearest(call, 2, 0.5)), autocast: Full;
     /// Returns volumes of another size by the nearest element.
     "_upsample_nearest_exact3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 3, 0.5));
+        = Composite(|call| nearest(call, 3, 0.5)), autocast: Full;
     /// Returns sequences of another length, interpolated linearly.
     "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        fn upsample_linear1d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
         = Composite(|call| linear(call, 1)), autocast: Full;
     /// Returns images of another size, interpolated linearly along both axes.
     "upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        fn upsample_bilinear2d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
         = Composite(|call| linear(call, 2)), autocast: Full;
     /// Returns volumes of another size, interpolated linearly along all axes.
     "upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        fn upsample_trilinear3d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
         = Composite(|call| linear(call, 3)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes.
     "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        fn upsample_bicubic2d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
         = Composite(cubic), autocast: Full;
     /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
     "_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
-        = Composite(|call| smoothed(call, triangle, 1.0));
+        = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
     /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
     "_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| smoothed(call, triangle, 1.0));
+        = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
     "_upsample_bicubic2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
-        = Composite(|call| smoothed(call, cubic_filter, 2.0));
+        = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
     "_upsample_bicubic2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| smoothed(call, cubic_filter, 2.0));
+        = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
     "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
+        fn pixel_shuffle(upscale_factor: int)
         = Composite(|call| pixel_shuffle(call).map(single));
     /// Returns images (…, channels, height · r, width · r) as (…, channels · r², height, width).
     "pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor"
+        fn pixel_unshuffle(downscale_factor: int)
         = Composite(|call| pixel_unshuffle(call).map(single));
     /// Returns images whose channels, in so many groups, are dealt out one of each group after another.
     "channel_shuffle(Tensor self, SymInt groups) -> Tensor"
+        fn channel_shuffle(groups: int)
         = Composite(|call| channel_shuffle(call).map(single));
 }
 

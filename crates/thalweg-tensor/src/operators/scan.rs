@@ -10,19 +10,20 @@ use super::Body::{Composite, Differentiable};
 use super::reduce::dimensions;
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
+use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the sum of the elements up to each along a dimension. Integers and truth values are summed in i64.
     "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?)), autocast: Full;
+        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?)), first: Consumed, autocast: Full;
     /// Returns the product of the elements up to each along a dimension. Integers and truth values are multiplied in i64.
     "cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), autocast: Full;
+        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), first: Consumed, autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
-        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP);
+        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), first: Consumed;
     /// Returns the greatest element up to each along a dimension, and its place: the last of equals.
     "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
         fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM);
@@ -69,7 +70,10 @@ fn scan(
     }
     .map(|extent| extent as u64);
     let stream = x.device().current_stream();
-    let result = Tensor::empty_on(shape, x.dtype(), &stream, label)?;
+    let result = match for_kernel_over(x) {
+        Some(over) => over,
+        None => Tensor::result_on(shape, x.dtype(), &stream, label)?,
+    };
     if x.elements() == 0 {
         return Ok(result);
     }
@@ -98,9 +102,10 @@ fn check(call: &Call<'_>, op: ScanOp) -> Result<()> {
     let dtype = call.tensor(0).dtype();
     match op.takes(dtype) {
         true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
+        false => Err(Error::not_implemented(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        ))),
     }
 }
 
@@ -115,7 +120,7 @@ fn extremum(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
     let x = call.tensor(0).detach();
     let dtype = x.dtype();
     let wide = if dtype.is_floating_point() { x } else { x.to_dtype(DType::I64)? }.contiguous()?;
-    let places = Tensor::empty_on(wide.shape(), DType::I64, &call.device.current_stream(), call.label)?;
+    let places = Tensor::result_on(wide.shape(), DType::I64, &call.device.current_stream(), call.label)?;
     let values = scan(&wide, Some(&places), call.int(1), op, false, call.label)?;
     Ok(SmallVec::from_iter([values.to_dtype(dtype)?, places]))
 }

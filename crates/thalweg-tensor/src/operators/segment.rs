@@ -14,6 +14,7 @@ operators! {
     /// Returns the sums, means, products, greatest or least elements of segments that lie behind each other along `axis`, by their
     /// `lengths` or their `offsets`, which have the dimensions in front of the axis. Without `unsafe` the host reads the lengths.
     "segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor"
+        fn segment_reduce(reduce: str)
         = Composite(segment_reduce);
 }
 

@@ -1,5 +1,6 @@
 //! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
@@ -27,7 +28,7 @@ operators! {
     "nextafter(Tensor self, Tensor other) -> Tensor"
         fn nextafter(other: tensor) = Kernel(|call| {
             if call.tensor(0).dtype().promote(call.tensor(1).dtype()).is_ok_and(|dtype| !dtype.is_floating_point()) {
-                return Err(Error::invalid("\"nextafter\" not implemented for integers"));
+                return Err(Error::not_implemented("\"nextafter\" not implemented for integers"));
             }
             function(call, Function::NextAfter)
         });
@@ -41,35 +42,61 @@ operators! {
     "igammac(Tensor self, Tensor other) -> Tensor"
         fn igammac(other: tensor) = Differentiable(|call| function(call, Function::UpperGamma), &UPPER_GAMMA);
     /// Returns the (n + 1)-th derivative of ln Γ(self).
-    "polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    "polygamma(int n, Tensor self) -> Tensor"
+        of fn polygamma(n: int, input: tensor)
+        = Composite(|call| polygamma(call).map(single));
     /// Returns the (n + 1)-th derivative of ln Γ(self).
-    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single)), autocast: Parts;
     /// Returns ln Γₚ(self), the multivariate gamma function of dimension p.
     "mvlgamma(Tensor self, int p) -> Tensor" fn mvlgamma(p: int) = Composite(|call| mvlgamma(call).map(single));
     /// Returns Chebyshev's polynomial of the first kind of degree n.
-    "special_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevT));
+    "special_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor"
+        fn special_chebyshev_polynomial_t(n: tensor)
+        = Kernel(|call| function(call, Function::ChebyshevT));
     /// Returns Chebyshev's polynomial of the second kind of degree n.
-    "special_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevU));
+    "special_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor"
+        fn special_chebyshev_polynomial_u(n: tensor)
+        = Kernel(|call| function(call, Function::ChebyshevU));
     /// Returns Chebyshev's polynomial of the third kind of degree n.
-    "special_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevV));
+    "special_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor"
+        fn special_chebyshev_polynomial_v(n: tensor)
+        = Kernel(|call| function(call, Function::ChebyshevV));
     /// Returns Chebyshev's polynomial of the fourth kind of degree n.
-    "special_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevW));
+    "special_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor"
+        fn special_chebyshev_polynomial_w(n: tensor)
+        = Kernel(|call| function(call, Function::ChebyshevW));
     /// Returns Chebyshev's polynomial of the first kind of 2x − 1.
-    "special_shifted_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevT));
+    "special_shifted_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor"
+        fn special_shifted_chebyshev_polynomial_t(n: tensor)
+        = Kernel(|call| shifted(call, Function::ChebyshevT));
     /// Returns Chebyshev's polynomial of the second kind of 2x − 1.
-    "special_shifted_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevU));
+    "special_shifted_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor"
+        fn special_shifted_chebyshev_polynomial_u(n: tensor)
+        = Kernel(|call| shifted(call, Function::ChebyshevU));
     /// Returns Chebyshev's polynomial of the third kind of 2x − 1.
-    "special_shifted_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevV));
+    "special_shifted_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor"
+        fn special_shifted_chebyshev_polynomial_v(n: tensor)
+        = Kernel(|call| shifted(call, Function::ChebyshevV));
     /// Returns Chebyshev's polynomial of the fourth kind of 2x − 1.
-    "special_shifted_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevW));
+    "special_shifted_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor"
+        fn special_shifted_chebyshev_polynomial_w(n: tensor)
+        = Kernel(|call| shifted(call, Function::ChebyshevW));
     /// Returns the physicists' Hermite polynomial of degree n.
-    "special_hermite_polynomial_h(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::HermiteH));
+    "special_hermite_polynomial_h(Tensor x, Tensor n) -> Tensor"
+        fn special_hermite_polynomial_h(n: tensor)
+        = Kernel(|call| function(call, Function::HermiteH));
     /// Returns the probabilists' Hermite polynomial of degree n.
-    "special_hermite_polynomial_he(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::HermiteHe));
+    "special_hermite_polynomial_he(Tensor x, Tensor n) -> Tensor"
+        fn special_hermite_polynomial_he(n: tensor)
+        = Kernel(|call| function(call, Function::HermiteHe));
     /// Returns Laguerre's polynomial of degree n.
-    "special_laguerre_polynomial_l(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::Laguerre));
+    "special_laguerre_polynomial_l(Tensor x, Tensor n) -> Tensor"
+        fn special_laguerre_polynomial_l(n: tensor)
+        = Kernel(|call| function(call, Function::Laguerre));
     /// Returns Legendre's polynomial of degree n.
-    "special_legendre_polynomial_p(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::Legendre));
+    "special_legendre_polynomial_p(Tensor x, Tensor n) -> Tensor"
+        fn special_legendre_polynomial_p(n: tensor)
+        = Kernel(|call| function(call, Function::Legendre));
 }
 
 /// Launches a function over two tensors of one dtype, broadcast.
@@ -78,7 +105,7 @@ fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DT
     let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.expand(&shape)?.contiguous();
     let (x, y) = (operand(x)?, operand(y)?);
     let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&shape, dtype, &stream, call.label)?;
+    let result = Tensor::result_on(&shape, dtype, &stream, call.label)?;
     if result.elements() > 0 {
         let kernel = Special { function, elements: result.elements() as u64, dtype };
         stream.launch_native(&Placed { kernel, at: [&x, &y, &result].map(Tensor::pointer) }, call.label)?;
@@ -101,11 +128,12 @@ fn common(x: &Tensor, y: &Tensor) -> Result<DType> {
 fn floats(call: &Call<'_>) -> Result<DType> {
     let dtype = common(call.tensor(0), call.tensor(1))?;
     match dtype {
-        dtype if dtype.is_float8() => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
+        dtype if dtype.is_float8() => Err(Error::not_implemented(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        ))),
         dtype if dtype.is_floating_point() => Ok(dtype),
-        _ => Ok(DType::F32),
+        _ => Ok(default_dtype()),
     }
 }
 
@@ -173,7 +201,7 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
         return x.digamma();
     }
     // (−1)ⁿ⁺¹ n! ζ(n + 1, x).
-    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(DType::F32)? };
+    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(default_dtype())? };
     let wide = x.to_dtype(x.dtype().compute())?;
     let order = Tensor::full(&[], Scalar::F64(n as f64 + 1.0), wide.dtype(), x.device())?;
     let factorial: f64 = (2..=n.min(171)).map(|factor| factor as f64).product();
@@ -187,9 +215,12 @@ fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("p has to be greater than or equal to 1"));
     }
     if x.dtype() == DType::Bool || p > 1 << 20 {
-        return Err(Error::invalid(format!("\"mvlgamma\" not implemented for '{}' and p = {p}", x.dtype())));
+        return Err(Error::not_implemented(format!(
+            "\"mvlgamma\" not implemented for '{}' and p = {p}",
+            x.dtype()
+        )));
     }
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     // Σ ln Γ(x − j/2) over j below p.
     let shifts = Tensor::arange(p as usize, 0.0, -0.5, dtype.compute(), x.device())?;
     let sum = x.to_dtype(dtype.compute())?.unsqueeze(-1)?.add(&shifts)?.lgamma()?.sum(&[-1], false)?;

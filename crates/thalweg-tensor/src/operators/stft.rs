@@ -12,6 +12,7 @@ operators! {
     /// Returns the discrete Fourier transforms of frames of `n_fft` points of signals (…, length), as (…, frequencies, frames). Frames
     /// begin `hop_length` points after each other, a quarter of `n_fft` if that is not given, and are multiplied by a window.
     "stft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor"
+        fn stft(n_fft: int, hop_length: optional_int, win_length: optional_int, window: optional_tensor, normalized: bool, onesided: optional_bool, return_complex: optional_bool, align_to_window: optional_bool)
         = Composite(|call| frames(call, call.tensor(0), 5));
     /// Returns the discrete Fourier transforms of frames of signals, where frames are centred: signals are padded at both ends.
     "stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, str pad_mode=\"reflect\", bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor"
@@ -32,6 +33,7 @@ operators! {
     /// Returns the signals whose frames have the discrete Fourier transforms (…, frequencies, frames): the sums of all frames, each
     /// multiplied by its window, over the sums of the windows' squares. Blocks, because windows must overlap everywhere.
     "istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor"
+        fn istft(n_fft: int, hop_length: optional_int, win_length: optional_int, window: optional_tensor, center: bool, normalized: bool, onesided: optional_bool, length: optional_int, return_complex: bool)
         = Composite(|call| signal(call).map(single));
 }
 

@@ -13,9 +13,11 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns images of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
     "max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"
+        fn max_unpool2d(indices: tensor, output_size: ints)
         = Composite(|call| in_format(&unpool(call, 2)?, format_of(call.tensor(0))).map(single));
     /// Returns volumes of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
     "max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"
+        fn max_unpool3d(indices: tensor, output_size: ints, stride: ints, padding: ints)
         = Composite(|call| {
             if call.ints(3).iter().any(|&stride| stride <= 0) {
                 return Err(Error::invalid(format!("strides should be greater than zero, but got stride: {:?}", call.ints(3))));
@@ -25,20 +27,23 @@ operators! {
     /// Returns the greatest element of each of so many windows, which random numbers place, and its place (B. Graham, *Fractional
     /// Max-Pooling*, 2014).
     "fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)"
+        fn fractional_max_pool2d(kernel_size: ints, output_size: ints, random_samples: tensor) -> 2
         = Composite(|call| fractional(call, 2));
     /// Returns the greatest element of each of so many windows of volumes, which random numbers place, and its place.
     "fractional_max_pool3d(Tensor self, int[3] kernel_size, int[3] output_size, Tensor random_samples) -> (Tensor, Tensor)"
+        fn fractional_max_pool3d(kernel_size: ints, output_size: ints, random_samples: tensor) -> 2
         = Composite(|call| fractional(call, 3));
     /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag: of the indices from its offset on to the next one's; the bag
     /// of each index; how many count in each bag; and, of a maximum, the row that gave it.
     "embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)"
-        = Composite(|call| embedding_bag(call, call.optional_int(8)));
+        = Composite(|call| embedding_bag(call, call.optional_int(8))), autocast: Parts;
     /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many count in each, and the maximum's row.
     "_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"
         = Composite(|call| embedding_bag(call, Some(call.int(8)).filter(|&padding| padding >= 0)));
     /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many there are in each, and the maximum's row.
     "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"
-        = Composite(|call| embedding_bag(call, None));
+        fn embedding_bag(indices: tensor, offsets: tensor, scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: optional_tensor, include_last_offset: bool) -> 4
+        = Composite(|call| embedding_bag(call, None)), autocast: Parts;
 }
 
 fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {

@@ -9,11 +9,12 @@
 //! in the state before every replay.
 
 use std::panic::Location;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
-use thalweg_runtime::{Device, Error, Label, Result, Stream};
+use thalweg_runtime::graph::Upkeep;
+use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream};
 
 use super::{check_normal, check_uniform};
 use crate::autograd::{no_grad, set_inference_mode};
@@ -43,14 +44,100 @@ fn largest(dtype: DType) -> f64 {
 /// PyTorch's sine and cosine are rougher, and in [`DeviceGenerator::dropout`], where PyTorch hands four words to
 /// neighbours.
 ///
-/// The generator orders draws on different streams, outside captures and within one. Order a replay of a graph that draws behind
-/// other draws yourself, and keep the generator alive as long as such graphs.
+/// The generator orders draws on different streams: outside captures, within each capture, and replays of graphs that draw, which keep
+/// its state alive. What the body of a [conditional node](thalweg_runtime::graph::if_) draws, the program orders itself.
 #[derive(Debug)]
-pub struct DeviceGenerator {
+pub struct DeviceGenerator(Arc<Shared>);
+
+/// The parts of a generator, which graphs that draw keep.
+#[derive(Debug)]
+struct Shared {
     /// The seed and the offset, as two i64 in device memory.
     state: Tensor,
-    /// The stream of the last draw. Locked during a draw, so that no other comes between it and the moving on of the offset.
-    last_stream: Mutex<Stream>,
+    /// Locked during a draw, so that no other comes between it and the moving on of the offset.
+    order: Mutex<Order>,
+}
+
+/// The streams that the next draws come after.
+#[derive(Debug)]
+struct Order {
+    /// That of the last draw outside captures, or of the last replay that drew.
+    last: Stream,
+    /// That of the last draw of each capture under way, by the capture's number.
+    captured: Vec<(u64, Stream)>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Orders a stream that captures nothing after the last draw.
+    fn follow(&self, order: &mut Order, stream: &Stream) -> Result<()> {
+        if order.last != *stream {
+            // All that came before a capture of that stream was done when the capture began.
+            if !order.last.is_capturing()? {
+                stream.wait_stream(&order.last)?;
+            }
+            self.state.record_stream(stream);
+            order.last = stream.clone();
+        }
+        Ok(())
+    }
+
+    /// Orders a stream that takes part in a capture after the capture's last draw.
+    fn follow_in_capture(order: &mut Order, capture: u64, stream: &Stream) -> Result<()> {
+        match order.captured.iter_mut().find(|(known, _)| *known == capture) {
+            Some((_, last)) if last == stream => {}
+            Some((_, last)) => {
+                stream.wait_stream(last)?;
+                *last = stream.clone();
+            }
+            None => {
+                order.forget_ended();
+                order.captured.push((capture, stream.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Order {
+    /// Forgets captures that have ended.
+    fn forget_ended(&mut self) {
+        self.captured.retain(|(capture, stream)| stream.capture_id().is_ok_and(|now| now == Some(*capture)));
+    }
+}
+
+/// The draws of a graph: each replay comes after the last draw, and the next one after it.
+#[derive(Debug)]
+struct CapturedDraws(Arc<Shared>);
+
+impl Upkeep for CapturedDraws {
+    fn captured(&self) {
+        self.0.lock().forget_ended();
+    }
+
+    fn before_replay(&self, stream: &Stream) -> Result<()> {
+        self.0.follow(&mut self.0.lock(), stream)
+    }
+
+    fn after_replay(&self, _stream: &Stream) {}
+}
+
+/// The numbers that an operator takes that draws.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers<'a> {
+    scalars: &'a [Scalar],
+    /// The draws of each element.
+    draws: usize,
+}
+
+impl<'a> Numbers<'a> {
+    /// Returns the numbers of an operator that draws once.
+    pub(crate) fn of(scalars: &'a [Scalar]) -> Self {
+        Self { scalars, draws: 1 }
+    }
 }
 
 /// A state of a generator, in device memory.
@@ -64,14 +151,18 @@ impl DeviceGenerator {
     /// Returns a generator with a seed and the offset 0.
     #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
+        // What is outside of a capture is not made in it.
+        let stream = outside_captures(device)?;
+        let _current = stream.make_current();
         // It outlives a region of inference mode, and is written outside.
         let state = set_inference_mode(false, || Tensor::from_slice(&[seed as i64, 0], &[2], device))?;
-        Ok(Self { state, last_stream: Mutex::new(device.current_stream()) })
+        let order = Mutex::new(Order { last: stream, captured: Vec::new() });
+        Ok(Self(Arc::new(Shared { state, order })))
     }
 
     /// Returns the device.
     pub fn device(&self) -> &Device {
-        self.state.device()
+        self.0.state.device()
     }
 
     /// Sets the seed, and the offset to 0 (`torch.Generator.manual_seed`). In stream order, like a draw; not in a capture, because
@@ -84,9 +175,9 @@ impl DeviceGenerator {
     /// Returns the seed, and the offset of the next draw. *Blocks* until the draws so far are done.
     #[track_caller]
     pub fn state(&self) -> Result<(u64, u64)> {
-        let last = self.ordered()?;
-        let values = self.state.to_vec::<i64>();
-        drop(last);
+        let order = self.ordered()?;
+        let values = self.0.state.to_vec::<i64>();
+        drop(order);
         let values = values?;
         Ok((values[0] as u64, values[1] as u64))
     }
@@ -100,26 +191,27 @@ impl DeviceGenerator {
                 "the offset {offset} of a generator is not a multiple of {WORDS}"
             )));
         }
-        let _last = self.ordered()?;
+        let _order = self.ordered()?;
         let device = self.device();
-        self.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
+        self.0.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
     }
 
     /// Returns the present state, in stream order: nothing waits.
     pub(crate) fn snapshot(&self) -> Result<GeneratorState> {
-        let last = self.ordered()?;
-        let state = no_grad(|| self.state.copied(Location::caller()))?;
-        Ok(GeneratorState { state, stream: last.clone() })
+        let _order = self.ordered()?;
+        let state = no_grad(|| self.0.state.copied(Location::caller()))?;
+        Ok(GeneratorState { state, stream: self.device().current_stream() })
     }
 
     /// Sets a state that [`snapshot`](Self::snapshot) returned, in stream order.
     pub(crate) fn restore(&self, state: &GeneratorState) -> Result<()> {
-        let last = self.ordered()?;
-        if *last != state.stream {
-            last.wait_stream(&state.stream)?;
-            state.state.record_stream(&last);
+        let _order = self.ordered()?;
+        let stream = self.device().current_stream();
+        if stream != state.stream {
+            stream.wait_stream(&state.stream)?;
+            state.state.record_stream(&stream);
         }
-        no_grad(|| self.state.copy_(&state.state))
+        no_grad(|| self.0.state.copy_(&state.state))
     }
 
     /// Draws numbers in [0, 1) (`torch.rand`). Asynchronous, like every draw.
@@ -165,8 +257,20 @@ impl DeviceGenerator {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
             }
-            self.draw(built_in!("thalweg::bernoulli")?, shape, &[probability], dtype)
+            self.draw(
+                built_in!("thalweg::bernoulli")?,
+                shape,
+                Numbers::of(&[Scalar::F64(probability)]),
+                dtype,
+            )
         })
+    }
+
+    /// Draws integers from `low` on, of a range above 0: the remainder of 63 bits is taken.
+    pub(crate) fn integers(&self, shape: &[usize], range: i64, low: i64, dtype: DType) -> Result<Tensor> {
+        let apart = (self.words(element_count(shape)?)) as i64;
+        let numbers = [apart, range, low].map(Scalar::I64);
+        self.draw(built_in!("thalweg::integers")?, shape, Numbers { scalars: &numbers, draws: 3 }, dtype)
     }
 
     /// Draws floats, or the parts of complex numbers.
@@ -184,14 +288,15 @@ impl DeviceGenerator {
         if !dtype.is_floating_point() || dtype.is_float8() {
             return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
-        self.draw(operator, shape, &numbers, dtype)
+        self.draw(operator, shape, Numbers::of(&numbers.map(Scalar::F64)), dtype)
     }
 
-    fn draw(
+    /// Draws by an operator that takes so many numbers.
+    pub(crate) fn draw(
         &self,
         operator: &'static Operator,
         shape: &[usize],
-        numbers: &[f64],
+        numbers: Numbers<'_>,
         dtype: DType,
     ) -> Result<Tensor> {
         let count = element_count(shape)?;
@@ -230,7 +335,9 @@ impl DeviceGenerator {
     pub(crate) fn dropped(&self, input: &Tensor, probability: f64, label: Label) -> Result<[Tensor; 2]> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let operator = built_in!("thalweg::dropout")?;
-        let mut results = self.call(operator, Some(&flat), input.elements(), &[probability], None, label)?;
+        let probability = Scalar::F64(probability);
+        let mut results =
+            self.call(operator, Some(&flat), input.elements(), Numbers::of(&[probability]), None, label)?;
         let mask = results.swap_remove(1).reshape(input.shape())?;
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
@@ -241,26 +348,25 @@ impl DeviceGenerator {
         operator: &'static Operator,
         input: Option<&Tensor>,
         count: usize,
-        numbers: &[f64],
+        numbers: Numbers<'_>,
         dtype: Option<DType>,
         label: Label,
     ) -> Result<crate::Tensors> {
         let threads = self.threads(count);
-        let _last = self.ordered()?;
-        let [seed, offset] = [self.state.select(0, 0)?, self.state.select(0, 1)?];
+        let _order = self.ordered()?;
+        let [seed, offset] = [self.0.state.select(0, 0)?, self.0.state.select(0, 1)?];
         let arguments = LoopArguments {
             scalars: [Scalar::I64(threads as i64)]
                 .into_iter()
-                .chain(numbers.iter().copied().map(Scalar::F64))
+                .chain(numbers.scalars.iter().copied())
                 .collect(),
             points: Points::Result(SmallVec::from_slice(&[count])),
             dtype,
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
         let results = operator.call_loop(&tensors, &arguments, None, label)?;
-        let drawn = (count - 1) / (threads * WORDS) + 1;
         let advance = LoopArguments {
-            scalars: SmallVec::from_slice(&[Scalar::I64((drawn * WORDS) as i64)]),
+            scalars: SmallVec::from_slice(&[Scalar::I64((numbers.draws * self.words(count)) as i64)]),
             ..LoopArguments::default()
         };
         let label = Label { operator: "advance_generator", ..label };
@@ -276,6 +382,11 @@ impl DeviceGenerator {
         Ok(results)
     }
 
+    /// Returns how many words each thread draws for so many elements.
+    fn words(&self, count: usize) -> usize {
+        count.div_ceil(self.threads(count).max(1) * WORDS) * WORDS
+    }
+
     /// Returns how many threads PyTorch's kernels have for so many elements.
     fn threads(&self, count: usize) -> usize {
         let properties = self.device().properties();
@@ -284,20 +395,35 @@ impl DeviceGenerator {
         count.div_ceil(BLOCK).min(most) * BLOCK
     }
 
-    /// Orders the current stream behind the last draw. A capture and what is outside of it cannot wait for each other.
-    fn ordered(&self) -> Result<std::sync::MutexGuard<'_, Stream>> {
-        let mut last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Orders the current stream after the last draw: of its capture, where it captures. A capture and what is outside of it cannot wait for
+    /// each other; the graph's replays are ordered instead.
+    fn ordered(&self) -> Result<MutexGuard<'_, Order>> {
+        let Self(shared) = self;
         let current = self.device().current_stream();
-        if *last != current {
-            let capturing = current.is_capturing()?;
-            if last.is_capturing()? == capturing {
-                current.wait_stream(&last)?;
+        let mut order = shared.lock();
+        match current.capture_id()? {
+            None => shared.follow(&mut order, &current)?,
+            Some(capture) => {
+                Shared::follow_in_capture(&mut order, capture, &current)?;
+                let upkeep = || -> Arc<dyn Upkeep> { Arc::new(CapturedDraws(shared.clone())) };
+                if !current.keep_up(shared.state.identity(), upkeep) {
+                    order.last = current;
+                }
             }
-            if !capturing {
-                self.state.record_stream(&current);
-            }
-            *last = current;
         }
-        Ok(last)
+        Ok(order)
     }
+}
+
+/// Returns the current stream, or another where that captures.
+fn outside_captures(device: &Device) -> Result<Stream> {
+    let mut stream = device.current_stream();
+    // The streams of the pool come round again; no program captures all of them at once.
+    for _ in 0..=STREAMS_PER_PRIORITY {
+        if !stream.is_capturing()? {
+            break;
+        }
+        stream = Stream::new(device)?;
+    }
+    Ok(stream)
 }

@@ -35,6 +35,13 @@ def multi_head_attention_forward(
         raise AssertionError(f"was expecting embedding dimension of {embed_dim_to_check}, but got {query.shape[-1]}")
     if embed_dim_to_check % num_heads:
         raise AssertionError(f"embed_dim {embed_dim_to_check} not divisible by num_heads {num_heads}")
+    if (bias_k is None) != (bias_v is None):
+        raise AssertionError("bias_k is set but bias_v is None" if bias_v is None else "bias_v is set but bias_k is None")
+    for name, weight in (("q_proj_weight", q_proj_weight), ("k_proj_weight", k_proj_weight), ("v_proj_weight", v_proj_weight)):
+        if use_separate_proj_weight and weight is None:
+            raise AssertionError(f"use_separate_proj_weight is True but {name} is None")
+    if not use_separate_proj_weight and in_proj_weight is None:
+        raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
     given = _Given(dict(
         embed_dim=embed_dim_to_check, num_heads=num_heads, head_dim=embed_dim_to_check // num_heads, in_proj_bias=in_proj_bias,
         in_proj_weight=None if use_separate_proj_weight else in_proj_weight, q_proj_weight=q_proj_weight, k_proj_weight=k_proj_weight,

@@ -3,7 +3,7 @@
 import warnings
 
 from .. import _core
-from . import _parameters
+from . import _checks, _parameters
 from . import functional as F
 from . import init
 from .module import Module
@@ -66,7 +66,7 @@ class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, i
         low, high = (own if former is None else former for own, former in ((min_val, min_value), (max_val, max_value)))
         super().__init__(low, high, inplace)
         if not self.max_val > self.min_val:
-            raise ValueError(f"max_val must be larger than min_val, got {self.max_val} and {self.min_val}")
+            raise AssertionError(f"max_val ({self.max_val}) must be greater than min_val ({self.min_val})")
 
 
 class Threshold(Module):
@@ -127,8 +127,10 @@ class MultiheadAttention(Module):
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None,
                  batch_first=False, device=None, dtype=None):
         super().__init__()
+        if embed_dim <= 0 or num_heads <= 0:
+            raise ValueError(f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead")
         if embed_dim % num_heads:
-            raise ValueError("embed_dim must be divisible by num_heads")
+            raise AssertionError("embed_dim must be divisible by num_heads")
         from .layers import Linear, _empty
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
@@ -153,16 +155,21 @@ class MultiheadAttention(Module):
     def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
                 is_causal=False):
         """Returns the attended values, and the weights where they are needed."""
+        _checks.check_attention(query, key, value, key_padding_mask, attn_mask, self.num_heads, self.in_proj_weight is None)
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint. You may use the Transformer module method "
+                               "`generate_square_subsequent_mask` to create this mask.")
+        if query.shape[-1] != self.embed_dim:
+            raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
         unbatched = query.dim() == 2
         if unbatched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        _checks.check_masks(query.shape[0], self.num_heads, query.shape[1], key.shape[1], attn_mask, key_padding_mask)
         heads, further = self._heads(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, query)
         if further:
-            if mask is None and is_causal:
-                mask = self._mask(_core.ones([query.shape[1], key.shape[1]], dtype=getattr(_core, "bool"), device=query.device).triu(1), None, query)
             # What is added to keys is seen by all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
         dropout = self.dropout if self.training else 0.0
@@ -172,8 +179,7 @@ class MultiheadAttention(Module):
             attended = F.dropout(shares, dropout, True) @ heads[2] if dropout else shares @ heads[2]
         else:
             shares = None
-            causal = is_causal and mask is None
-            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
         result = self.out_proj(attended.transpose(1, 2).flatten(2))
         if shares is not None and average_attn_weights:
             shares = shares.mean(1)

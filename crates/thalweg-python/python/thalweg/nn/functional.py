@@ -6,7 +6,8 @@ A name that is not defined below is the operator of that name.
 import math
 import warnings
 
-from .. import _core, _operators
+from .. import _core, _left_out, _operators
+from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -16,6 +17,9 @@ _NAMES = tuple(_REDUCTIONS)
 _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
 
 
+_omitted = _left_out.attributes(__name__)
+
+
 def __getattr__(name):
     if name in _IN_PLACE:
         return _core._in_place[name]
@@ -23,7 +27,7 @@ def __getattr__(name):
         return getattr(_core, name)
     if name in ("conv_tbc", "native_channel_shuffle"):
         return getattr(_operators, name)
-    raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
+    return _omitted(name)
 
 
 def _reduction(reduction, size_average=None, reduce=None):
@@ -88,6 +92,8 @@ def celu(input, alpha=1.0, inplace=False):
 
 def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
     """Returns each element, limited to a range; in place where asked for."""
+    if min_val > max_val:
+        raise ValueError("min_val cannot be greater than max_val")
     return (input.hardtanh_ if inplace else input.hardtanh)(min_val, max_val)
 
 
@@ -137,28 +143,31 @@ def _softmax_dim(name, input, dim):
 
 def dropout(input, p=0.5, training=True, inplace=False):
     """Sets each element to 0 with probability p, and scales the others by 1 / (1 − p)."""
-    if p < 0.0 or p > 1.0:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    _checks.check_probability(p)
     result = _core.dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout that keeps mean and variance of what SELU gives."""
+    _checks.check_probability(p)
     result = _core.alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def feature_alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout of whole channels that keeps mean and variance of what SELU gives."""
+    _checks.check_probability(p)
     result = _core.feature_alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def _channel_dropout(dims):
     def channel_dropout(input, p=0.5, training=True, inplace=False):
-        if p < 0.0 or p > 1.0:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        _checks.check_probability(p)
+        if dims == 1 and input.dim() not in (2, 3):
+            raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
+                               "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
         # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
@@ -194,9 +203,9 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
     """Returns the rows of a table at indices."""
     if sparse:
         raise NotImplementedError("embedding: sparse gradients are left out")
+    place = _checks.check_padding_idx(padding_idx, weight.shape[0] if weight.dim() else 0)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
-    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _core.embedding(weight, input, place, scale_grad_by_freq)
 
 
@@ -205,21 +214,14 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
     if sparse:
         raise NotImplementedError("embedding_bag: sparse gradients are left out")
+    _checks.check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
     modes = {"sum": 0, "mean": 1, "max": 2}
-    if mode not in modes:
-        raise ValueError("mode has to be one of sum, mean or max")
-    if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError("embedding_bag: per_sample_weights was not None, which is only supported for mode='sum'")
     if input.dim() == 2:
-        if offsets is not None:
-            raise ValueError("if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences")
         offsets = _core.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
         input = input.reshape(-1)
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-    elif input.dim() != 1 or offsets is None:
-        raise ValueError("embedding_bag: input has 2 dimensions, or 1 and there are offsets")
     padding = () if padding_idx is None else (padding_idx % weight.shape[0],)
     return _core.embedding_bag(weight, input, offsets, scale_grad_by_freq, modes[mode], False, per_sample_weights, include_last_offset,
                                *padding)[0]
@@ -242,16 +244,19 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """Returns the input normalized over all but its channels; updates the running statistics where it trains."""
+    _checks.check_batch(input, training, eps)
     return _core.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     """Returns the input normalized over groups of channels."""
+    _checks.check_groups(input, num_groups)
     return _core.group_norm(input, num_groups, weight, bias, eps)
 
 
 def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
     """Returns the input normalized over the places of each channel."""
+    _checks.check_places(input, use_input_stats)
     return _core.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False)
 
 
@@ -292,10 +297,12 @@ def _fractional(dims):
     name = f"fractional_max_pool{dims}d"
 
     def with_indices(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
-        if (output_size is None) == (output_ratio is None):
+        if output_size is None and output_ratio is None:
             raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
         if output_size is None:
             ratios = [output_ratio] * dims if isinstance(output_ratio, (int, float)) else output_ratio
+            if len(ratios) > dims:
+                raise ValueError(f"{name} requires output_ratio to either be a single Int or tuple of Ints.")
             output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
         if _random_samples is None:
             batch = 1 if input.dim() == dims + 1 else input.shape[0]
@@ -320,10 +327,7 @@ def _unpool(dims):
     def max_unpool(input, indices, kernel_size, stride=None, padding=0, output_size=None):
         kernel, steps, edges = (
             [value] * dims if isinstance(value, int) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
-        if output_size is None:
-            places = zip(input.shape[-dims:], kernel, steps, edges)
-            output_size = [(size - 1) * step - 2 * edge + extent for size, extent, step, edge in places]
-        output_size = list(output_size)[-dims:]
+        output_size = _checks.check_unpooled(input, kernel, steps, edges, output_size)
         if dims == 1:
             return operator(input.unsqueeze(-2), indices.unsqueeze(-2), [1, *output_size]).squeeze(-2)
         return operator(input, indices, output_size, *((steps, edges) if dims == 3 else ()))
@@ -378,7 +382,12 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 def _adaptive_sizes(input, output_size, dims):
-    sizes = [output_size] * dims if output_size is None or isinstance(output_size, int) else output_size
+    is_list = not (output_size is None or isinstance(output_size, int))
+    sizes = list(output_size) if is_list else [output_size] * dims
+    if is_list and dims > 1 and input.dim() <= len(sizes):
+        raise ValueError(f"Input dimension should be at least {len(sizes) + 1}")
+    if len(sizes) != dims:
+        raise RuntimeError(f"adaptive pools of {dims} dimensions: output_size must have {dims} numbers, not {len(sizes)}")
     return [own if size is None else size for own, size in zip(input.shape[-dims:], sizes)]
 
 
@@ -415,11 +424,13 @@ adaptive_max_pool3d, adaptive_max_pool3d_with_indices = _adaptive_greatest("adap
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0):
     """Returns the cross entropy of scores and classes, or probabilities of classes."""
+    _checks.check_classes(input, target)
     return _core.cross_entropy_loss(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index, label_smoothing)
 
 
 def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     """Returns the negative log-likelihood of classes."""
+    _checks.check_rows(input, target)
     return _core.nll_loss_nd(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
 
 
@@ -462,11 +473,16 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     """Returns the cross entropy of probabilities and targets between 0 and 1."""
+    _checks.check_sizes(input, target, "Using a target size ({0}) that is different to the input size ({1}) is deprecated. Please ensure they have "
+                        "the same size.")
+    if target.dtype != input.dtype and not (target.is_floating_point() and input.is_floating_point()):
+        raise RuntimeError(f"Found dtype {target.dtype} but expected {input.dtype}")
     return _core.binary_cross_entropy(input, target, weight, _reduction(reduction, size_average, reduce))
 
 
 def binary_cross_entropy_with_logits(input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
     """Returns the cross entropy of scores and targets between 0 and 1."""
+    _checks.check_sizes(input, target, "Target size ({0}) must be the same as input size ({1})")
     return _core.binary_cross_entropy_with_logits(input, target, weight, pos_weight, _reduction(reduction, size_average, reduce))
 
 
@@ -479,6 +495,7 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
 
 def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
     """Returns max(0, −target · (input1 − input2) + margin)."""
+    _checks.check_same_rank("margin_ranking_loss", input1=input1, input2=input2, target=target)
     return _core.margin_ranking_loss(input1, input2, target, margin, _reduction(reduction, size_average, reduce))
 
 
@@ -500,11 +517,13 @@ def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, r
 def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
                         reduction="mean"):
     """Returns how much less than a margin an anchor is nearer to a positive than to a negative."""
+    _checks.check_margin(margin)
     return _core.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, _reduction(reduction, size_average, reduce))
 
 
 def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
     """Returns the mean over classes of max(0, margin − x[target] + x)^p."""
+    _checks.check_multi_margin(p, weight)
     return _core.multi_margin_loss(input, target, p, margin, weight, _reduction(reduction, size_average, reduce))
 
 
@@ -527,14 +546,11 @@ def poisson_nll_loss(input, target, log_input=True, full=False, size_average=Non
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
     """Returns the negative log-likelihood of normal distributions of means and variances."""
-    if not isinstance(var, _core.Tensor):
-        var = _core.full_like(input, var)
-    elif var.shape != input.shape and var.shape == input.shape[:-1]:
-        var = var.unsqueeze(-1)
+    kind, var = _reduction(reduction), _checks.check_variance(input, var)
     floor = var.detach().clamp_min(eps)
     var = var + (floor - var.detach())
     loss = 0.5 * (var.log() + (input - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
-    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[_reduction(reduction)]()
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
@@ -545,9 +561,11 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     """Returns the input at the places of a grid from −1 to 1."""
     modes, paddings = {"bilinear": 0, "nearest": 1, "bicubic": 2}, {"zeros": 0, "border": 1, "reflection": 2}
-    if mode not in modes or padding_mode not in paddings:
-        raise ValueError(f"grid_sample: mode is one of {', '.join(modes)} and padding_mode one of {', '.join(paddings)}, "
-                         f"not {mode!r} and {padding_mode!r}")
+    if mode not in modes:
+        raise ValueError(f"nn.functional.grid_sample(): expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: '{mode}'")
+    if padding_mode not in paddings:
+        raise ValueError("nn.functional.grid_sample(): expected padding_mode to be 'zeros', 'border', or 'reflection', but got: "
+                         f"'{padding_mode}'")
     return _core.grid_sampler(input, grid, modes[mode], paddings[padding_mode], bool(align_corners))
 
 
@@ -555,11 +573,10 @@ def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements before and behind its last dimensions, the last one first."""
     if mode == "constant":
         return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
+    names = {"reflect": "reflection", "replicate": "replication", "circular": ""}
+    _checks.check_pad(input, pad, mode, value, names)
     if mode == "circular":
         return _circular(input, list(pad))
-    names = {"reflect": "reflection", "replicate": "replication"}
-    if mode not in names:
-        raise NotImplementedError(f"pad(mode='{mode}') is left out; there are constant, reflect, replicate and circular")
     return getattr(_core, f"{names[mode]}_pad{len(pad) // 2}d")(input, list(pad))
 
 
@@ -576,6 +593,9 @@ def _circular(input, pad):
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Returns softmax(query · keyᵀ · scale) · value."""
+    if attn_mask is not None and not attn_mask.is_floating_point() and attn_mask.dtype not in (getattr(_core, "bool"), query.dtype):
+        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {attn_mask.dtype} and "
+                           f"query.dtype: {query.dtype} instead.")
     return _core.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -585,22 +605,8 @@ _MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bi
 
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
     """Returns the input at more or fewer places."""
-    dims = input.dim() - 2
-    if mode not in _MODES or not 1 <= dims <= 3 or _MODES[mode] not in (None, dims):
-        needs = f", but {mode} mode needs {_MODES[mode] + 2}D input" if _MODES.get(mode) else f" with mode={mode!r}; modes are {', '.join(_MODES)}"
-        raise NotImplementedError(f"Got {input.dim()}D input{needs}")
-    has_corners = _MODES[mode] is not None
-    if align_corners is not None and not has_corners:
-        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
-    if (size is None) == (scale_factor is None):
-        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
-    if antialias and mode not in ("bilinear", "bicubic"):
-        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes and requires a 4-D tensor as input")
-    if recompute_scale_factor and size is not None:
-        raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
-    sizes = None if size is None else ([size] * dims if isinstance(size, int) else list(size))
-    scales = None if scale_factor is None else (
-        [float(scale_factor)] * dims if isinstance(scale_factor, (int, float)) else [float(scale) for scale in scale_factor])
+    dims, has_corners = input.dim() - 2, _MODES.get(mode) is not None
+    sizes, scales = _checks.check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, _MODES)
     if scales is not None and (recompute_scale_factor or mode == "area"):
         sizes, scales = [math.floor(extent * scale) for extent, scale in zip(input.shape[2:], scales)], None
     if mode == "area":

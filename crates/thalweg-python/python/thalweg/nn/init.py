@@ -17,6 +17,8 @@ def calculate_gain(nonlinearity, param=None):
     if nonlinearity == "relu":
         return math.sqrt(2.0)
     if nonlinearity == "leaky_relu":
+        if param is not None and (isinstance(param, bool) or not isinstance(param, (int, float))):
+            raise ValueError(f"negative_slope {param} not a valid number")
         return math.sqrt(2.0 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity == "selu":
         return 0.75
@@ -41,31 +43,28 @@ def _calculate_correct_fan(tensor, mode):
 
 
 @no_grad()
-def _overwrite(tensor, values):
-    tensor.copy_(values)
-    return tensor
-
-
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
-    return _overwrite(tensor, values * (b - a) + a)
+    if a > b:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
+    return tensor.uniform_(a, b, generator=generator)
 
 
+@no_grad()
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
     """Draws from the normal distribution."""
-    values = _core.randn(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
-    return _overwrite(tensor, values * std + mean)
+    if std < 0.0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    return tensor.normal_(mean, std, generator=generator)
 
 
+@no_grad()
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
     """Draws from the normal distribution, cut off at a and b."""
     def below(value):
         return (1.0 + math.erf((value - mean) / std / math.sqrt(2.0))) / 2.0
-    low, high = below(a), below(b)
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator) * (2 * high - 2 * low) + (2 * low - 1)
-    values = values.erfinv() * (std * math.sqrt(2.0)) + mean
-    return _overwrite(tensor, values.clamp(a, b))
+    tensor.uniform_(2 * below(a) - 1, 2 * below(b) - 1, generator=generator)
+    return tensor.erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
 
 
 def constant_(tensor, val):
@@ -84,9 +83,12 @@ def zeros_(tensor):
     return constant_(tensor, 0.0)
 
 
+@no_grad()
 def eye_(tensor):
     """Makes the matrix the identity."""
-    return _overwrite(tensor, _core.eye(*tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    if tensor.dim() != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    return _core.eye(*tensor.shape, out=tensor)
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):
@@ -121,6 +123,7 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
     return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)
 
 
+@no_grad()
 def orthogonal_(tensor, gain=1, generator=None):
     """Fills with a matrix whose rows, or columns where there are fewer, are orthonormal; further dimensions are part of a row."""
     if tensor.dim() < 2:
@@ -132,9 +135,10 @@ def orthogonal_(tensor, gain=1, generator=None):
     q, r = _core.linalg_qr(flat.t() if rows < columns else flat)
     # The decomposition is made unique, so that draws are uniform.
     q = q * r.diagonal().sign()
-    return _overwrite(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
+    return tensor.copy_((q.t() if rows < columns else q).reshape(tensor.shape)).mul_(gain)
 
 
+@no_grad()
 def dirac_(tensor, groups=1):
     """Makes a convolution give its input, as far as there are channels."""
     if tensor.dim() not in (3, 4, 5):
@@ -142,14 +146,15 @@ def dirac_(tensor, groups=1):
     if tensor.shape[0] % groups:
         raise ValueError("dim 0 must be divisible by groups")
     each = tensor.shape[0] // groups
-    values = _core.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    tensor.zero_()
     middle = tuple(size // 2 for size in tensor.shape[2:])
     for group in range(groups):
         for channel in range(min(each, tensor.shape[1])):
-            values[(group * each + channel, channel, *middle)] = 1.0
-    return _overwrite(tensor, values)
+            tensor[(group * each + channel, channel, *middle)] = 1.0
+    return tensor
 
 
+@no_grad()
 def sparse_(tensor, sparsity, std=0.01, generator=None):
     """Draws from the normal distribution, and sets a share of each column to 0."""
     if tensor.dim() != 2:
@@ -157,7 +162,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
     zeros = math.ceil(sparsity * tensor.shape[0])
     normal_(tensor, 0.0, std, generator)
     order = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator).argsort(0)
-    return _overwrite(tensor, tensor.detach().masked_fill(order.argsort(0) < zeros, 0.0))
+    return tensor.masked_fill_(order.argsort(0) < zeros, 0.0)
 
 
 def _former(name):

@@ -34,6 +34,8 @@ def _loss(name, function, parameters=_REDUCED, tensors=2):
     fields = [one for one in names if one not in ("weight", "pos_weight", "size_average", "reduce", "reduction")]
 
     def start(self, given):
+        if "swap" in fields:
+            F._checks.check_margin(given["margin"], f"{name}: expected margin to be greater than 0, got {{}} instead")
         _Loss.__init__(self, given.get("size_average"), given.get("reduce"), given["reduction"])
         for weight in weights:
             self.register_buffer(weight, given[weight])
@@ -79,6 +81,7 @@ class MultiMarginLoss(_WeightedLoss):
     """`functional.multi_margin_loss` as a module."""
 
     def __init__(self, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+        F._checks.check_multi_margin(p, weight, "MultiMarginLoss: expected weight to be None or 1D tensor")
         super().__init__(weight, size_average, reduce, reduction)
         self.p, self.margin = p, margin
 

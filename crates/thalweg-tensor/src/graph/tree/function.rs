@@ -248,11 +248,11 @@ impl Function {
 
     /// Runs the function without a graph, and notes which inputs it writes.
     pub(super) fn run_eagerly(&mut self, inputs: &CallInputs) -> Result<Vec<Tensor>> {
-        let versions: Vec<u32> = inputs.tensors.iter().map(Tensor::version).collect();
+        let versions: Vec<u32> = inputs.tensors.iter().map(Tensor::writes).collect();
         let outputs = (self.body)(&inputs.tensors)?;
         self.note_writes(&inputs.tensors, &versions);
         for (index, version) in versions.into_iter().enumerate() {
-            if inputs.is_padded(index) && inputs.tensors[index].version() != version {
+            if inputs.is_padded(index) && inputs.tensors[index].writes() != version {
                 inputs.write_back(index, &inputs.tensors[index])?;
             }
         }
@@ -262,7 +262,7 @@ impl Function {
     /// Notes which inputs have another version than before a run.
     pub(super) fn note_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
         let changed =
-            inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.version() != **before);
+            inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.writes() != **before);
         self.written.extend(changed.map(|(index, _)| index));
         self.writes_are_known = true;
     }

@@ -75,7 +75,7 @@ impl GraphTreeManager {
             Err(error) if error.is_capture() => return Ok(RecordOutcome::NotNow(error.to_string())),
             restored => restored?,
         }
-        let versions: Vec<u32> = read.iter().map(Tensor::version).collect();
+        let versions: Vec<u32> = read.iter().map(Tensor::writes).collect();
         let (forest, body) = (&self.forests[&root], &self.functions[site.function].body);
         let options = CaptureOptions {
             pool: Some(forest.pool.clone()),
@@ -97,7 +97,7 @@ impl GraphTreeManager {
         function.note_writes(&read, &versions);
         for (index, rule) in rules.iter_mut().enumerate() {
             let (InputRule::InPlace { is_written, .. } | InputRule::Copied { is_written, .. }) = rule;
-            *is_written = read[index].version() != versions[index];
+            *is_written = read[index].writes() != versions[index];
             if *is_written && inputs.tensors[index].shares_storage_with(&read[index]) && rule.is_copied() {
                 return Ok(RecordOutcome::Never(format!("it changes input {index} at some calls only")));
             }

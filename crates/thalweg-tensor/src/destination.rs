@@ -1,0 +1,252 @@
+//! The memory that results are to be written into: that of the tensors of an `out=` form, and of the first tensor of a form in place.
+//!
+//! Whoever has memory for a result [offers](offered) it while the operator runs. A kernel that is about to allocate a result takes an
+//! offer instead where dtype and layout fit ([`for_loop`], [`Tensor::result_on`]), and each offer serves once. What nobody took is computed in
+//! memory of its own and copied, so the offer changes no bit of a result, only where it is written.
+//!
+//! Memory that the operator reads as well is taken by what reads it on the way: a loop that reads and writes point by point, and a
+//! kernel that changes a copy ([`Tensor::owned`]) or may write where it read ([`for_kernel_over`]).
+
+use std::cell::RefCell;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout};
+use thalweg_runtime::{Label, Result, Stream};
+
+use crate::autograd::in_place::Recording;
+use crate::autograd::is_grad_enabled;
+use crate::caller::CallLocation;
+use crate::dispatch::{DispatchKey, Operator};
+use crate::operators::Body;
+use crate::tensor::{Tensor, Tensors};
+
+/// Bytes that every allocation of the caching allocator is aligned to at least; kernels that are no loops may count on them.
+const ALIGNMENT: u64 = 256;
+
+/// The way in which an operator treats the first tensor of its form in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum First {
+    /// It is read throughout, so nothing is written over it before the result is there.
+    Read,
+    /// The kernels that read it may write over it: nothing reads it afterwards.
+    Consumed,
+    /// Its shape is looked at and its elements are not.
+    Ignored,
+}
+
+/// Memory for a result.
+pub(crate) struct Offer {
+    target: Tensor,
+    /// Whether the operator reads it.
+    is_read: bool,
+    /// Whether the operator is one loop, to which strides do not matter: others count on the layouts of what they allocate.
+    is_of_loop: bool,
+    is_taken: bool,
+}
+
+impl Offer {
+    /// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
+    /// operator reads.
+    pub(crate) fn to(operator: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Self> {
+        let is_by_parts = is_by_parts(operator, operands);
+        let is_of_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts;
+        let others = match operands {
+            [first, others @ ..] if are_same(first, target) => Some(others),
+            _ => None,
+        };
+        let are_apart = |list: &[&Tensor]| list.iter().all(|operand| are_disjoint(operand, target));
+        let is_read = match (operator.first(), others) {
+            // It looks itself which of its operands share memory with the result.
+            _ if is_of_loop => false,
+            _ if are_apart(operands) => false,
+            (First::Ignored, Some(others)) if are_apart(others) => false,
+            (First::Consumed, Some(others)) if are_apart(others) && !is_by_parts => true,
+            _ => return None,
+        };
+        let is_offered =
+            is_free(target, operands) && operands.iter().all(|operand| operand.device() == target.device());
+        is_offered.then(|| Self { target: target.detach(), is_read, is_of_loop, is_taken: false })
+    }
+
+    /// Offers the memory of a tensor to a function that reads nothing of it.
+    pub(crate) fn to_function(target: &Tensor) -> Option<Self> {
+        let offer = || Self { target: target.detach(), is_read: false, is_of_loop: false, is_taken: false };
+        is_free(target, &[]).then(offer)
+    }
+}
+
+/// Returns whether complex numbers make other operators compute the result.
+pub(crate) fn is_by_parts(operator: &Operator, operands: &[&Tensor]) -> bool {
+    operator.has_built_in(DispatchKey::Complex) && operands.iter().any(|tensor| tensor.dtype().is_complex())
+}
+
+/// What is offered to one call.
+pub(crate) type Offers = Vec<Offer>;
+
+thread_local! {
+    /// What is offered to the operator that runs.
+    static OFFERS: RefCell<Offers> = const { RefCell::new(Offers::new()) };
+}
+
+/// Restores what was offered before.
+struct End(Offers);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        OFFERS.replace(std::mem::take(&mut self.0));
+    }
+}
+
+/// Runs a function whose kernels may take these offers, and none that were made before. Returns the function's result, and whether each
+/// was taken.
+pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVec<[bool; 2]>) {
+    let end = End(OFFERS.replace(offers));
+    let result = run();
+    let taken = OFFERS.with_borrow(|offers| offers.iter().map(|offer| offer.is_taken).collect());
+    drop(end);
+    (result, taken)
+}
+
+/// Runs a function that may take no offer, since it is not known what becomes of its tensors.
+pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
+    if OFFERS.with_borrow(|offers| offers.is_empty()) {
+        return run();
+    }
+    offered(Offers::new(), run).0
+}
+
+/// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
+/// `operands` are the tensors that the operator reads.
+fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
+    let is_recorded = is_grad_enabled() && operands.iter().any(|tensor| tensor.requires_grad());
+    !is_recorded
+        && !target.layout().may_overlap()
+        && Recording::new(target, target).is_ok_and(|recording| recording.is_none())
+}
+
+/// Returns whether two tensors share no element.
+pub(crate) fn are_disjoint(one: &Tensor, other: &Tensor) -> bool {
+    let range = |tensor: &Tensor| {
+        let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
+        layout.offset() * size..(layout.offset() + layout.span()) * size
+    };
+    let (one_range, other_range) = (range(one), range(other));
+    !one.shares_storage_with(other)
+        || one_range.is_empty()
+        || other_range.is_empty()
+        || one_range.end <= other_range.start
+        || other_range.end <= one_range.start
+}
+
+/// Returns whether both are the same elements in the same order.
+pub(crate) fn are_same(one: &Tensor, other: &Tensor) -> bool {
+    one.shares_storage_with(other) && one.dtype() == other.dtype() && one.layout() == other.layout()
+}
+
+/// Takes the first offer of a dtype that fits.
+fn take(dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) -> Option<Tensor> {
+    OFFERS.with_borrow_mut(|offers| {
+        let open = offers.iter_mut().filter(|offer| !offer.is_taken && offer.target.dtype() == dtype);
+        let (offer, target) =
+            open.map(|offer| (fits(offer), offer)).find_map(|(fit, offer)| Some((offer, fit?)))?;
+        offer.is_taken = true;
+        Some(target)
+    })
+}
+
+/// Returns a tensor seen as a result of this layout: the tensor itself where it has the shape, or its elements in order where both are
+/// contiguous.
+fn seen_as(target: &Tensor, layout: &Layout) -> Option<Tensor> {
+    if target.shape() == layout.shape() {
+        return Some(target.clone());
+    }
+    let is_flat = target.is_contiguous() && layout.is_contiguous() && target.elements() == layout.elements();
+    let placed = || Layout::new(layout.shape(), layout.strides(), target.layout().offset()).ok();
+    if is_flat { Some(target.with_layout(placed()?)) } else { None }
+}
+
+/// Returns whether a tensor's elements are in memory as a layout of its shape says.
+fn is_laid_out(target: &Tensor, layout: &Layout) -> bool {
+    target.layout().strides() == layout.strides() || target.is_contiguous() && layout.is_contiguous()
+}
+
+/// Returns memory for the result of a loop that would be allocated with this layout. It may have other strides. `is_pointwise` says that
+/// the loop reads each point before it writes it.
+pub(crate) fn for_loop(
+    layout: &Layout,
+    dtype: DType,
+    inputs: &[&Tensor],
+    is_pointwise: bool,
+) -> Option<Tensor> {
+    take(dtype, |offer| {
+        let target = seen_as(&offer.target, layout)?;
+        let reads = |input: &&&Tensor| is_pointwise && are_same(input, &target);
+        let is_apart = |input: &&Tensor| are_disjoint(input, &target);
+        let is_safe = inputs.iter().all(|input| is_apart(input) || reads(&input));
+        // What is read on the way is taken by what reads it, and by nothing before.
+        let is_due = !offer.is_read || inputs.iter().any(|input| reads(&input));
+        let is_laid_out = offer.is_of_loop || is_laid_out(&target, layout);
+        (is_safe && is_due && is_laid_out).then_some(target)
+    })
+}
+
+/// Returns memory for the result of a kernel that counts on alignment, with this layout.
+fn for_kernel(layout: &Layout, dtype: DType) -> Option<Tensor> {
+    take(dtype, |offer| {
+        let target = seen_as(&offer.target, layout)?;
+        let is_aligned = target.pointer().address().is_multiple_of(ALIGNMENT);
+        (!offer.is_read && is_aligned && is_laid_out(&target, layout)).then_some(target)
+    })
+}
+
+/// Takes the offer that a tensor is, or is a view of all elements of in the same order, where what is written may replace what was read.
+fn consumed(x: &Tensor) -> Option<Tensor> {
+    OFFERS.with_borrow_mut(|offers| {
+        let is_x = |offer: &&mut Offer| {
+            let target = &offer.target;
+            let is_same_view = target.is_contiguous()
+                && x.is_contiguous()
+                && target.elements() == x.elements()
+                && target.layout().offset() == x.layout().offset();
+            offer.is_read
+                && target.shares_storage_with(x)
+                && target.dtype() == x.dtype()
+                && (target.layout() == x.layout() || is_same_view)
+        };
+        let offer = offers.iter_mut().find(is_x)?;
+        offer.is_taken = true;
+        Some(x.detach())
+    })
+}
+
+/// Returns a contiguous tensor itself for the result of a kernel that reads its points before it writes them.
+pub(crate) fn for_kernel_over(x: &Tensor) -> Option<Tensor> {
+    consumed(x).filter(|x| x.pointer().address().is_multiple_of(ALIGNMENT))
+}
+
+impl Tensor {
+    /// Allocates the result of a kernel as [`empty_on`](Self::empty_on) does, or takes memory that is offered for it.
+    pub(crate) fn result_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
+        match for_kernel(&Layout::contiguous(shape), dtype) {
+            Some(target) => Ok(target),
+            None => Self::empty_on(shape, dtype, stream, label),
+        }
+    }
+
+    /// Returns the elements in memory that may be written: the tensor's own where its operator may write over it, else a copy.
+    pub(crate) fn owned(&self, location: CallLocation) -> Result<Self> {
+        consumed(self).map_or_else(|| self.copied(location), Ok)
+    }
+}
+
+/// Moves results aside that were written into the memory of another result's target.
+pub(crate) fn untangled(results: &mut Tensors, targets: &[Tensor], location: CallLocation) -> Result<()> {
+    for place in 0..results.len() {
+        let result = &results[place];
+        let is_elsewhere = |(at, target): (usize, &Tensor)| at != place && !are_disjoint(result, target);
+        if targets.iter().enumerate().any(is_elsewhere) {
+            results[place] = result.detach().copied(location)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! The memory that forms in place and with `out=` take beside the tensors that they write: none, but for the operators of a list.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use thalweg_ir::DType;
+use thalweg_ops::schema::{Kind, Parameter};
+use thalweg_runtime::{Device, Label, Result};
+use thalweg_tensor::dispatch::{Argument, Operator, Value, find_operator, operators};
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{device, on_own_device};
+
+/// Extent of both dimensions of what the operators read.
+const EXTENT: usize = 64;
+
+/// The tensors that arguments are made of.
+struct Operands {
+    /// Numbers in (0, 1).
+    numbers: [Tensor; 3],
+    index: Tensor,
+    row: Tensor,
+    mask: Tensor,
+}
+
+impl Operands {
+    fn new(device: &Device) -> Result<Self> {
+        let count = EXTENT * EXTENT;
+        let number = |seed: usize| {
+            let values: Vec<f32> =
+                (0..count).map(|at| ((at * 7 + seed) % 97) as f32 / 100.0 + 0.01).collect();
+            Tensor::from_slice(&values, &[EXTENT, EXTENT], device)
+        };
+        let places: Vec<i64> = (0..count as i64).map(|at| at * 5 % EXTENT as i64).collect();
+        let index = Tensor::from_slice(&places, &[EXTENT, EXTENT], device)?;
+        let row = Tensor::from_slice(&places[..EXTENT], &[EXTENT], device)?;
+        let numbers = [number(1)?, number(2)?, number(3)?];
+        let mask = numbers[0].gt_scalar(0.5)?;
+        Ok(Self { numbers, index, row, mask })
+    }
+
+    /// Returns an argument for a parameter, or `None` where its default is taken.
+    fn argument(&self, place: usize, parameter: &Parameter, is_row: bool) -> Option<Value> {
+        let (name, ty) = (parameter.name.as_str(), &parameter.ty);
+        if parameter.default.is_some() {
+            return None;
+        }
+        Some(match (ty.kind, ty.list) {
+            (Kind::Tensor, true) if ty.optional_elements => {
+                Value::OptionalTensors(vec![Some(self.row.clone())])
+            }
+            (Kind::Tensor, true) => Value::Tensors(self.numbers.to_vec()),
+            (Kind::Tensor, false) if name.starts_with("ind") && is_row => Value::Tensor(self.row.clone()),
+            (Kind::Tensor, false) if name.starts_with("ind") => Value::Tensor(self.index.clone()),
+            (Kind::Tensor, false) if ["mask", "condition"].contains(&name) => {
+                Value::Tensor(self.mask.clone())
+            }
+            (Kind::Tensor, false) if name.starts_with("vec") => {
+                let row = self.numbers[place % 3].narrow(0, 0, 1).and_then(|row| row.reshape(&[EXTENT]));
+                Value::Tensor(row.expect("a row"))
+            }
+            (Kind::Tensor, false) if name.starts_with("batch") => {
+                Value::Tensor(self.numbers[place % 3].unsqueeze(0).expect("a batch"))
+            }
+            (Kind::Tensor, false) => Value::Tensor(self.numbers[place % 3].clone()),
+            (Kind::Scalar | Kind::Float, false) => Value::Float(0.5),
+            (Kind::Int, true) if name.contains("dim") => Value::Ints(vec![1]),
+            (Kind::Int, true) => Value::Ints(vec![EXTENT as i64; 2]),
+            (Kind::Int, false) if ["n", "m"].contains(&name) => Value::Int(EXTENT as i64),
+            (Kind::Int, false) => Value::Int(1),
+            (Kind::Bool, false) => Value::Bool(false),
+            _ => Value::None,
+        })
+    }
+
+    /// Returns arguments of a call, with a copy of the first tensor.
+    fn arguments(&self, operator: &Operator, is_row: bool) -> Result<Vec<Value>> {
+        let parameters = &operator.schema().parameters;
+        let count = parameters.iter().rposition(|parameter| parameter.default.is_none());
+        let mut values: Vec<Value> = parameters[..count.map_or(0, |last| last + 1)]
+            .iter()
+            .enumerate()
+            .map(|(place, parameter)| self.argument(place, parameter, is_row).unwrap_or(Value::None))
+            .collect();
+        if let Some(Value::Tensor(first)) = values.first_mut() {
+            *first = first.deep_clone()?;
+        }
+        Ok(values)
+    }
+}
+
+/// Returns the most bytes that a call takes at a time, of a second call, as a part of those that it writes.
+fn taken(device: &Device, written_bytes: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    call()?;
+    device.synchronize()?;
+    device.allocator().reset_peak_memory_stats();
+    let before = device.allocator().statistics().allocated_bytes.all.current;
+    call()?;
+    device.synchronize()?;
+    let peak = device.allocator().statistics().allocated_bytes.all.peak;
+    Ok((peak - before) as f64 / written_bytes as f64)
+}
+
+fn bytes(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.elements() * tensor.dtype().size_bytes()).sum()
+}
+
+/// Returns what the forms of an operator take, by name: where a call can be made of the operands.
+fn forms(operands: &Operands, operator: &'static Operator, found: &mut BTreeMap<String, f64>) -> Result<()> {
+    let label = Label::here("memory");
+    for is_row in [false, true] {
+        let values = operands.arguments(operator, is_row)?;
+        let arguments: Vec<Argument<'_>> = values.iter().map(Value::as_argument).collect();
+        let Ok(results) = operator.call(&arguments, Some(&device()), label) else { continue };
+        if operator.schema().is_mutable() {
+            let share =
+                taken(&device(), bytes(&results), || operator.call(&arguments, None, label).map(drop))?;
+            found.insert(operator.name().into(), share);
+            return Ok(());
+        }
+        let is_list = operator.schema().returns.iter().any(|result| result.list || result.alias.is_some());
+        if is_list || bytes(&results) < 1 << 12 {
+            return Ok(());
+        }
+        let out: Vec<Tensor> = (results.iter())
+            .map(|result| Tensor::empty(result.shape(), result.dtype(), &device()))
+            .collect::<Result<_>>()?;
+        drop(results);
+        if let Ok(share) = taken(&device(), bytes(&out), || operator.call_out(&arguments, &out)) {
+            found.insert(format!("{} out=", operator.name()), share);
+        }
+        let in_place = operator.in_place_schema().map(|schema| find_operator(&schema.name)).transpose()?;
+        if let Some(in_place) = in_place
+            && let Ok(share) =
+                taken(&device(), bytes(&out), || in_place.call(&arguments, None, label).map(drop))
+        {
+            found.insert(in_place.name().into(), share);
+        }
+        return Ok(());
+    }
+    Ok(())
+}
+
+/// The list of the forms that take memory, and why.
+fn list() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/memory_of_forms.txt")
+}
+
+/// After a change: `THALWEG_MEMORY_WRITE=1 cargo test -p thalweg-tensor --test it memory_of_forms` writes the list anew.
+#[test]
+fn forms_take_no_memory_but_those_of_a_list() {
+    let found = on_own_device(|| {
+        no_grad(|| {
+            let operands = Operands::new(&device()).unwrap();
+            let mut found = BTreeMap::new();
+            for operator in operators() {
+                if !operator.name().contains("::") && !operator.name().starts_with('_') {
+                    forms(&operands, operator, &mut found)
+                        .unwrap_or_else(|error| panic!("{}: {error}", operator.name()));
+                }
+            }
+            found
+        })
+    });
+    let (free, taking): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        found.into_iter().partition(|(_, share)| *share < 0.2);
+    println!("{} forms take nothing, {} take memory", free.len(), taking.len());
+    let mut text = String::new();
+    for (name, share) in &taking {
+        _ = writeln!(text, "{name}: {share:.2}");
+    }
+    if std::env::var_os("THALWEG_MEMORY_WRITE").is_some() {
+        std::fs::write(list(), text).unwrap();
+        return;
+    }
+    let expected = std::fs::read_to_string(list()).unwrap();
+    let lines = |text: &str| -> Vec<String> { text.lines().map(str::to_owned).collect() };
+    assert_eq!(lines(&text), lines(&expected));
+    assert!(free.len() > 300, "{} forms take nothing", free.len());
+}
