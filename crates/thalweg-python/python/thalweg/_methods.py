@@ -1,0 +1,56 @@
+"""Methods of `Tensor` that call Python for each element, or ask about memory and class: `map_`, `is_set_to`, `type`."""
+
+from . import _core
+from ._typed import KINDS, NAMES
+
+Tensor = _core.Tensor
+
+
+def _type(self, dtype=None, non_blocking=False):
+    """Returns the name of the dtype; or the tensor in another dtype, which is one, a class of tensors, or its name (`"torch.FloatTensor"`)."""
+    if dtype is None:
+        name = KINDS.get(self.dtype._name, self.dtype._name)
+        return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
+    if isinstance(dtype, type) and hasattr(dtype, "_on_gpu"):
+        dtype = f"torch.{'cuda.' if dtype._on_gpu else ''}{dtype.__name__}"
+    if not isinstance(dtype, str):
+        return self.to(dtype)
+    place, _, name = dtype.rpartition(".")
+    if place not in ("torch", "torch.cuda", "thalweg", "thalweg.cuda") or name not in NAMES:
+        raise ValueError(f"invalid type: '{dtype}'")
+    converted = self.to(getattr(_core, NAMES[name]))
+    if place.endswith("cuda"):
+        return converted if converted.is_cuda else converted.to("cuda")
+    return converted.cpu() if converted.is_cuda else converted
+
+
+def _polygamma_(self, n):
+    """Replaces each element with the n-th derivative of digamma."""
+    return self.copy_(_core.polygamma(n, self))
+
+
+def _map_(self, other, callable):
+    """Replaces each element with what a function of Python makes of it and of another tensor's. Blocks."""
+    pairs = zip(self.flatten().tolist(), other.expand_as(self).flatten().tolist())
+    return self.copy_(_core.tensor([callable(one, other) for one, other in pairs], dtype=self.dtype, device=self.device).view(self.shape))
+
+
+def _apply_(self, callable):
+    """Replaces each element with what a function of Python makes of it. Blocks."""
+    values = [callable(value) for value in self.flatten().tolist()]
+    return self.copy_(_core.tensor(values, dtype=self.dtype, device=self.device).view(self.shape))
+
+
+def _is_set_to(self, tensor):
+    """Returns whether two tensors are the same elements of one memory, in one shape."""
+    return self.data_ptr() == tensor.data_ptr() and self.shape == tensor.shape and self.stride() == tensor.stride()
+
+
+def add():
+    """Adds the methods to the class."""
+    for name, function in {"type": _type, "polygamma_": _polygamma_, "map_": _map_, "apply_": _apply_, "is_set_to": _is_set_to}.items():
+        function.__name__, function.__qualname__ = name, f"Tensor.{name}"
+        setattr(Tensor, name, function)
+
+
+add()
