@@ -157,7 +157,7 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
 /// `None` where the object is no number.
 pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
     if let Some(complex) = read_complex(number) {
-        let dtype = if like.dtype().is_complex() { like.dtype() } else { DType::C64 };
+        let dtype = if like.dtype().is_complex() { like.dtype() } else { default_dtype().complex() };
         let made = || Tensor::from_slice(&[complex], &[], like.device())?.to_dtype(dtype);
         return run(number.py(), made).map(Some);
     }

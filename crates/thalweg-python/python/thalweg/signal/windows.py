@@ -16,7 +16,7 @@ def _checked(name, M, dtype, layout):
         raise ValueError(f"{name} requires non-negative window length, got M={M}")
     if layout is not None and layout is not _core.strided:
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
-    dtype = _core.float32 if dtype is None else dtype
+    dtype = _core.get_default_dtype() if dtype is None else dtype
     if dtype not in (_core.float32, _core.float64, _core.float16, _core.bfloat16):
         raise ValueError(f"{name} expects floating point dtypes, got: {dtype}")
     return dtype
