@@ -28,7 +28,7 @@ MODULES = {
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "cuda.nccl"), _RANKS),
-    "ops": "operators are functions of `thalweg`, and have no overloads by name", "signal": "windows are left out",
+    "ops": "operators are functions of `thalweg`, and have no overloads by name",
     "nn.modules.lazy": "shapes of modules are said when they are made",
     "nn.grad": "ask autograd for gradients of convolutions",
     "nested": "there are no nested tensors", "masked": "there are no masked tensors",
@@ -54,12 +54,8 @@ NAMES = {
     "nn": dict.fromkeys((
         *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
         "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "AdaptiveLogSoftmaxWithLoss", "Container", "CrossMapLRN2d", "NLLLoss2d", "FractionalMaxPool2d", "FractionalMaxPool3d", "TripletMarginWithDistanceLoss"),
-            _NOT_YET),
-    "nn.functional": dict.fromkeys((
-        "affine_grid", "conv_tbc", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
-        "fractional_max_pool3d_with_indices", "grouped_mm", "multi_head_attention_forward", "scaled_grouped_mm", "scaled_mm", "ScalingType",
-        "SwizzleType", "triplet_margin_with_distance_loss", "upsample", "upsample_bilinear", "upsample_nearest"), _NOT_YET),
+            "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "functional_datapipe", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
@@ -71,11 +67,11 @@ NAMES = {
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool"), _EAGER),
         **dict.fromkeys((
-            "affine_grid_generator", "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "binomial", "conv_tbc", "embedding_renorm_",
-            "from_file", "gru", "gru_cell", "hash_tensor", "histogramdd", "lobpcg", "lstm", "lstm_cell", "lu", "native_channel_shuffle",
-            "native_norm", "norm_except_dim", "orgqr", "pca_lowrank", "poisson", "resize_as_", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
-            "rnn_tanh_cell", "slice_inverse", "svd_lowrank", "unravel_index", "unsafe_split_with_sizes", "values_copy", "vander",
+            "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
+            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "binomial", "embedding_renorm_",
+            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm",
+            "native_norm", "poisson", "rnn_relu", "rnn_tanh",
+            "slice_inverse", "values_copy",
             "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
