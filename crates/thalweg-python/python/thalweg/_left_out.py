@@ -37,7 +37,7 @@ MODULES = {
         "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
         "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
-        "utils._foreach_utils", "utils._stats", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER, "utils.flop_counter": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
@@ -181,9 +181,15 @@ def _false(*args, **kwargs):
     return False
 
 
+def _kept(fn=None, *args, **kwargs):
+    """Returns the function as it is, or a decorator that does."""
+    return fn if fn is not None else lambda function: function
+
+
 # What programs read, call or set at their import of modules that are left out.
 _GIVEN = {
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
+    "_dynamo.decorators": {"disable": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},

@@ -147,9 +147,9 @@ def _gumbel(p, q):
 
 @_of(c.HalfNormal)
 def _half_normal(p, q):
-    if type(p) is not type(q) or isinstance(p, c.HalfCauchy):
+    if type(p) is not type(q):
         raise NotImplementedError
-    return _normal(p.base_dist, q.base_dist)
+    return kl_divergence(p.base_dist, q.base_dist)
 
 
 @_of(c.LogNormal)
