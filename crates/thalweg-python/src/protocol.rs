@@ -60,7 +60,7 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
 /// Returns an operand that is no tensor as one without dimensions, beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
-    PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is no number"))?)
+    PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
 }
 
 /// Operators of Python that are operators of the table: binary ones, with their forms in place.

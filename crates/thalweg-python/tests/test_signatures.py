@@ -100,7 +100,8 @@ def ours(name):
     for part in name.removeprefix("torch.").split("."):
         # Names that a module makes when they are asked for count.
         value = inspect.getattr_static(value, part, None) if isinstance(value, type) else getattr(value, part, None)
-        if value is None:
+        # Names that are left out are objects that raise when they are called.
+        if value is None or hasattr(type(value), "_refusal") or type(value).__name__ == "_LeftOut":
             return None
     value = getattr(value, "__func__", value)
     kind = type(value).__name__

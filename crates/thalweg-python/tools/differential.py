@@ -39,7 +39,7 @@ def available():
         value = thalweg
         for part in name.removeprefix("torch.").split("."):
             value = getattr(value, part, None)
-        return value is not None
+        return value is not None and type(value).__name__ != "_LeftOut"
     return [one for one in probes.lines() if has(one[0])]
 
 

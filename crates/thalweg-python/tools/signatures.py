@@ -150,8 +150,8 @@ def is_public(module, name, value):
     if name.startswith("_") or not is_function(value):
         return False
     home = getattr(value, "__module__", None)
-    foreign = home is not None and not home.startswith("torch")
-    return not foreign and name not in ("boolean_dispatch", "assert_int_or_pair", "handle_torch_function", "has_torch_function",
+    is_external = home is not None and not home.startswith("torch")
+    return not is_external and name not in ("boolean_dispatch", "assert_int_or_pair", "handle_torch_function", "has_torch_function",
                                         "has_torch_function_unary", "has_torch_function_variadic")
 
 

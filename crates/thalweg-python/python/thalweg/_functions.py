@@ -99,7 +99,7 @@ def set_default_tensor_type(t):
     from ._typed import NAMES
     name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
     if name not in NAMES:
-        raise TypeError(f"invalid type object: {t!r} is no class of tensors")
+        raise TypeError(f"invalid type object: {t!r} is not a class of tensors")
     _core.set_default_dtype(getattr(_core, NAMES[name]))
 
 

@@ -60,10 +60,8 @@ NAMES = {
     "nn": dict.fromkeys((
         *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
         "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "Container", "CrossMapLRN2d", "NLLLoss2d"),
-            _NOT_YET),
-    "nn.functional": dict.fromkeys((
-        "conv_tbc", "grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
+            "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
@@ -75,11 +73,11 @@ NAMES = {
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
         **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
         **dict.fromkeys((
-            "affine_grid_generator", "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "conv_tbc", "embedding_renorm_",
-            "from_file", "gru", "gru_cell", "hash_tensor", "histogramdd", "lobpcg", "lstm", "lstm_cell", "lu", "native_channel_shuffle",
-            "native_norm", "norm_except_dim", "orgqr", "resize_as_", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
-            "rnn_tanh_cell", "slice_inverse", "svd_lowrank", "unravel_index", "unsafe_split_with_sizes", "values_copy", "vander",
+            "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
+            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
+            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm",
+            "native_norm", "rnn_relu", "rnn_tanh",
+            "slice_inverse", "values_copy",
             "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
