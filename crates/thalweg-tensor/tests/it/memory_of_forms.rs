@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use thalweg_ir::DType;
 use thalweg_ops::schema::{Kind, Parameter};
 use thalweg_runtime::{Device, Label, Result};
 use thalweg_tensor::dispatch::{Argument, Operator, Value, find_operator, operators};
