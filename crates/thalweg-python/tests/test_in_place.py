@@ -112,9 +112,19 @@ def test_forms_in_place_take_no_memory():
                 lambda: matrix.addmm_(matrix.new_zeros(256, 1), matrix.new_zeros(1, 256)), lambda: init.uniform_(matrix),
                 lambda: init.xavier_normal_(matrix), lambda: init.kaiming_uniform_(matrix), lambda: init.trunc_normal_(matrix),
                 lambda: init.eye_(matrix), lambda: init.constant_(matrix, 3), lambda: matrix.t().fill_(2),
-                lambda: x[:100].add_(x[100:200]), lambda: th.sort(x, out=(out, whole)), lambda: th.cumsum(x, 0, out=out)):
+                lambda: x.copy_(half), lambda: x.square_(), lambda: x.divide_(2), lambda: x[:100].add_(x[100:200]), lambda: th.sort(x, out=(out, whole)), lambda: th.cumsum(x, 0, out=out)):
         allowed = 2 * size * 8 + 8192 if "sort" in run.__code__.co_names else 8192
         assert peak(run) <= allowed, (run.__code__.co_names, peak(run))
+
+
+def test_a_tensor_without_elements_takes_the_result():
+    x = th.rand(1 << 16)
+    assert peak(lambda: th.exp(x, out=th.empty(0))) <= x.nbytes + 8192
+    out = th.empty(0)
+    view = out.view(0)
+    assert th.exp(x, out=out) is out and close(out, x.exp().tolist()) is None and view.shape == (0,)
+    out.fill_(1)
+    assert th.as_strided(view, (3,), (1,)).tolist() == [1, 1, 1], "views see the memory that has come"
 
 
 def test_what_is_read_is_read_before_it_is_written():
