@@ -1,5 +1,6 @@
 //! [`LoopOp`]: an operator as data.
 
+use crate::default_dtype::default_dtype;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -95,16 +96,16 @@ impl Sizes {
 /// The dtype that the tensors of an operator are cast to in a region of autocast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Autocast {
-    /// None: it computes in the dtypes that it gets.
+    /// None: it computes in the dtypes that it gets, and so do the operators that it is made of, as in a kernel of its own.
     Unchanged,
+    /// None: each of the operators that it is made of casts its tensors.
+    Parts,
     /// The 16-bit dtype of the region.
     Lower,
     /// f32.
     Full,
     /// The widest dtype of its tensors.
     Widest,
-    /// None: the operator of this name reads the tensors as they are, computes in f32 and gives f32.
-    Wide(&'static str),
     /// None, and the result, if it is asked for in no dtype, has that of the region: what stands behind it is a product as a rule.
     Rounded,
     /// It is refused.
@@ -202,11 +203,25 @@ impl fmt::Debug for LoopOp {
 
 /// The reason why an operator refuses dtypes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DTypeError(pub String);
+pub struct DTypeError {
+    text: String,
+    /// Whether the operator is not there for a dtype (`NotImplementedError` of PyTorch).
+    pub is_not_implemented: bool,
+}
+
+impl DTypeError {
+    fn refused(text: String) -> Self {
+        Self { text, is_not_implemented: false }
+    }
+
+    fn not_implemented(text: String) -> Self {
+        Self { text, is_not_implemented: true }
+    }
+}
 
 impl fmt::Display for DTypeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -276,7 +291,7 @@ impl LoopOp {
         requested: Option<DType>,
     ) -> Result<Signature, DTypeError> {
         if inputs.len() != self.input_count {
-            return Err(DTypeError(format!(
+            return Err(DTypeError::refused(format!(
                 "{} takes {} tensors, not {}",
                 self.name,
                 self.input_count,
@@ -314,7 +329,7 @@ impl LoopOp {
     /// Returns PyTorch's refusal of a dtype.
     fn not_for(&self, dtype: DType) -> DTypeError {
         let named = if dtype == DType::C64 { "ComplexFloat" } else { "ComplexDouble" };
-        DTypeError(format!("\"{}\" not implemented for '{named}'", self.name))
+        DTypeError::not_implemented(format!("\"{}\" not implemented for '{named}'", self.name))
     }
 
     /// Returns the dtype that the inputs from `first` on promote to, with the numbers.
@@ -327,11 +342,13 @@ impl LoopOp {
     ) -> Result<DType, DTypeError> {
         promoted(&inputs[first..], zero_dimensional >> first)
             .map(|dtype| match scalars {
-                Category::FloatingPoint if dtype.category() < scalars => DType::F32,
+                Category::FloatingPoint if dtype.category() < scalars => default_dtype(),
                 Category::Integer if dtype.category() < scalars => DType::I64,
                 _ => dtype,
             })
-            .map_err(|error| DTypeError(format!("{} takes operands that promote: {error}", self.name)))
+            .map_err(|error| {
+                DTypeError::refused(format!("{} takes operands that promote: {error}", self.name))
+            })
     }
 
     /// Returns the dtype of the results.
@@ -341,9 +358,9 @@ impl LoopOp {
         promote: &dyn Fn(usize) -> Result<DType, DTypeError>,
         requested: Option<DType>,
     ) -> Result<DType, DTypeError> {
-        let floating = |dtype: DType| if dtype.is_differentiable() { dtype } else { DType::F32 };
-        let refuse =
-            |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
+        let floating = |dtype: DType| if dtype.is_differentiable() { dtype } else { default_dtype() };
+        let text = |why: &str| format!("{} does not take {}: {why}", self.name, names(inputs));
+        let refuse = |why: &str| Err(DTypeError::not_implemented(text(why)));
         let only_moves = matches!(
             self.rule,
             DTypeRule::Condition | DTypeRule::Moved | DTypeRule::Converted | DTypeRule::Created
@@ -361,7 +378,7 @@ impl LoopOp {
             | DTypeRule::NumericOrBool
             | DTypeRule::Bits
             | DTypeRule::Integers => match (promote(0)?, self.refusal_of_bool()) {
-                (DType::Bool, Some(why)) => return refuse(why),
+                (DType::Bool, Some(why)) => return Err(DTypeError::refused(text(why))),
                 (promoted, _) => promoted,
             },
             DTypeRule::Floating => floating(promote(0)?),
@@ -387,7 +404,7 @@ impl LoopOp {
             DTypeRule::FloatingPointAs => requested.unwrap_or(inputs[0]),
             DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],
             DTypeRule::Counted if requested == Some(DType::Bool) => {
-                return Err(DTypeError(format!("{} counts in numbers, not in bool", self.name)));
+                return Err(DTypeError::refused(format!("{} counts in numbers, not in bool", self.name)));
             }
             DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted => match requested {
                 Some(dtype) => dtype,
@@ -435,7 +452,7 @@ fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionE
             dimensioned.promote(zero)
         }
         (Some(dtype), _) | (None, Some(dtype)) => Ok(dtype),
-        (None, None) => Ok(DType::F32),
+        (None, None) => Ok(default_dtype()),
     }
 }
 

@@ -15,6 +15,7 @@
 //! - Whatever is decided here depends on shapes, strides and dtypes alone.
 #![forbid(unsafe_code)]
 
+mod default_dtype;
 mod definition;
 mod elementwise;
 mod gradient;
@@ -24,6 +25,7 @@ pub mod schema;
 pub mod stages;
 pub mod structured;
 
+pub use default_dtype::{default_dtype, set_default_dtype};
 pub use definition::{
     Autocast, DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar,
     scalar_bits,

@@ -110,6 +110,12 @@ fn _set_benchmark_limit(limit: u32) {
     cudnn::set_benchmark_limit(limit);
 }
 
+/// Sets which of cuDNN, Flash and operators may compute attention in this thread, and returns which could before.
+#[pyfunction]
+fn _replace_sdp(cudnn: bool, flash: bool, math: bool) -> (bool, bool, bool) {
+    thalweg::tensor::sdp::replace_allowed([cudnn, flash, math]).into()
+}
+
 /// Adds the functions, in a module of their own.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_backends")?;
@@ -123,5 +129,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_set_float32_matmul_precision, &own)?)?;
     own.add_function(wrap_pyfunction!(_benchmark_limit, &own)?)?;
     own.add_function(wrap_pyfunction!(_set_benchmark_limit, &own)?)?;
+    own.add_function(wrap_pyfunction!(_replace_sdp, &own)?)?;
     module.add("_backends", own)
 }

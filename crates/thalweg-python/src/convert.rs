@@ -3,6 +3,7 @@
 //! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
 //! Python.
 
+use thalweg::ops::default_dtype;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PyString, PyTuple};
 use thalweg::dispatch::Value;
@@ -266,19 +267,20 @@ impl Nested {
     /// Returns the dtype of the numbers, as PyTorch infers it.
     fn dtype(&self) -> DType {
         if !self.imaginary.is_empty() {
-            return DType::C64;
+            return default_dtype().complex();
         }
         let category = self.numbers.iter().map(|number| number.category()).max();
         match category {
             Some(thalweg::ir::Category::Bool) => DType::Bool,
             Some(thalweg::ir::Category::Integer) => DType::I64,
-            _ => DType::F32,
+            _ => default_dtype(),
         }
     }
 
     /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
         let Self { shape, numbers, imaginary } = self;
+        numbers.iter().try_for_each(|&number| thalweg::tensor::check_convertible(number, dtype))?;
         if !imaginary.is_empty() {
             if !dtype.is_complex() {
                 return Err(thalweg::Error::invalid(format!(

@@ -66,7 +66,7 @@ impl PyStream {
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice(self.0.device().clone())
+        PyDevice::of(self.0.device().clone())
     }
 
     /// The priority: lower numbers go first.

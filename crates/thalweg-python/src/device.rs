@@ -1,14 +1,75 @@
 //! `device`, and the device of a call that names none.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
-use thalweg::Device;
+use thalweg::{Device, Error};
 
 use crate::failure::{exception, run, type_error};
 
-/// A device (`torch.device`): `cuda:0`, `sim:0`, `meta`.
+/// A device (`torch.device`): `cuda:0`, `sim:0`, `meta`. That of a GPU is a name until it is used.
 #[pyclass(name = "device", module = "thalweg", frozen)]
-pub struct PyDevice(pub Device);
+#[derive(Clone)]
+pub struct PyDevice(Place);
+
+#[derive(Clone)]
+enum Place {
+    Open(Device),
+    Named { kind: &'static str, index: Option<u32> },
+}
+
+/// The kinds of devices that are names until they are used: PyTorch's, of which all but the first have no backend here.
+const NAMES: [&str; 20] = [
+    "cuda",
+    "ipu",
+    "xpu",
+    "mkldnn",
+    "opengl",
+    "opencl",
+    "ideep",
+    "hip",
+    "ve",
+    "fpga",
+    "maia",
+    "xla",
+    "lazy",
+    "vulkan",
+    "mps",
+    "hpu",
+    "mtia",
+    "privateuseone",
+    "sparse",
+    "quantized",
+];
+
+/// The kind that the simulated GPU is shown as: its own, or one of PyTorch's where this package is `torch`.
+static SHOWN: AtomicU8 = AtomicU8::new(0);
+const SHOWN_KINDS: [&str; 3] = ["sim", "cpu", "cuda"];
+
+fn shown_kind() -> &'static str {
+    SHOWN_KINDS[usize::from(SHOWN.load(Ordering::Relaxed))]
+}
+
+/// Returns whether `cuda` means the simulated GPU: where this package is `torch`, and the machine has no GPU.
+fn stands_in() -> bool {
+    static HAS_GPU: OnceLock<bool> = OnceLock::new();
+    SHOWN.load(Ordering::Relaxed) != 0 && !*HAS_GPU.get_or_init(thalweg::is_available)
+}
+
+/// Returns the simulated GPU in the place of a GPU, and says so once.
+fn stand_in(index: &str) -> thalweg::Result<Device> {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !IS_SAID.swap(true, Ordering::Relaxed) {
+        eprintln!("thalweg: this machine has no GPU: `cuda` is the simulated one");
+    }
+    let current = Device::current()?;
+    if index.is_empty() && current.is_simulated() {
+        return Ok(current);
+    }
+    Device::from_name(&format!("sim:{}", if index.is_empty() { "0" } else { index }))
+}
 
 /// Returns the device of a name. `cpu` names the simulated GPU, whose memory is the host's; a kind without a number is its current
 /// device.
@@ -17,12 +78,18 @@ pub fn named(name: &str) -> thalweg::Result<Device> {
         // A check has one device, whatever the program calls it.
         ("cpu" | "cuda" | "sim", "" | "0") if crate::check::is_running() => return Device::current(),
         ("cpu", _) => return Device::sim(0),
+        ("cuda", index) if stands_in() => return stand_in(index),
         (kind, "") => {
             let current = Device::current()?;
             if current.driver().name() == kind {
                 return Ok(current);
             }
             name
+        }
+        (kind, _) if kind != "cuda" && NAMES.contains(&kind) => {
+            return Err(Error::invalid(format!(
+                "device '{name}': there is no backend for '{kind}' here; write `cuda`, `sim`, `cpu` or `meta`"
+            )));
         }
         _ => name,
     };
@@ -32,7 +99,7 @@ pub fn named(name: &str) -> thalweg::Result<Device> {
 /// Reads a device: an object of one, a name, or the number of a GPU.
 pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     if let Ok(device) = value.cast::<PyDevice>() {
-        return Ok(Some(device.get().0.clone()));
+        return device.get().open(value.py()).map(Some);
     }
     if let Ok(name) = value.extract::<String>() {
         return run(value.py(), || named(&name)).map(Some);
@@ -58,52 +125,105 @@ pub fn or_current(py: Python<'_>, value: Option<&Bound<'_, PyAny>>) -> PyResult<
     }
 }
 
+/// Returns the device of a text, as a name where its kind is a GPU's.
+fn parsed(py: Python<'_>, text: &str) -> PyResult<PyDevice> {
+    let (kind, number) = text.split_once(':').unwrap_or((text, ""));
+    match NAMES.into_iter().find(|&known| known == kind) {
+        Some(kind) if !crate::check::is_running() => {
+            let index = if number.is_empty() {
+                None
+            } else {
+                Some(number.parse().map_err(|_| {
+                    pyo3::exceptions::PyRuntimeError::new_err(format!("Invalid device string: '{text}'"))
+                })?)
+            };
+            Ok(PyDevice(Place::Named { kind, index }))
+        }
+        _ => run(py, || named(text)).map(PyDevice::of),
+    }
+}
+
+impl PyDevice {
+    /// Returns the object of a device.
+    pub fn of(device: Device) -> Self {
+        Self(Place::Open(device))
+    }
+
+    /// Returns the device, which is looked up if it is a name.
+    fn open(&self, py: Python<'_>) -> PyResult<Device> {
+        match &self.0 {
+            Place::Open(device) => Ok(device.clone()),
+            Place::Named { .. } => run(py, || named(&self.__str__())),
+        }
+    }
+}
+
 #[pymethods]
 impl PyDevice {
     #[new]
     #[pyo3(signature = (r#type, index=None))]
     fn new(r#type: &Bound<'_, PyAny>, index: Option<u32>) -> PyResult<Self> {
-        let device = match index {
-            None => read(r#type)?,
-            Some(index) => {
-                let name = format!("{}:{index}", r#type.extract::<String>()?);
-                Some(run(r#type.py(), || named(&name))?)
-            }
-        };
-        device.map(Self).ok_or_else(|| type_error("device() takes a name, a number or a device"))
+        let py = r#type.py();
+        if let Ok(device) = r#type.cast::<Self>() {
+            return Ok(device.get().clone());
+        }
+        if let Ok(text) = r#type.extract::<String>() {
+            return match index {
+                None => parsed(py, &text),
+                Some(index) => parsed(py, &format!("{text}:{index}")),
+            };
+        }
+        read(r#type)?.map(Self::of).ok_or_else(|| type_error("device() takes a name, a number or a device"))
     }
 
     /// The kind: `cuda`, `sim` or `meta`.
     #[getter]
     fn r#type(&self) -> &'static str {
-        self.0.driver().name()
+        match &self.0 {
+            Place::Open(device) if device.is_meta() => "meta",
+            Place::Open(device) if device.is_simulated() => shown_kind(),
+            Place::Open(device) => device.driver().name(),
+            Place::Named { kind, .. } => kind,
+        }
     }
 
-    /// The number among the devices of its kind.
+    /// The number among the devices of its kind, if it has one.
     #[getter]
-    fn index(&self) -> u32 {
-        self.0.index()
+    fn index(&self) -> Option<u32> {
+        match &self.0 {
+            Place::Open(device) if device.is_meta() => None,
+            Place::Open(device) if self.r#type() == "cpu" && device.index() == 0 => None,
+            Place::Open(device) => Some(device.index()),
+            Place::Named { index, .. } => *index,
+        }
     }
 
     fn __repr__(&self) -> String {
-        format!("device(type='{}', index={})", self.0.driver().name(), self.0.index())
+        match self.index() {
+            Some(index) => format!("device(type='{}', index={index})", self.r#type()),
+            None => format!("device(type='{}')", self.r#type()),
+        }
     }
 
     fn __str__(&self) -> String {
-        self.0.to_string()
+        match self.index() {
+            Some(index) => format!("{}:{index}", self.r#type()),
+            None => self.r#type().to_owned(),
+        }
     }
 
     fn __hash__(&self) -> u64 {
-        self.0.number()
+        let place = SHOWN_KINDS.iter().chain(&NAMES).chain(&["meta"]).position(|&kind| kind == self.r#type());
+        (place.unwrap_or_default() as u64) << 32 | u64::from(self.index().map_or(0, |index| index + 1))
     }
 
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {
-        Ok((slf.get_type().into_any().unbind(), (slf.get().0.to_string(),)))
+        Ok((slf.get_type().into_any().unbind(), (slf.get().__str__(),)))
     }
 
     fn __richcmp__(&self, other: &Bound<'_, PyAny>, op: CompareOp) -> Option<bool> {
         let is_same = match other.cast::<Self>() {
-            Ok(other) => self.0 == other.get().0,
+            Ok(other) => (self.r#type(), self.index()) == (other.get().r#type(), other.get().index()),
             Err(_) => false,
         };
         match op {
@@ -112,6 +232,30 @@ impl PyDevice {
             _ => None,
         }
     }
+}
+
+/// Returns whether a device is shown as a GPU of CUDA.
+pub fn is_shown_as_cuda(device: &Device) -> bool {
+    !device.is_meta() && (!device.is_simulated() || shown_kind() == "cuda")
+}
+
+/// Sets the kind that the simulated GPU is shown as: `sim`, `cpu` or `cuda`. With one of PyTorch's, `cuda` means the simulated GPU
+/// where there is no other.
+#[pyfunction]
+fn _show_simulated_as(kind: &str) -> PyResult<()> {
+    let Some(place) = SHOWN_KINDS.iter().position(|&known| known == kind) else {
+        return Err(pyo3::exceptions::PyValueError::new_err(format!(
+            "the simulated GPU is shown as sim, cpu or cuda, not as {kind:?}"
+        )));
+    };
+    SHOWN.store(u8::try_from(place).expect("there are three"), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Returns the kind that the simulated GPU is shown as.
+#[pyfunction]
+fn _simulated_is_shown_as() -> &'static str {
+    shown_kind()
 }
 
 /// Makes a device the current one of this thread (`torch.set_default_device`).
@@ -126,12 +270,14 @@ fn _set_current_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
 /// Returns the device on which tensors are made that name none (`torch.get_default_device`).
 #[pyfunction]
 fn get_default_device() -> PyResult<PyDevice> {
-    Device::current().map(PyDevice).map_err(|error| exception(&error))
+    Device::current().map(PyDevice::of).map_err(|error| exception(&error))
 }
 
 /// Adds the class and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyDevice>()?;
+    module.add_function(wrap_pyfunction!(_show_simulated_as, module)?)?;
+    module.add_function(wrap_pyfunction!(_simulated_is_shown_as, module)?)?;
     module.add_function(wrap_pyfunction!(_set_current_device, module)?)?;
     module.add_function(wrap_pyfunction!(get_default_device, module)?)
 }

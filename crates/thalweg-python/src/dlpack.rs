@@ -420,7 +420,7 @@ fn _from_cuda_array<'py>(
     dtype: &Bound<'py, crate::dtype::PyDType>,
     index: u32,
 ) -> PyResult<Bound<'py, PyTensor>> {
-    let dtype = dtype.get().0;
+    let dtype = dtype.get().held()?;
     let size = dtype.size_bytes() as i64;
     let strides = match strides {
         Some(strides) if strides.len() != shape.len() || strides.iter().any(|stride| stride % size != 0) => {

@@ -4,50 +4,128 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
+use thalweg::ops::{default_dtype, set_default_dtype};
+
+use crate::failure::type_error;
 
 /// A dtype (`torch.dtype`). Each is one object, so `is` compares as `==` does.
 #[pyclass(name = "dtype", module = "thalweg", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
-pub struct PyDType(pub DType);
+pub struct PyDType(Kind);
+
+/// A dtype of tensors, or one of PyTorch's that no tensor here has: programs compare with it.
+#[derive(PartialEq, Eq, Hash)]
+enum Kind {
+    Held(DType),
+    Named(&'static str, usize),
+}
+
+/// PyTorch's dtypes that no tensor here has, with the bytes of an element.
+const NAMED: [(&str, usize); 31] = [
+    ("uint32", 4),
+    ("uint64", 8),
+    ("complex32", 4),
+    ("float8_e4m3fnuz", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e8m0fnu", 1),
+    ("float4_e2m1fn_x2", 1),
+    ("qint8", 1),
+    ("qint32", 4),
+    ("quint8", 1),
+    ("quint4x2", 1),
+    ("quint2x4", 1),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("int1", 1),
+    ("int2", 1),
+    ("int3", 1),
+    ("int4", 1),
+    ("int5", 1),
+    ("int6", 1),
+    ("int7", 1),
+    ("uint1", 1),
+    ("uint2", 1),
+    ("uint3", 1),
+    ("uint4", 1),
+    ("uint5", 1),
+    ("uint6", 1),
+    ("uint7", 1),
+];
+
+impl PyDType {
+    /// Returns the dtype of tensors, or an error where no tensor has it.
+    pub fn held(&self) -> PyResult<DType> {
+        match self.0 {
+            Kind::Held(dtype) => Ok(dtype),
+            Kind::Named(name, _) => {
+                Err(type_error(format!("no tensor has the dtype torch.{name}: it is only a name here")))
+            }
+        }
+    }
+}
 
 #[pymethods]
 impl PyDType {
     fn __repr__(&self) -> String {
-        format!("torch.{}", self.0.name())
+        format!("torch.{}", self._name())
     }
 
     fn __reduce__(&self) -> String {
-        self.0.name().to_owned()
+        self._name().to_owned()
     }
 
     /// Whether it is a floating-point dtype.
     #[getter]
     fn is_floating_point(&self) -> bool {
-        self.0.is_floating_point()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_floating_point(),
+            Kind::Named(name, _) => name.starts_with("float"),
+        }
     }
 
     /// Whether it is a complex dtype.
     #[getter]
     fn is_complex(&self) -> bool {
-        self.0.is_complex()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_complex(),
+            Kind::Named(name, _) => name.starts_with("complex"),
+        }
     }
 
     /// Whether it has negative numbers.
     #[getter]
     fn is_signed(&self) -> bool {
-        self.0.is_signed()
+        match self.0 {
+            Kind::Held(dtype) => dtype.is_signed(),
+            Kind::Named(name, _) => !name.starts_with(['u', 'b']) && !name.starts_with("quint"),
+        }
     }
 
     /// Bytes of an element.
     #[getter]
     fn itemsize(&self) -> usize {
-        self.0.size_bytes()
+        match self.0 {
+            Kind::Held(dtype) => dtype.size_bytes(),
+            Kind::Named(_, size) => size,
+        }
     }
 
     /// The name without a prefix (`float32`).
     #[getter]
     fn _name(&self) -> &'static str {
-        self.0.name()
+        match self.0 {
+            Kind::Held(dtype) => dtype.name(),
+            Kind::Named(name, _) => name,
+        }
+    }
+
+    /// Whether tensors have it.
+    #[getter]
+    fn _is_held(&self) -> bool {
+        matches!(self.0, Kind::Held(_))
     }
 }
 
@@ -57,7 +135,7 @@ static OBJECTS: PyOnceLock<Vec<Py<PyDType>>> = PyOnceLock::new();
 /// Returns the object of a dtype.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
     let objects = OBJECTS.get_or_try_init(py, || {
-        DType::ALL.iter().map(|&dtype| Py::new(py, PyDType(dtype))).collect::<PyResult<Vec<_>>>()
+        DType::ALL.iter().map(|&dtype| Py::new(py, PyDType(Kind::Held(dtype)))).collect::<PyResult<Vec<_>>>()
     })?;
     let place = DType::ALL.iter().position(|&known| known == dtype).expect("the list has every dtype");
     Ok(objects[place].clone_ref(py))
@@ -66,7 +144,7 @@ pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
 /// Reads a dtype: an object of one, or a type of Python that stands for one.
 pub fn read(value: &Bound<'_, PyAny>) -> Option<DType> {
     if let Ok(dtype) = value.cast::<PyDType>() {
-        return Some(dtype.get().0);
+        return dtype.get().held().ok();
     }
     let ty = value.cast::<PyType>().ok()?;
     let py = value.py();
@@ -125,13 +203,36 @@ const ALIASES: [(&str, DType); 9] = [
     ("cdouble", DType::C128),
 ];
 
+/// Returns the dtype of floats that name none (`torch.get_default_dtype`).
+#[pyfunction]
+fn get_default_dtype(py: Python<'_>) -> PyResult<Py<PyDType>> {
+    object(py, default_dtype())
+}
+
+/// Makes a floating-point dtype the default of the process (`torch.set_default_dtype`): float64, float32, float16 or bfloat16. Tensors that
+/// are made from floats without a dtype have it, and operators that make floats of integers give it; complex numbers that name no dtype have
+/// parts of it.
+#[pyfunction(name = "set_default_dtype")]
+fn choose_default_dtype(d: &PyDType) -> PyResult<()> {
+    let dtype = d.held()?;
+    if !set_default_dtype(dtype) {
+        return Err(type_error("only floating-point types are supported as the default type"));
+    }
+    Ok(())
+}
+
 /// Adds the classes and their objects.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add_class::<PyDType>()?;
     module.add_class::<Numbered>()?;
+    module.add_function(wrap_pyfunction!(get_default_dtype, module)?)?;
+    module.add_function(wrap_pyfunction!(choose_default_dtype, module)?)?;
     for dtype in DType::ALL {
         module.add(dtype.name(), object(py, dtype)?)?;
+    }
+    for (name, size) in NAMED {
+        module.add(name, Py::new(py, PyDType(Kind::Named(name, size)))?)?;
     }
     for (name, dtype) in ALIASES {
         module.add(name, object(py, dtype)?)?;

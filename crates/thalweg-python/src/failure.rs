@@ -13,8 +13,8 @@ use pyo3::exceptions::{
     PyValueError,
 };
 use pyo3::prelude::*;
-use thalweg::Error;
 use thalweg::warning::set_warning_handler;
+use thalweg::{Error, ErrorClass};
 
 create_exception!(
     thalweg,
@@ -30,24 +30,65 @@ create_exception!(
     "The exception of a checkpointed function that saves other tensors when it runs again (`torch.utils.checkpoint.CheckpointError`)."
 );
 
+create_exception!(
+    thalweg.linalg,
+    LinAlgError,
+    PyRuntimeError,
+    "The exception of a matrix whose values an algorithm cannot work with, such as a singular one (`torch.linalg.LinAlgError`)."
+);
+
 /// Returns the exception of an error, as PyTorch would raise it.
 pub fn exception(error: &Error) -> PyErr {
     let text = message(error);
     if error.is_out_of_memory() {
         return OutOfMemoryError::new_err(text);
     }
-    if error.is_index() {
-        return PyIndexError::new_err(text);
-    }
     if error.is_recomputation() {
         return CheckpointError::new_err(text);
     }
-    PyRuntimeError::new_err(text)
+    match error.class() {
+        ErrorClass::Index => PyIndexError::new_err(text),
+        ErrorClass::Value => PyValueError::new_err(text),
+        ErrorClass::NotImplemented => PyNotImplementedError::new_err(text),
+        ErrorClass::LinearAlgebra => LinAlgError::new_err(text),
+        ErrorClass::Runtime => PyRuntimeError::new_err(text),
+    }
+}
+
+/// Names of Rust's interface in messages, with those of Python's.
+const IN_PYTHON: &[(&str, &str)] = &[
+    ("set `BackwardOptions::retain_graph` there", "pass `retain_graph=True` there"),
+    ("`to_dtype`", "`.to(dtype)`"),
+    ("`to_device`", "`.to(device)`"),
+    ("`contiguous`", "`.contiguous()`"),
+    ("`detach`", "`.detach()`"),
+    ("`enabled: false`", "`enabled=False`"),
+    ("to_vec([", "tolist(["),
+    ("i([", "__getitem__(["),
+    ("assign([", "__setitem__(["),
+];
+
+/// Returns a text in Python's words: whole names alone are replaced.
+fn in_python(mut text: String) -> String {
+    for (rust, python) in IN_PYTHON {
+        let is_name = rust.ends_with("([");
+        let mut from = 0;
+        while let Some(place) = text[from..].find(rust).map(|place| from + place) {
+            let before = text[..place].chars().next_back();
+            let is_part = before.is_some_and(|before| before.is_alphanumeric() || before == '_');
+            from = place + rust.len();
+            if !(is_name && is_part) {
+                text.replace_range(place..from, python);
+                from = place + python.len();
+            }
+        }
+    }
+    text
 }
 
 /// Returns the text of an error without the line of this crate that made the call: the traceback has the program's own.
 fn message(error: &Error) -> String {
-    let text = error.to_string();
+    let text = in_python(error.to_string());
     match error.location() {
         Some(location) => {
             let place = format!("at {}:{}", location.file(), location.line());
@@ -212,6 +253,7 @@ fn _panic(py: Python<'_>) -> PyResult<()> {
 /// Adds the exceptions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("OutOfMemoryError", module.py().get_type::<OutOfMemoryError>())?;
+    module.add("_LinAlgError", module.py().get_type::<LinAlgError>())?;
     module.add("_CheckpointError", module.py().get_type::<CheckpointError>())?;
     module.add_function(wrap_pyfunction!(_panic, module)?)
 }

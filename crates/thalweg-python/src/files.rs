@@ -1,11 +1,11 @@
-//! Files: `torch.save` and `torch.load`, and `safetensors`.
+//! Files of `safetensors`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use thalweg::serialize::{Object, load, load_file, save, save_file};
+use thalweg::serialize::{Object, load_file, save_file};
 
 use crate::device::or_current;
 use crate::failure::{run, type_error};
@@ -73,26 +73,6 @@ fn to_python<'py>(py: Python<'py>, object: Object) -> PyResult<Bound<'py, PyAny>
     })
 }
 
-/// Writes tensors and plain values to a file that PyTorch reads.
-#[pyfunction]
-fn _save(py: Python<'_>, object: &Bound<'_, PyAny>, path: PathBuf) -> PyResult<()> {
-    let object = to_object(object)?;
-    run(py, || save(&object, &path))
-}
-
-/// Reads a file of PyTorch's.
-#[pyfunction]
-#[pyo3(signature = (path, device=None))]
-fn _load<'py>(
-    py: Python<'py>,
-    path: PathBuf,
-    device: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let device = or_current(py, device)?;
-    let object = run(py, || load(&path, &device))?;
-    to_python(py, object)
-}
-
 /// Reads the tensors of a `safetensors` file.
 #[pyfunction]
 #[pyo3(signature = (path, device=None))]
@@ -123,8 +103,6 @@ fn _save_safetensors(
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_save, module)?)?;
-    module.add_function(wrap_pyfunction!(_load, module)?)?;
     module.add_function(wrap_pyfunction!(_load_safetensors, module)?)?;
     module.add_function(wrap_pyfunction!(_save_safetensors, module)?)
 }

@@ -41,7 +41,7 @@ impl PyGenerator {
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice(self.0.device().clone())
+        PyDevice::of(self.0.device().clone())
     }
 
     /// Sets the seed, and returns the generator itself.
@@ -73,7 +73,7 @@ impl PyGenerator {
         let py = slf.py();
         let (seed, offset) = run(py, || slf.get().0.state())?;
         let restored = py.import("thalweg.random")?.getattr("_restored")?;
-        Ok((restored, (PyDevice(slf.get().0.device().clone()), seed, offset)))
+        Ok((restored, (PyDevice::of(slf.get().0.device().clone()), seed, offset)))
     }
 
     /// Returns the seed and the offset of the next draw.

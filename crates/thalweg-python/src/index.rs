@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg::{DType, Device, Index};
 
 use crate::convert::{read_int, tensor_of};
-use crate::failure::{left_out, type_error, value_error};
+use crate::failure::{type_error, value_error};
 use crate::handle::{Held, PyTensor};
 
 /// Reads the parts of a subscript of a tensor on a device.
@@ -22,12 +22,8 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
     if part.is_none() {
         return Ok(Index::NewAxis);
     }
-    if let Ok(truth) = part.cast::<PyBool>() {
-        // One truth value is a mask without dimensions: a new dimension of extent 1 or 0.
-        return match truth.is_true() {
-            true => Ok(Index::NewAxis),
-            false => Err(left_out("the subscript False is left out: say x[None][:0]")),
-        };
+    if part.is_instance_of::<PyBool>() {
+        return Ok(Index::Tensor(tensor_of(part, Some(DType::Bool), Some(device.clone()))?));
     }
     if let Some(place) = read_int(part) {
         return Ok(Index::At(place));

@@ -27,6 +27,7 @@ trait AnyOptimizer: Send {
     fn step_unscaled(&self, scaler: &GradientScaler) -> Result<()>;
     fn unscale(&self, scaler: &GradientScaler) -> Result<()>;
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()>;
+    fn set_options(&mut self, values: &[Options]) -> Result<()>;
     fn state(&self) -> OptimizerState;
     fn load(&mut self, state: &OptimizerState) -> Result<()>;
     fn parameters(&self) -> Vec<Tensor>;
@@ -51,6 +52,11 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
 
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()> {
         Self::set_learning_rates(self, rates)
+    }
+
+    fn set_options(&mut self, values: &[Options]) -> Result<()> {
+        let options = values.iter().map(options).collect::<Result<Vec<O>>>()?;
+        Self::set_options(self, &options)
     }
 
     fn state(&self) -> OptimizerState {
@@ -190,6 +196,11 @@ impl _FusedOptimizer {
     /// Sets the learning rate of each group.
     fn set_learning_rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
         run(py, || self.lock().set_learning_rates(&rates))
+    }
+
+    /// Sets the options of each group, its learning rate too.
+    fn set_options(&self, py: Python<'_>, options: Vec<Options>) -> PyResult<()> {
+        run(py, || self.lock().set_options(&options))
     }
 
     /// Returns whether these are the parameters that are stepped.

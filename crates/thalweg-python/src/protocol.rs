@@ -283,6 +283,15 @@ impl PyTensor {
     }
 
     fn __contains__(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if !value.is_instance_of::<PyTensor>()
+            && read_scalar(value, true)?.is_none()
+            && read_complex(value).is_none()
+        {
+            return Err(runtime(format!(
+                "Tensor.__contains__ only supports Tensor or scalar, but you passed in a {}.",
+                value.get_type()
+            )));
+        }
         let equal = slf.as_any().rich_compare(value, CompareOp::Eq)?;
         method!("any", equal.cast::<Self>()?)?.is_truthy()
     }

@@ -1,10 +1,10 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
+use thalweg::ops::default_dtype;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
-use thalweg::autograd::no_grad;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
@@ -62,7 +62,7 @@ impl PyTensor {
     fn make(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
         let empty = |sizes: &[usize]| {
             Device::current()
-                .and_then(|device| Tensor::empty(sizes, DType::F32, &device))
+                .and_then(|device| Tensor::empty(sizes, default_dtype(), &device))
                 .map_err(|error| exception(&error))
         };
         // Integers one by one are a shape, as a `Size` is; everything else is data.
@@ -78,7 +78,7 @@ impl PyTensor {
                 match data.cast::<Self>() {
                     Ok(tensor) => tensor.tensor().detach(),
                     Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
-                    Err(_) => tensor_of(&data, Some(DType::F32), None)?,
+                    Err(_) => tensor_of(&data, Some(default_dtype()), None)?,
                 }
             }
             (None, _) => {
@@ -110,7 +110,7 @@ impl PyTensor {
     /// The device.
     #[getter(device)]
     fn place(slf: &Bound<'_, Self>) -> PyDevice {
-        PyDevice(slf.tensor().device().clone())
+        PyDevice::of(slf.tensor().device().clone())
     }
 
     /// The number of dimensions.
@@ -119,9 +119,15 @@ impl PyTensor {
         slf.tensor().rank()
     }
 
-    /// Whether it lies on a GPU, and not on a simulated one.
+    /// Whether it is on a GPU, or on a simulated one that is shown as such.
     #[getter]
     fn is_cuda(slf: &Bound<'_, Self>) -> bool {
+        device::is_shown_as_cuda(slf.tensor().device())
+    }
+
+    /// Whether its elements are in the memory of a GPU, which the host does not read.
+    #[getter]
+    fn _is_on_gpu(slf: &Bound<'_, Self>) -> bool {
         let tensor = slf.tensor();
         let device = tensor.device();
         !device.is_simulated() && !device.is_meta()
@@ -456,20 +462,9 @@ impl PyTensor {
         slf.holds(&other.tensor())
     }
 
-    /// Returns a copy for `copy.deepcopy`: of a leaf, with its gradient.
-    fn _deep_copy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        let own = &slf.tensor();
-        let copy = run(slf.py(), || {
-            no_grad(|| {
-                let copy = cloned(&own.detach())?;
-                copy.set_requires_grad(own.requires_grad())?;
-                if let Some(gradient) = own.grad() {
-                    copy.set_grad(Some(cloned(&gradient.detach())?))?;
-                }
-                Ok(copy)
-            })
-        })?;
-        Self::object(slf.py(), copy)
+    /// Returns the number of bytes of the memory that it shares with its views.
+    fn _storage_bytes(slf: &Bound<'_, Self>) -> u64 {
+        slf.tensor().storage_bytes()
     }
 }
 
@@ -552,9 +547,10 @@ fn tensor<'py>(
 ) -> PyResult<Bound<'py, PyTensor>> {
     _ = pin_memory;
     let dtype = match dtype {
-        Some(value) => {
-            Some(dtype::read(value).ok_or_else(|| type_error(format!("{value:?} is not a dtype")))?)
-        }
+        Some(value) => Some(
+            dtype::read(value)
+                .ok_or_else(|| type_error(format!("{value:?} is not a dtype of tensors here")))?,
+        ),
         None => None,
     };
     let device = device.map(|device| device::or_current(data.py(), Some(device))).transpose()?;
@@ -574,7 +570,7 @@ fn _from_bytes<'py>(
     device: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyTensor>> {
     let device = device::or_current(bytes.py(), device)?;
-    let (owned, dtype) = (bytes.extract::<Vec<u8>>()?, dtype.get().0);
+    let (owned, dtype) = (bytes.extract::<Vec<u8>>()?, dtype.get().held()?);
     let tensor = run(bytes.py(), || from_bytes(&owned, &shape, dtype, &device))?;
     PyTensor::object(bytes.py(), tensor)
 }

@@ -90,8 +90,8 @@ def test_what_it_cannot():
         th.optim.Optimizer([p], {"lr": 0.1}).step()
     with raises(ValueError, "empty parameter list"):
         Momentum([])
-    with raises(TypeError, "has no option"):
-        th.optim.SGD([{"params": [p], "rate": 1.0}], lr=0.1)
+    with raises(TypeError, "'rate'"):
+        th.optim.SGD([p], rate=1.0)
 
 
 def test_hooks_of_steps():

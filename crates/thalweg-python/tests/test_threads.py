@@ -1,6 +1,7 @@
 """Several threads at once: what each computes by itself is right, what they share for reading is right, and what they change at once is one of
 the values that were set. With the interpreter lock threads are switched as often as it lets them; a free-threaded build runs them at once."""
 
+import copy
 import contextlib
 import pathlib
 import subprocess
@@ -93,7 +94,7 @@ def test_data_is_replaced_while_others_read_it():
                 seen = (x * 1).tolist()
                 assert len(set(seen)) == 1 and (seen[0] == 0.0 or len(seen) == 2 + int(seen[0]) % 2), seen
                 assert tuple(x.shape) in ((2,), (3,)) and len(x.data) in (2, 3) and isinstance(x.requires_grad, bool)
-                x.to(th.float64), x.detach(), x._deep_copy() if x.is_leaf else None
+                x.to(th.float64), x.detach(), copy.deepcopy(x) if x.is_leaf else None
     together(work)
     assert x.tolist() in [values[number].tolist() for number in range(1, THREADS, 2)]
 

@@ -34,10 +34,8 @@ enum Kind {
     Driver(thalweg_driver::Error),
     #[error("{0}")]
     OutOfMemory(String),
-    #[error("{0}")]
-    Invalid(String),
-    #[error("{0}")]
-    Index(String),
+    #[error("{1}")]
+    Invalid(ErrorClass, String),
     #[error("{0}")]
     Recomputation(String),
     #[error("{0}")]
@@ -49,6 +47,22 @@ enum Kind {
     OutOfRange(String, Label),
 }
 
+/// The class of a refused request: that of PyTorch's exception.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ErrorClass {
+    /// `RuntimeError`: most refusals.
+    #[default]
+    Runtime,
+    /// `ValueError`: an argument of the right type whose value does not fit.
+    Value,
+    /// `IndexError`: a dimension or an index out of range, or a subscript that fits no tensor.
+    Index,
+    /// `NotImplementedError`: a dtype or a number of dimensions that the operator does not take.
+    NotImplemented,
+    /// `LinAlgError`: a matrix whose values the algorithm cannot work with, such as a singular one.
+    LinearAlgebra,
+}
+
 /// The number of suspects that a message lists.
 const LISTED_SUSPECTS: usize = 16;
 
@@ -58,12 +72,32 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// Creates the error of a request that cannot be served: the text says what, with which values, and what to do.
     pub fn invalid(text: impl Into<String>) -> Self {
-        Self::from_kind(Kind::Invalid(text.into()))
+        Self::of_class(ErrorClass::Runtime, text)
+    }
+
+    /// Creates the error of a request that cannot be served, of a class.
+    pub fn of_class(class: ErrorClass, text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Invalid(class, text.into()))
+    }
+
+    /// Creates the error of an argument whose value does not fit: PyTorch's `ValueError`.
+    pub fn value(text: impl Into<String>) -> Self {
+        Self::of_class(ErrorClass::Value, text)
     }
 
     /// Creates the error of a dimension or an index that is out of range, or of a subscript that fits no tensor: PyTorch's `IndexError`.
     pub fn index(text: impl Into<String>) -> Self {
-        Self::from_kind(Kind::Index(text.into()))
+        Self::of_class(ErrorClass::Index, text)
+    }
+
+    /// Creates the error of a dtype or a number of dimensions that an operator does not take: PyTorch's `NotImplementedError`.
+    pub fn not_implemented(text: impl Into<String>) -> Self {
+        Self::of_class(ErrorClass::NotImplemented, text)
+    }
+
+    /// Creates the error of a matrix whose values an algorithm cannot work with: PyTorch's `LinAlgError`.
+    pub fn linear_algebra(text: impl Into<String>) -> Self {
+        Self::of_class(ErrorClass::LinearAlgebra, text)
     }
 
     /// Creates the error of a checkpointed function that saves other tensors when it runs again: PyTorch's `CheckpointError`.
@@ -158,16 +192,23 @@ impl Error {
 
     /// Returns whether the caller's argument was wrong: a shape, a dtype, a device, an index.
     pub fn is_invalid_argument(&self) -> bool {
-        matches!(
-            self.0.kind,
-            Kind::Invalid(_) | Kind::Index(_) | Kind::Recomputation(_) | Kind::OutOfRange(..)
-        ) || self.driver_error().is_some_and(|error| error.is_invalid_argument())
+        matches!(self.0.kind, Kind::Invalid(..) | Kind::Recomputation(_) | Kind::OutOfRange(..))
+            || self.driver_error().is_some_and(|error| error.is_invalid_argument())
     }
 
     /// Returns whether a dimension or an index is out of range, or a subscript fits no tensor: what PyTorch tells as an `IndexError`.
     /// A kernel may have found it ([`is_out_of_range`](Self::is_out_of_range)).
     pub fn is_index(&self) -> bool {
-        matches!(self.0.kind, Kind::Index(_) | Kind::OutOfRange(..))
+        self.class() == ErrorClass::Index
+    }
+
+    /// Returns the class of PyTorch's exception. That of an error other than a refused request is [`ErrorClass::Runtime`].
+    pub fn class(&self) -> ErrorClass {
+        match self.0.kind {
+            Kind::Invalid(class, _) => class,
+            Kind::OutOfRange(..) => ErrorClass::Index,
+            _ => ErrorClass::Runtime,
+        }
     }
 
     /// Returns whether a checkpointed function saved other tensors when it ran again.
@@ -237,6 +278,10 @@ impl From<thalweg_ir::LayoutError> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for context in self.0.context.iter().rev() {
+            // An index out of range was found by an earlier call, which the error names.
+            if self.is_out_of_range() {
+                break;
+            }
             let (Context::Text(text) | Context::Call(text)) = context;
             write!(f, "{text}: ")?;
         }

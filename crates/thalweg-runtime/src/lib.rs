@@ -51,7 +51,7 @@ pub mod tunable;
 pub use communicator::{CollectivePart, Communicator};
 pub use device::{Device, DeviceGuard, Devices};
 pub use environment::Environment;
-pub use error::{Error, Result};
+pub use error::{Error, ErrorClass, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{compiler, precompile};

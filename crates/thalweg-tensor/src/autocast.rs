@@ -24,7 +24,7 @@ use thalweg_runtime::{Device, Error, Result};
 
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
 use crate::dispatch::{
-    Argument, BuiltIn, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard,
+    Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard, is_excluded,
 };
 use crate::tensor::{Tensor, Tensors};
 
@@ -174,28 +174,27 @@ impl Drop for Region {
     }
 }
 
-/// Returns the kernel that answers for an operator in a region; `None` where the operator computes in the dtypes that it gets.
-pub(crate) fn kernel(autocast: Autocast) -> Option<KernelFunction> {
-    let wide = match autocast {
-        Autocast::Unchanged => return None,
-        Autocast::Wide(name) => Some(BuiltIn::new(name)),
-        _ => None,
-    };
+/// Returns the kernel that answers for an operator in a region; `None` where nothing has to be done for it: it computes in the dtypes that it
+/// gets and calls no others, or those that it is made of cast.
+pub(crate) fn kernel(autocast: Autocast, is_composite: bool) -> Option<KernelFunction> {
+    match autocast {
+        Autocast::Parts => return None,
+        Autocast::Unchanged if !is_composite => return None,
+        _ => {}
+    }
     Some(Arc::new(move |call| {
         let Some(options) = CURRENT.get() else { return call.redispatch() };
         match autocast {
-            Autocast::Unchanged => call.redispatch(),
+            Autocast::Unchanged | Autocast::Parts => {
+                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+                call.redispatch()
+            }
             Autocast::Lower => run_in(call, options.dtype, options),
             Autocast::Full => run_in(call, DType::F32, options),
             Autocast::Widest => match widest(call.tensors) {
                 Some(dtype) => run_in(call, dtype, options),
                 None => call.redispatch(),
             },
-            Autocast::Wide(_) => {
-                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
-                let operator = wide.as_ref().map_or(Ok(call.operator), BuiltIn::get)?;
-                operator.call(call.arguments, Some(call.device), call.label)
-            }
             Autocast::Rounded => run_rounded(call, options),
             Autocast::Banned => Err(Error::invalid(format!(
                 "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \
@@ -262,10 +261,17 @@ fn widest(tensors: &[&Tensor]) -> Option<DType> {
 
 /// Returns the dtype that a tensor has in an operator of the kind [`Autocast::Lower`].
 pub(crate) fn dtype_in_lower(tensor: &Tensor) -> DType {
-    match CURRENT.get().filter(|options| options.enabled && is_eligible(tensor)) {
-        Some(options) => options.dtype,
-        None => tensor.dtype(),
-    }
+    casting().filter(|_| is_eligible(tensor)).map_or(tensor.dtype(), |options| options.dtype)
+}
+
+/// Returns the dtype that a tensor has in an operator of the kind [`Autocast::Full`], for operators that read it as it is and compute in f32.
+pub(crate) fn dtype_in_full(tensor: &Tensor) -> DType {
+    casting().filter(|_| is_eligible(tensor)).map_or(tensor.dtype(), |_| DType::F32)
+}
+
+/// Returns the options of the innermost region, where operators that are called now cast.
+fn casting() -> Option<AutocastOptions> {
+    CURRENT.get().filter(|options| options.enabled && !is_excluded(DispatchKey::Autocast))
 }
 
 /// Returns whether a kernel without a gradient may read a tensor as one of this dtype on this device: no cast of autocast is in between, and no gradient
@@ -292,7 +298,10 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
         return Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?));
     }
     let key = (tensor.identity(), dtype);
-    if let Some(found) = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast.clone())) {
+    // A cast that was made without recording has no gradient to give to a use that is recorded.
+    let serves = |cast: &&Tensor| cast.requires_grad() || !is_grad_enabled();
+    let found = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast).filter(serves).cloned());
+    if let Some(found) = found {
         return Ok(found);
     }
     let kept = KeptCast::find(tensor);

@@ -54,6 +54,7 @@ pub mod warning;
 pub use autograd::{inference_mode, no_grad};
 pub use display::{PrintOptions, print_options, set_print_options};
 pub use host_tensor::HostTensor;
+pub use kernels::creation::check_convertible;
 pub use memory_format::MemoryFormat;
 pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};

@@ -68,8 +68,15 @@ pub fn sdp_kernel<T>(backends: &[SdpBackend], function: impl FnOnce() -> Result<
     }
     let mut allowed = [false; 3];
     backends.iter().for_each(|&backend| allowed[backend as usize] = true);
-    let _restored = Restored(ALLOWED.replace(allowed));
+    let _restored = Restored(replace_allowed(allowed));
     function()
+}
+
+/// Sets which backends may compute this thread's attention, in the order of [`SdpBackend`], and returns which could before: for regions that
+/// end elsewhere than they begin.
+#[doc(hidden)]
+pub fn replace_allowed(allowed: [bool; 3]) -> [bool; 3] {
+    ALLOWED.replace(allowed)
 }
 
 /// The options of a call of attention, beside its three tensors.

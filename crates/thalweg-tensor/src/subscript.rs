@@ -190,7 +190,13 @@ impl Subscript {
                     let from = dim;
                     dim += takes(index);
                     match tensor.dtype() {
-                        DType::Bool if tensor.rank() > 0 => {
+                        DType::Bool if tensor.rank() == 0 => {
+                            // A truth value takes no dimension: all of the view, once or not at all.
+                            view = view.unsqueeze(at)?;
+                            dim += 1;
+                            tensors.extend(tensor.reshape(&[1])?.nonzero_numpy()?.into_iter().map(Some));
+                        }
+                        DType::Bool => {
                             let covered = &view.shape()[from..dim];
                             if tensor.shape() != covered {
                                 return Err(Error::index(format!(
@@ -201,7 +207,6 @@ impl Subscript {
                             beyond += tensor.rank() - 1;
                             tensors.push(Some(tensor.clone()));
                         }
-                        DType::Bool => tensors.extend(tensor.nonzero_numpy()?.into_iter().map(Some)),
                         _ => tensors.push(Some(tensor.clone())),
                     }
                 }

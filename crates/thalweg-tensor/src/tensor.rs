@@ -276,6 +276,11 @@ impl Tensor {
         layout.span() == layout.elements() && !layout.may_overlap()
     }
 
+    /// Returns the number of bytes of the memory that it shares with its views (`torch.UntypedStorage.nbytes`).
+    pub fn storage_bytes(&self) -> u64 {
+        self.0.storage.buffer().size_bytes()
+    }
+
     /// Returns the device address of the first element (`torch.Tensor.data_ptr`), which is valid while the tensor lives.
     pub fn pointer(&self) -> DevicePointer {
         let offset = self.layout().offset() * self.dtype().size_bytes();

@@ -61,8 +61,8 @@ pub use thalweg_ir::{DType, Element, HostElement, Scalar, bf16, c64, c128, f16};
 pub use thalweg_nn::{data, functional, models, optim, progress, serialize, summary};
 pub use thalweg_runtime::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
 pub use thalweg_runtime::{
-    CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
-    Stream, StreamGuard, is_available,
+    CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, ErrorClass, Event, Graph,
+    GraphPool, Result, Stream, StreamGuard, is_available,
 };
 pub use thalweg_runtime::{graph, sim};
 

@@ -2,8 +2,6 @@
 
 use std::panic::Location;
 
-use smallvec::SmallVec;
-use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::operator;
@@ -73,18 +71,23 @@ pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
-/// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, and is an error at the next wait for the device.
+/// of i64; or −Σ target · log softmax(input), where the target has the input's shape and gives every class a probability. One kernel for
+/// classes, and one for the mean. In a region of [`autocast`](thalweg_tensor::autocast) the result is f32. A class out of range makes it NaN,
+/// and is an error at the next wait for the device.
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();
     in_call("cross_entropy", &[input, target], location, || {
-        if !(0.0..=1.0).contains(&options.label_smoothing) {
-            return Err(Error::invalid(format!(
-                "label_smoothing {} is not between 0 and 1",
-                options.label_smoothing
-            )));
-        }
-        class_loss(input, target, options, location)
+        let arguments = [
+            input.into(),
+            target.into(),
+            Argument::None,
+            options.reduction.into(),
+            options.ignore_index.into(),
+            options.label_smoothing.into(),
+        ];
+        let label = label_at("cross_entropy", location);
+        Ok(operator!("cross_entropy_loss").call(&arguments, None, label)?.swap_remove(0))
     })
 }
 
@@ -97,69 +100,9 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
         if options.label_smoothing != 0.0 {
             return Err(Error::invalid("only cross_entropy takes label_smoothing"));
         }
-        let reduction = match options.reduction {
-            Reduction::None => 0_i64,
-            Reduction::Mean => 1,
-            Reduction::Sum => 2,
-        };
         let (none, ignored): (Argument<'_>, Argument<'_>) = (Argument::None, options.ignore_index.into());
-        let arguments = [log_probabilities.into(), target.into(), none, reduction.into(), ignored];
+        let arguments = [log_probabilities.into(), target.into(), none, options.reduction.into(), ignored];
         let label = label_at("nll_loss", location);
         Ok(operator!("nll_loss").call(&arguments, None, label)?.swap_remove(0))
     })
-}
-
-fn class_loss(
-    input: &Tensor,
-    target: &Tensor,
-    options: ClassLossOptions,
-    location: &'static Location<'static>,
-) -> Result<Tensor> {
-    if input.rank() == 0 {
-        return Err(Error::invalid("the input has no dimension of classes"));
-    }
-    let class_dimension = usize::from(input.rank() > 1);
-    let mut rows: Shape = input.shape().into();
-    let classes = rows.remove(class_dimension);
-    if target.shape() != rows.as_slice() {
-        return Err(Error::invalid(format!("the target is {:?}, not {rows:?}", target.shape())));
-    }
-    let operator = match options.label_smoothing {
-        0.0 => operator!("thalweg::cross_entropy"),
-        _ => operator!("thalweg::cross_entropy_smoothed"),
-    };
-    let ignored = Scalar::I64(options.ignore_index);
-    let dimension = [class_dimension as i64];
-    let mut arguments: SmallVec<[Argument<'_>; 6]> = SmallVec::from_slice(&[
-        input.into(),
-        target.into(),
-        Scalar::I64(classes as i64).into(),
-        ignored.into(),
-    ]);
-    if options.label_smoothing != 0.0 {
-        arguments.push(Scalar::F64(options.label_smoothing).into());
-    }
-    arguments.push(Argument::Ints(&dimension));
-    let losses = operator.call(&arguments, None, label_at("cross_entropy", location))?.swap_remove(0);
-    match options.reduction {
-        Reduction::None => Ok(losses),
-        Reduction::Sum => losses.sum(&[], false),
-        Reduction::Mean if rows.is_empty() => {
-            mean(&losses.unsqueeze(0)?, &target.unsqueeze(0)?, ignored, location)
-        }
-        Reduction::Mean => mean(&losses, target, ignored, location),
-    }
-}
-
-/// Returns the mean of losses over the targets that are not ignored.
-fn mean(
-    losses: &Tensor,
-    target: &Tensor,
-    ignored: Scalar,
-    location: &'static Location<'static>,
-) -> Result<Tensor> {
-    let dimensions: SmallVec<[i64; 6]> = (0..losses.rank() as i64).collect();
-    let arguments = [losses.into(), target.into(), ignored.into(), Argument::Ints(&dimensions)];
-    let label = label_at("mean_over_classes", location);
-    Ok(operator!("thalweg::mean_over_classes").call(&arguments, None, label)?.swap_remove(0))
 }

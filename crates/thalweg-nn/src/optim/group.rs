@@ -64,7 +64,7 @@ struct Stepped<'a> {
     /// The number of it in its group.
     number: usize,
     parameter: &'a Parameter,
-    /// Contiguous.
+    /// Its elements lie as the parameter's do.
     gradient: Tensor,
     /// The cast that is written with it.
     cast: Option<Tensor>,
@@ -103,11 +103,12 @@ impl Group {
                 .into_iter()
                 .enumerate()
                 .map(|(number, value)| {
-                    let state = |start: &f64| Tensor::full(value.shape(), *start, value.dtype(), &device);
+                    let state = |start: &f64| value.detach().full_like(*start);
                     let states = values.states.iter().flatten().map(state).collect::<Result<_>>()?;
                     let column = scalar_states.select(1, number)?;
                     let scalar_states = column.unbind(0)?.into();
-                    let cast = KeptCast::of(&value);
+                    // The cast of a region lies in the order of the dimensions.
+                    let cast = value.is_contiguous().then(|| KeptCast::of(&value)).flatten();
                     Ok(Parameter { value, states, scalar_states, cast })
                 })
                 .collect::<Result<_>>()?;
@@ -143,7 +144,7 @@ impl Group {
             self.parameters.iter().enumerate().filter(|(_, one)| is_stepped(&one.value))
         {
             let Some(gradient) = parameter.value.grad() else { continue };
-            let gradient = gradient.detach().contiguous()?;
+            let gradient = in_order_of(&gradient.detach(), &parameter.value)?;
             let cast = parameter.cast.as_ref().map(|kept| kept.to_write()).transpose()?.flatten();
             let dtypes = (parameter.value.dtype(), gradient.dtype(), cast.as_ref().map(Tensor::dtype));
             let list = match lists.iter_mut().find(|list| list.dtypes == dtypes) {
@@ -242,6 +243,21 @@ impl Prepared<'_> {
         group.scalar_states.bump_version();
         Ok(())
     }
+}
+
+/// Returns the order of dimensions, outermost in memory first.
+pub(super) fn memory_order(tensor: &Tensor) -> SmallVec<[usize; 8]> {
+    let strides = tensor.layout().strides();
+    let mut order: SmallVec<[usize; 8]> = (0..strides.len()).collect();
+    if !tensor.is_contiguous() {
+        order.sort_by_key(|&dim| std::cmp::Reverse(strides[dim]));
+    }
+    order
+}
+
+/// Returns the elements of a tensor one after the other, in the order in which those of another lie in memory.
+fn in_order_of(tensor: &Tensor, other: &Tensor) -> Result<Tensor> {
+    if other.is_contiguous() { tensor.contiguous() } else { tensor.permute(&memory_order(other))?.contiguous() }
 }
 
 impl Parameter {

@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::GradientScale;
 use super::clip::clip_scale;
-use super::group::Group;
+use super::group::{Group, memory_order};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
@@ -75,8 +75,8 @@ impl<O: OptimizerOptions> ParamGroup<O> {
 }
 
 impl<O: OptimizerOptions> Optimizer<O> {
-    /// Makes an optimizer of one group of parameters: contiguous leaves of floats, all on one device, none of which shares memory
-    /// with another.
+    /// Makes an optimizer of one group of parameters: leaves of floats without gaps in memory, all on one device, none of which
+    /// shares memory with another.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the parameters are not so, or an option is out of its bounds.
@@ -156,6 +156,32 @@ impl<O: OptimizerOptions> Optimizer<O> {
             }
             let mut pairs = self.groups.iter().zip(learning_rates);
             pairs.try_for_each(|(group, &rate)| group.group.set_learning_rate(rate))
+        })
+    }
+
+    /// Sets the options of each group, its learning rate too. The states stay.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there are not some for each group, one is out of its bounds, or needs other states or
+    /// kernels than the group has. Then nothing has changed.
+    #[track_caller]
+    pub fn set_options(&mut self, options: &[O]) -> Result<()> {
+        at_line(Location::caller(), || {
+            let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+            if options.len() != self.groups.len() {
+                return fail(format!("there are options for {} groups of {}", options.len(), self.groups.len()));
+            }
+            for (group, options) in self.groups.iter().zip(options) {
+                options.check().map_err(Error::invalid)?;
+                if options.values().flags != group.group.values.flags {
+                    return fail(format!("{options:?} need other states and kernels; make an optimizer with them"));
+                }
+            }
+            self.groups.iter_mut().zip(options).try_for_each(|(group, &options)| {
+                let rate = options.values().learning_rate;
+                group.replace_options(options);
+                if rate == group.learning_rate() { Ok(()) } else { group.group.set_learning_rate(rate) }
+            })
         })
     }
 
@@ -251,8 +277,8 @@ pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Te
     }
     for parameter in parameters {
         let is_number = parameter.dtype().is_floating_point() && !parameter.dtype().is_float8();
-        if !is_number || !parameter.is_contiguous() {
-            return fail(format!("{parameter:?} is not a contiguous floating-point parameter"));
+        if !is_number || !parameter.permute(&memory_order(parameter))?.is_contiguous() {
+            return fail(format!("{parameter:?} is not a floating-point parameter without gaps in its memory"));
         }
         if parameter.device().is_meta() {
             return fail(format!(

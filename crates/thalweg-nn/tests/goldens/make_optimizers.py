@@ -38,7 +38,7 @@ for dtype in (torch.float32, torch.bfloat16):
 ADAM = [{}, {"lr": 0.05, "weight_decay": 0.1, "betas.0": 0.8, "betas.1": 0.9}, {"amsgrad": 1, "betas.1": 0.5, "lr": 0.1},
         {"maximize": 1, "eps": 1e-3}]
 CASES = {
-    "Adam": ADAM,
+    "Adam": [*ADAM, {"weight_decay": 0.2, "decoupled_weight_decay": 1, "maximize": 1}],
     "AdamW": ADAM,
     "SGD": [{}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": 1, "weight_decay": 0.1},
             {"lr": 0.1, "momentum": 0.5, "dampening": 0.25, "maximize": 1}],

@@ -184,6 +184,8 @@ optimizers! {
         flags {
             /// Whether to divide by the greatest second moment so far (<https://openreview.net/forum?id=ryQu7f-RZ>).
             amsgrad;
+            /// Whether the weight decay is taken from the parameter instead of added to the gradient, as in AdamW.
+            decoupled_weight_decay;
         }
         states(_options) {
             exp_avg: 0.0;
@@ -192,7 +194,11 @@ optimizers! {
         }
         scalar_states(step) {}
         step(parameter, gradient, step, learning_rate) {
-            gradient = gradient + parameter * weight_decay;
+            if decoupled_weight_decay {
+                parameter = parameter - learning_rate * weight_decay * parameter;
+            } else {
+                gradient = gradient + parameter * weight_decay;
+            }
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
             exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
             max_exp_avg_sq = if amsgrad { max_exp_avg_sq.maximum(exp_avg_sq) } else { exp_avg_sq };

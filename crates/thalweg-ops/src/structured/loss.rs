@@ -7,7 +7,7 @@
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use super::shifted_exponentials;
-use crate::definition::{Autocast, DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 /// Returns a loss over classes of a floating-point tensor and the classes.
 const fn loss(
@@ -79,9 +79,10 @@ impl<'b> Classes<'b> {
     }
 }
 
-/// −log softmax(x) at the row's class, for each row of x; and the logarithm of the sum of eˣ, by which the gradient is a pass of its
-/// own over x.
+/// −log softmax(x) at the row's class, for each row of x, in f32 where x has 16 bits; and the logarithm of the sum of eˣ, by which the
+/// gradient is a pass of its own over x.
 pub static CROSS_ENTROPY: LoopOp = LoopOp {
+    rule: DTypeRule::WideClasses,
     outputs: &[OutputPlace::Row, OutputPlace::Row],
     ..loss(
         "cross_entropy",
@@ -100,14 +101,6 @@ pub static CROSS_ENTROPY: LoopOp = LoopOp {
             b.output(greatest + log_sum, signature.compute, OutputPlace::Row);
         },
     )
-};
-
-/// [`CROSS_ENTROPY`] whose losses are f32 where x has 16 bits: what an autocast region computes, without x in f32.
-pub static CROSS_ENTROPY_WIDE: LoopOp = LoopOp {
-    name: "cross_entropy_wide",
-    doc: "−log softmax(x) at the row's class, for each row, in f32 where x has 16 bits; else as `cross_entropy`.",
-    rule: DTypeRule::WideClasses,
-    ..CROSS_ENTROPY
 };
 
 /// The gradient of [`CROSS_ENTROPY`] in x: (softmax(x) − 1 at the row's class) · g, from x, classes, the logarithms of the sums and the
@@ -134,7 +127,7 @@ pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
 
 /// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
 pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
-    autocast: Autocast::Full,
+    rule: DTypeRule::WideClasses,
     ..loss(
         "cross_entropy_smoothed",
         "The cross entropy against targets of which a part, label_smoothing, is spread evenly over all classes.",

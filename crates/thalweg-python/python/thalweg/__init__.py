@@ -16,14 +16,17 @@ if "t" in getattr(_sys, "abiflags", "") and not _os.path.exists(_os.path.join(_o
                       f"for cp{_sys.version_info[0]}{_sys.version_info[1]}t, or build it with `cargo xtask wheel thalweg --python {_sys.executable}`")
 
 from . import _core
+from . import _left_out as _omitted
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _aliases, _tensor, _typed
-from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
-from . import safetensors, serialization, utils
+from . import _absent, _aliases, _foreach, _tensor, _tensor_names, _typed
+from ._alias import install_as_torch
+from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
+from . import __config__, __future__, _C, compiler, func, functional, futures, jit, overrides, safetensors, serialization, sparse, storage, testing, types, utils, version
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
+from ._names import *  # noqa: F401,F403
 from ._prefixed import module as _module
 from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
@@ -35,33 +38,22 @@ from .serialization import load, save
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
 
+_tensor_names.add()
+_absent.add(globals())
+_foreach.add(globals())
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
+linalg.matmul = matmul  # noqa: F405
 fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
 special = _module("special", "Special functions (`torch.special`).")
 
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
-_LEFT_OUT = {
-    "jit": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
-    "export": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
-    "fx": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
-    "multiprocessing": "memory is not shared between processes",
-    "sparse": "there are no sparse tensors",
-    "quantization": "there are no quantized tensors",
-    "func": "transforms of functions are left out",
-    "vmap": "transforms of functions are left out",
-    "hub": "models come as code and `state_dict`",
-}
-
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg' has no attribute '{name}': PyTorch has no such name, or it is left out")
+_omitted.install()
+__getattr__ = _omitted.attributes(__name__)
 
 
 def compile(model=None, **options):

@@ -10,7 +10,7 @@ _ALIASES = {
     "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
     "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
 }
-_FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack", "chain_matmul": "linalg_multi_dot"}
+_FUNCTIONS = {"spmm": "mm", "dsmm": "mm", "concat": "cat", "concatenate": "cat", "row_stack": "vstack", "chain_matmul": "linalg_multi_dot"}
 # Functions of `torch` that work in place.
 _IN_PLACE = (
     "abs_", "acos_", "acosh_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",

@@ -13,7 +13,7 @@ _TYPES = {
 
 def _device(self):
     """Returns DLPack's kind and number of the device: what a simulated GPU hands out lies in the host's memory."""
-    return (_CUDA, self.device.index) if self.is_cuda else (_HOST, 0)
+    return (_CUDA, self.device.index) if self._is_on_gpu else (_HOST, 0)
 
 
 def _stream_of(is_on_gpu, stream):
@@ -37,12 +37,12 @@ def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
     """
     if self.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-    waiting = _stream_of(self.is_cuda, stream)
+    waiting = _stream_of(self._is_on_gpu, stream)
     if dl_device is not None and tuple(dl_device) != _device(self):
         raise BufferError(f"the tensor is on DLPack's device {_device(self)}, not on {tuple(dl_device)}; move it first")
-    if copy is False and not self.is_cuda:
+    if copy is False and not self._is_on_gpu:
         raise BufferError("the elements of a simulated GPU are handed out as a copy")
-    if copy and self.is_cuda:
+    if copy and self._is_on_gpu:
         self = self.clone()
     if waiting is not None:
         _inner._let_wait(self.device, waiting)
@@ -77,7 +77,7 @@ def to_dlpack(tensor):
 
 def _cuda_array_interface(self):
     """The description by which other libraries use a GPU's tensor where it lies, version 3; `stream` is the one whose work they have to wait for."""
-    if not self.is_cuda:
+    if not self._is_on_gpu:
         raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__: its memory is not a GPU's")
     return _interface(self, _inner._stream_number(self.device))
 

@@ -9,8 +9,8 @@ from ._results import Size
 
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
-    "finfo", "from_numpy", "frombuffer", "get_default_dtype", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
-    "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
+    "finfo", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
+    "norm", "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
     "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
     "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
     "set_deterministic_debug_mode", "get_deterministic_debug_mode", "broadcast_shapes", "can_cast", "promote_types", "result_type",
@@ -45,17 +45,6 @@ def is_complex(input):
 def numel(input):
     """Returns the number of elements."""
     return input.numel()
-
-
-def get_default_dtype():
-    """Returns float32."""
-    return _core.float32
-
-
-def set_default_dtype(d):
-    """Raises for all but float32: the default cannot be changed."""
-    if d != _core.float32:
-        raise NotImplementedError("set_default_dtype: the default stays float32; name the dtype where another is wanted")
 
 
 def set_default_device(device):
@@ -263,19 +252,24 @@ def can_cast(from_, to):
 class finfo:
     """The limits of a floating-point dtype."""
 
-    _BITS = {"float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128)}
+    # The digits of the significand, the exponent beyond the largest, and of floats of 8 bits the largest number and the smallest exponent.
+    _BITS = {
+        "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128),
+        "float8_e4m3fn": (4, 9, 448.0, -6), "float8_e5m2": (3, 16, 57344.0, -14), "float8_e4m3fnuz": (4, 8, 240.0, -7),
+        "float8_e5m2fnuz": (3, 16, 57344.0, -15), "float8_e8m0fnu": (1, 128, 2.0**127, -127)}
 
     def __init__(self, type=None):
         dtype = _core.float32 if type is None else type
         if dtype._name not in self._BITS:
             raise TypeError(f"torch.finfo() requires a floating point input type. Use torch.iinfo to handle '{dtype}'")
-        digits, exponent = self._BITS[dtype._name]
-        self.bits = 8 * dtype.itemsize
-        self.dtype = dtype._name
+        digits, exponent, *others = self._BITS[dtype._name]
+        largest, smallest = others or ((2.0 - 2.0 ** (1 - digits)) * 2.0 ** (exponent - 1), 2 - exponent)
+        self.bits = 8 * dtype.itemsize // (2 if dtype.is_complex else 1)
+        self.dtype = dtype._name.replace("complex128", "float64").replace("complex64", "float32")
         self.eps = 2.0 ** (1 - digits)
-        self.max = (2.0 - self.eps) * 2.0 ** (exponent - 1)
-        self.min = -self.max
-        self.tiny = self.smallest_normal = 2.0 ** (2 - exponent)
+        self.max = largest
+        self.min = 2.0 ** smallest if digits == 1 else -largest
+        self.tiny = self.smallest_normal = 2.0 ** smallest
         self.resolution = 10.0 ** -math.floor((digits - 1) * math.log10(2))
 
     def __repr__(self):

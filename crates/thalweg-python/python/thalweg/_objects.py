@@ -1,7 +1,7 @@
-"""Files of PyTorch's that hold objects beside tensors and plain values: modules, and whatever else can be pickled.
+"""Files of PyTorch's: tensors and whatever else can be pickled.
 
-A file is a zip archive of a pickle and of the bytes of each tensor. Its names of tensors, dtypes and shapes are PyTorch's, so that either
-library reads what the other one wrote, as far as it has the classes. A class of `torch.nn` in a file is read as the one of this package.
+A file is a zip archive of a pickle and of the bytes of each storage, which views share. Its names of tensors, dtypes and shapes are PyTorch's, so
+that either library reads what the other one wrote, as far as it has the classes. A class of `torch.nn` in a file is read as the one of this package.
 """
 
 import codecs
@@ -12,11 +12,14 @@ import zipfile
 
 from . import _core
 from ._results import Size
+from ._storages import Shared, attributes, has_memory, plain_class, view, with_attributes
 from ._typed import KINDS
-from .nn.parameter import Parameter
+from .nn.parameter import Buffer, Parameter
 
 _STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
+# Modules whose functions a file never calls by their names, whatever is allowed.
+_BLOCKED = ("sys", "os", "posix", "nt")
 
 
 class _Name:
@@ -29,41 +32,69 @@ class _Name:
         raise TypeError(f"{self.module}.{self.name} is a name in a file")
 
 
-class _Storage:
-    """The elements of a tensor, which are a file of their own in the archive."""
+def _rebuilder(name, module="torch._utils"):
+    return _Name(module, f"_rebuild_{name}")
 
-    def __init__(self, tensor, key):
-        kind = _STORAGES.get(tensor.dtype._name)
+
+class _Storage:
+    """The elements of a storage, which are a file of their own in the archive."""
+
+    def __init__(self, row, key):
+        self.row = row
+        kind = _STORAGES.get(row.dtype._name)
         name = _Name("torch", f"{kind}Storage") if kind else _Name("torch.storage", "UntypedStorage")
-        self.described = ("storage", name, key, "cpu", tensor.numel() if kind else tensor.nbytes)
+        self.described = ("storage", name, key, "cpu", row.numel() if kind else row.nbytes)
 
 
 # The pickler in Python: that in C writes names only of what it can import.
 class _Pickler(pickle._Pickler):
     dispatch = dict(pickle._Pickler.dispatch)
 
-    def __init__(self, file):
-        super().__init__(file, protocol=2)
-        self.tensors = []
+    def __init__(self, file, protocol):
+        super().__init__(file, protocol=protocol)
+        self.storages = {}
 
     def persistent_id(self, obj):
         return obj.described if isinstance(obj, _Storage) else None
 
     def reducer_override(self, obj):
         if isinstance(obj, Parameter):
-            plain = obj.detach()
-            return _Name("torch._utils", "_rebuild_parameter"), (plain, obj.requires_grad, collections.OrderedDict())
+            parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
+            return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
         if isinstance(obj, _core.Tensor):
-            plain = obj.detach().contiguous()
-            storage = _Storage(plain, str(len(self.tensors)))
-            self.tensors.append(plain)
-            parts = (storage, 0, tuple(plain.shape), tuple(plain.stride()), obj.requires_grad, collections.OrderedDict())
-            if plain.dtype._name in _STORAGES:
-                return _Name("torch._utils", "_rebuild_tensor_v2"), parts
-            return _Name("torch._utils", "_rebuild_tensor_v3"), (*parts, plain.dtype)
+            function, parts = self._tensor(obj)
+            own = {name: value for name, value in attributes(obj).items() if name != "persistent" or not isinstance(obj, Buffer)}
+            if (plain_class(obj) or isinstance(obj, Buffer)) and not own:
+                return function, parts
+            return _rebuilder("from_type_v2", "torch._tensor"), (function, type(obj), parts, own)
         if isinstance(obj, Size):
             return _Name("torch", "Size"), (tuple(obj),)
+        if isinstance(obj, _core.device):
+            # The simulated GPU is a name of this package alone.
+            parts = (obj.type,) if obj.index is None else (obj.type, obj.index)
+            return _Name("torch", "device"), ("cpu",) if obj.type == "sim" else parts
         return NotImplemented
+
+    def _tensor(self, tensor):
+        """Returns the function that makes a tensor, and its arguments."""
+        place, tail = (tuple(tensor.shape), tuple(tensor.stride())), (tensor.requires_grad, collections.OrderedDict())
+        if tensor.device.type == "meta":
+            return _rebuilder("meta_tensor_no_storage"), (tensor.dtype, *place, tensor.requires_grad)
+        parts = (self._storage(tensor), tensor.storage_offset(), *place, *tail)
+        if tensor.dtype._name in _STORAGES:
+            return _rebuilder("tensor_v2"), parts
+        return _rebuilder("tensor_v3"), (*parts, tensor.dtype)
+
+    def _storage(self, tensor):
+        if not has_memory(tensor):
+            shared, identity = tensor.detach().reshape(-1), ("none", len(self.storages))
+            return self.storages.setdefault(identity, _Storage(shared, str(len(self.storages))))
+        shared = Shared(tensor)
+        storage = self.storages.setdefault(shared.identity, _Storage(shared.row, str(len(self.storages))))
+        if storage.row.dtype != shared.dtype:
+            raise RuntimeError("Cannot save multiple tensors or storages that view the same data as different types: "
+                               f"{storage.row.dtype} and {shared.dtype}; clone one of them")
+        return storage
 
     def _save_name(self, obj):
         self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
@@ -75,58 +106,84 @@ class _Pickler(pickle._Pickler):
     dispatch[_core.dtype] = _save_dtype
 
 
-def save(obj, file):
-    """Writes an object to a binary file."""
+def save(obj, file, protocol=2):
+    """Writes an object to a path or a binary file; nothing is written of what cannot be pickled."""
     text = io.BytesIO()
-    pickler = _Pickler(text)
+    pickler = _Pickler(text, protocol)
     pickler.dump(obj)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(f"{_FOLDER}/data.pkl", text.getvalue())
         archive.writestr(f"{_FOLDER}/byteorder", b"little")
-        for key, tensor in enumerate(pickler.tensors):
-            archive.writestr(f"{_FOLDER}/data/{key}", bytes(tensor._bytes()))
+        for storage in pickler.storages.values():
+            archive.writestr(f"{_FOLDER}/data/{storage.described[2]}", bytes(storage.row._bytes()))
         archive.writestr(f"{_FOLDER}/version", b"3\n")
 
 
-def _tensor(storage, offset, size, stride, requires_grad, hooks, dtype=None, metadata=None):
+def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
     """Returns the tensor that a file describes by its storage and its place in it."""
-    if dtype is not None:
-        elements = bytes(storage._bytes())
-        storage = _core._from_bytes(elements, [len(elements) // dtype.itemsize], dtype, storage.device)
-    return storage.as_strided(list(size), list(stride), offset).requires_grad_(requires_grad)
+    made = view(storage, size, stride, offset)
+    if metadata and metadata.get("conj"):
+        made = made.conj()
+    if metadata and metadata.get("neg"):
+        made = -made
+    return made.requires_grad_() if requires_grad else made
 
 
-def _parameter(data, requires_grad, hooks):
-    return Parameter(data, requires_grad)
+def _tensor_of_bytes(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
+    return _tensor(storage.view(dtype), offset, size, stride, requires_grad, hooks, metadata)
+
+
+def _tensor_without_memory(dtype, size, stride, requires_grad):
+    return _core.empty_strided(list(size), list(stride), dtype=dtype, device="meta").requires_grad_(requires_grad)
+
+
+def _parameter(data, requires_grad, hooks, state=None):
+    return with_attributes(Parameter(data, requires_grad), state or {})
+
+
+def _tensor_of_class(function, kind, arguments, state):
+    """Returns a tensor of a subclass, or with attributes."""
+    made = function(*arguments)
+    if kind is not _core.Tensor:
+        made = kind._of(made) if hasattr(kind, "_of") else made.as_subclass(kind)
+    if isinstance(state, tuple):
+        state = {name: value for part in state if part for name, value in part.items()}
+    return with_attributes(made, state or {})
+
+
+def _layout(name):
+    return getattr(_core, name.removeprefix("torch."))
 
 
 _KNOWN = {
-    "torch._utils._rebuild_tensor_v2": _tensor, "torch._utils._rebuild_tensor_v3": _tensor, "torch._utils._rebuild_parameter": _parameter,
-    "torch.Size": Size, "torch.device": _core.device, "torch.nn.parameter.Parameter": Parameter,
+    "torch._utils._rebuild_tensor": _tensor, "torch._utils._rebuild_tensor_v2": _tensor, "torch._utils._rebuild_tensor_v3": _tensor_of_bytes,
+    "torch._utils._rebuild_meta_tensor_no_storage": _tensor_without_memory, "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter, "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
+    "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
+    "torch.serialization._get_layout": _layout,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
     # Files of protocol 2 have the names of Python 2.
-    **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, complex)},
+    **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},
     **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in _STORAGES.items()}, "torch.storage.UntypedStorage": _core.uint8,
 }
 _KNOWN |= {f"torch.{name}": value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype)}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle's objects; where names are `allowed`, those and what belongs to tensors, else any that the program has."""
+    """Reads a pickle's objects; where names are `allowed`, those and what belongs to tensors, else any that the program has. `row` makes the
+    row of elements of a storage, of a key, a dtype and a count."""
 
-    def __init__(self, archive, folder, device, allowed):
-        super().__init__(io.BytesIO(archive.read(f"{folder}/data.pkl")), encoding="utf-8")
-        self._archive, self._folder, self._device, self._allowed, self._storages = archive, folder, device, allowed, {}
+    def __init__(self, file, row, allowed, encoding):
+        super().__init__(file, encoding=encoding)
+        self._row, self._allowed, self._storages = row, allowed, {}
 
     def persistent_load(self, pid):
         try:
-            kind, dtype, key, _, count = pid
+            kind, dtype, key, _, count, *_ = pid
             if kind != "storage":
                 raise ValueError
             if key not in self._storages:
-                elements = self._archive.read(f"{self._folder}/data/{key}")
-                count = len(elements) if dtype is _core.uint8 else count
-                self._storages[key] = _core._from_bytes(elements, [count], dtype, self._device)
+                self._storages[key] = self._row(key, dtype, count)
         except (KeyError, TypeError, ValueError):
             raise pickle.UnpicklingError(f"{pid!r} describes no tensor of the file") from None
         return self._storages[key]
@@ -136,21 +193,61 @@ class _Unpickler(pickle.Unpickler):
         if full in _KNOWN:
             return _KNOWN[full]
         own = f"thalweg{module.removeprefix('torch')}" if module.partition(".")[0] == "torch" else module
-        if self._allowed is not None and full not in self._allowed and f"{own}.{name}" not in self._allowed:
-            raise pickle.UnpicklingError(
-                f"Weights only load failed: the file has an object of {full}. If you trust it, name the class by "
-                f"`serialization.add_safe_globals([{name}])`, or say `load(..., weights_only=False)`, which may run code of the file")
+        if self._allowed is not None:
+            if module.partition(".")[0] in _BLOCKED:
+                raise pickle.UnpicklingError(f"Weights only load failed: the file names {full}, whose module is blocked")
+            if full not in self._allowed and f"{own}.{name}" not in self._allowed:
+                raise pickle.UnpicklingError(
+                    f"Weights only load failed: the file has an object of {full}, which was not an allowed global by default. If you trust it, "
+                    f"name the class by `serialization.add_safe_globals([{name}])`, or say `load(..., weights_only=False)`, which may run code of "
+                    "the file")
+            given = self._allowed.get(full) or self._allowed.get(f"{own}.{name}")
+            if given is not None:
+                return given
         return super().find_class(own, name)
 
 
-def load(file, device, allowed):
-    """Reads an object from a binary file, with its tensors on one device. `allowed` are names of classes, or None for any."""
-    if not zipfile.is_zipfile(file):
-        raise RuntimeError("load() reads files of PyTorch 1.6 and later with objects in them: this one is not a zip archive; save it anew")
+def folder_of(archive):
+    """Returns the folder of an archive that has the pickle."""
+    folder = next((name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")), None)
+    if folder is None:
+        raise RuntimeError("load(): the archive has no data.pkl: it is not a file of torch.save")
+    if f"{folder}/byteorder" in archive.namelist() and archive.read(f"{folder}/byteorder") != b"little":
+        raise RuntimeError("load(): the file has numbers in big-endian order; save it on a little-endian machine")
+    return folder
+
+
+def load(file, device, allowed, encoding="utf-8"):
+    """Reads an object from an archive, with its tensors on one device. `allowed` are classes by their names, or None for any."""
     with zipfile.ZipFile(file) as archive:
-        folder = next((name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")), None)
-        if folder is None:
-            raise RuntimeError("load(): the archive has no data.pkl: it is not a file of torch.save")
-        if f"{folder}/byteorder" in archive.namelist() and archive.read(f"{folder}/byteorder") != b"little":
-            raise RuntimeError("load(): the file has numbers in big-endian order; save it on a little-endian machine")
-        return _Unpickler(archive, folder, device, allowed).load()
+        folder = folder_of(archive)
+
+        def row(key, dtype, count):
+            elements = archive.read(f"{folder}/data/{key}")
+            return _core._from_bytes(elements, [len(elements) if dtype is _core.uint8 else count], dtype, device)
+        return _Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), row, allowed, encoding).load()
+
+
+# What a file of PyTorch before 1.6 begins with, and the version of its form.
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+
+
+def load_stream(file, device, allowed, encoding="utf-8"):
+    """Reads an object from a file of PyTorch before 1.6: pickles one after the other, and then the elements of each storage."""
+    def unpickled(row=None):
+        return _Unpickler(file, row, allowed, encoding)
+    if unpickled().load() != _MAGIC:
+        raise RuntimeError("Invalid magic number; corrupt file?")
+    version = unpickled().load()
+    if version != _VERSION:
+        raise RuntimeError(f"Invalid protocol version: {version}")
+    unpickled().load()
+    reader = unpickled(lambda key, dtype, count: _core.empty([count], dtype=dtype, device=device))
+    made, storages = reader.load(), reader._storages
+    for key in unpickled().load():
+        count, row = int.from_bytes(file.read(8), "little"), storages[key]
+        elements = file.read(count * row.dtype.itemsize)
+        if count != row.numel() or len(elements) != count * row.dtype.itemsize:
+            raise RuntimeError(f"storage {key} has {row.numel()} elements, and the file {count}, {len(elements)} bytes: it is cut off")
+        row.copy_(_core._from_bytes(elements, [count], row.dtype, device))
+    return made

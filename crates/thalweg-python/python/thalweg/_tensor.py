@@ -1,8 +1,9 @@
 """Methods of `Tensor` beyond the operator table, in Python: conversions by the names of dtypes, NumPy, copies and pickles."""
 
 import builtins
+import copy
 
-from . import _core
+from . import _core, _storages
 from ._typed import KINDS
 
 Tensor = _core.Tensor
@@ -29,7 +30,7 @@ def _numpy(self, *, force=False):
     if self.requires_grad and not force:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-    if self.is_cuda and not force:
+    if self._is_on_gpu and not force:
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
     try:
@@ -40,7 +41,7 @@ def _numpy(self, *, force=False):
 
 
 def _array(self, dtype=None, copy=None):
-    array = self.detach().cpu().numpy() if self.is_cuda else self.numpy()
+    array = self.detach().cpu().numpy() if self._is_on_gpu else self.numpy()
     return array if dtype is None else array.astype(dtype)
 
 
@@ -48,22 +49,40 @@ def _deepcopy(self, memo):
     if not self.is_leaf:
         raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
     if id(self) not in memo:
-        copy = self._deep_copy()
-        if type(self) is not Tensor:
-            copy = type(self)._of(copy)
-        memo[id(self)] = copy
+        made = memo[id(self)] = _of_class(type(self), _storages.copied(self, memo), self.requires_grad)
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        _storages.with_attributes(made, copy.deepcopy(_storages.attributes(self), memo))
     return memo[id(self)]
 
 
+def _copy(self):
+    """Returns another tensor over the same memory."""
+    made = _of_class(type(self), self.detach(), self.requires_grad)
+    return _storages.with_attributes(made, _storages.attributes(self))
+
+
+def _of_class(kind, tensor, requires_grad):
+    """Returns a tensor as one of a subclass."""
+    if kind is not Tensor:
+        tensor = kind._of(tensor) if hasattr(kind, "_of") else kind(tensor)
+    return tensor.requires_grad_(requires_grad) if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
 def _reduce(self, protocol):
-    return _rebuild, (type(self), builtins.bytes(self._bytes()), tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
+    if self.device.type == "meta":
+        return _rebuild_meta, (type(self), tuple(self.shape), tuple(self.stride()), self.dtype, self.requires_grad)
+    return _rebuild, (type(self), builtins.bytes(self._bytes()), tuple(self.shape), self.dtype, str(self.device), self.requires_grad,
+                      _storages.attributes(self))
 
 
-def _rebuild(cls, elements, shape, dtype, device, requires_grad):
-    tensor = _core._from_bytes(elements, list(shape), dtype, device)
-    if cls is not Tensor:
-        tensor = cls._of(tensor)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+def _rebuild(cls, elements, shape, dtype, device, requires_grad, attributes=None):
+    tensor = _of_class(cls, _core._from_bytes(elements, list(shape), dtype, device), requires_grad)
+    return _storages.with_attributes(tensor, attributes or {})
+
+
+def _rebuild_meta(cls, shape, stride, dtype, requires_grad):
+    return _of_class(cls, _core.empty_strided(list(shape), list(stride), dtype=dtype, device="meta"), requires_grad)
 
 
 def _type(self, dtype=None, non_blocking=False):
@@ -106,6 +125,7 @@ Tensor.__array__ = _array
 Tensor.__array_namespace__ = _array_namespace
 Tensor.__array_priority__ = 1000
 Tensor.__deepcopy__ = _deepcopy
+Tensor.__copy__ = _copy
 Tensor.__reduce_ex__ = _reduce
 Tensor.__module__ = "thalweg"
 Tensor.type = _type

@@ -38,7 +38,7 @@ current_device_idx, set_device_idx = current_device_index, set_device_index
 
 def get_device_capability(device=None, /):
     """Returns what a device can do: the dtypes of its tensors."""
-    return {"supported_dtypes": {value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype)}}
+    return {"supported_dtypes": {value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype) and value._is_held}}
 
 
 class device_index(cuda.device):

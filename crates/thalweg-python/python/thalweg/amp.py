@@ -266,8 +266,8 @@ class GradScaler:
 
 def _is_fused(optimizer):
     """Returns whether an optimizer is one that decides on the device; a subclass with a `step` of its own does not."""
-    from .optim import Optimizer
-    return isinstance(optimizer, Optimizer) and bool(optimizer._rule) and type(optimizer).step is Optimizer.step
+    from .optim.fused import Fused
+    return isinstance(optimizer, Fused) and type(optimizer).step is Fused.step
 
 
 def _check_gradients(optimizer):

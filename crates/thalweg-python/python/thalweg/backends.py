@@ -1,5 +1,6 @@
 """Switches of the libraries behind operators (`torch.backends`), process-wide; a captured graph keeps what held when it was captured."""
 
+import contextlib
 import sys
 import types
 
@@ -46,10 +47,12 @@ class _Settings(types.ModuleType):
     def __getattr__(self, name):
         if name in self._left_out:
             raise AttributeError(f"{self.__name__}.{name} is left out: {self._left_out[name]}")
-        raise AttributeError(f"module '{self.__name__}' has no attribute '{name}': PyTorch has no such name, or it is left out")
+        raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
 
 
 class _Matmul(_Settings):
+    fp32_precision = property(lambda self: "tf32" if self.allow_tf32 else "ieee", lambda self, value: setattr(self, "allow_tf32", value == "tf32"),
+                              doc="How products of float32 are computed: `ieee` or `tf32`.")
     allow_tf32 = _switch("cuda.matmul.allow_tf32", "Whether products of float32 are computed in TF32.")
     allow_fp16_accumulation = _switch("cuda.matmul.allow_fp16_accumulation", "Whether products of float16 are accumulated in 16 bits.")
     allow_fp16_reduced_precision_reduction = _reduction("fp16")
@@ -57,25 +60,58 @@ class _Matmul(_Settings):
 
 
 class _Cuda(_Settings):
-    _SDP = "choose the backend of attention in the Rust crate (`thalweg::tensor::sdp`)"
-    _left_out = dict.fromkeys((
-        "sdp_kernel", "enable_flash_sdp", "enable_math_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp", "flash_sdp_enabled",
-        "math_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled"), _SDP)
-    _left_out |= {
-        "preferred_blas_library": "it is in the Rust crate (`thalweg::backends::cuda`)",
-        "preferred_linalg_library": "there is one library",
-        "cufft_plan_cache": "transforms keep no plans",
-    }
+    _left_out = {"cufft_plan_cache": "transforms keep no plans"}
 
     @staticmethod
     def is_built():
         """Returns True: the package runs on GPUs where there are any."""
         return True
 
+    @staticmethod
+    def preferred_linalg_library(backend=None):
+        """Returns the name of the one library."""
+        return "default"
+
+    preferred_blas_library = preferred_rocm_fa_library = preferred_linalg_library
+
 
 class _Cudnn(_Settings):
-    _left_out = {
-        "version": "the version of cuDNN is in the Rust crate", "flags": "set the switches one by one", "set_flags": "set the switches one by one"}
+    @staticmethod
+    def version():
+        """Returns None: the version of cuDNN is in the Rust crate."""
+        return None
+
+    @staticmethod
+    def is_available():
+        """Returns whether there is a GPU, for which cuDNN is loaded where it is found."""
+        return _core._cuda._gpu_count() > 0
+
+    @staticmethod
+    def is_acceptable(tensor):
+        """Returns whether convolutions of a tensor may be calls of cuDNN."""
+        return tensor._is_on_gpu and cudnn.enabled
+
+    @staticmethod
+    def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _deterministic=None, _allow_tf32=None, _fp32_precision="none"):
+        """Sets switches, and returns what they were."""
+        given = dict(enabled=_enabled, benchmark=_benchmark, benchmark_limit=_benchmark_limit, deterministic=_deterministic,
+                     allow_tf32=_allow_tf32)
+        former = tuple(getattr(cudnn, name) for name in given)
+        for name, value in given.items():
+            if value is not None:
+                setattr(cudnn, name, value)
+        return former
+
+    @staticmethod
+    @contextlib.contextmanager
+    def flags(enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"):
+        """Returns a region with other switches."""
+        former = cudnn.set_flags(enabled, benchmark, benchmark_limit, deterministic, allow_tf32)
+        try:
+            yield
+        finally:
+            cudnn.set_flags(*former)
+
     enabled = _switch("cudnn.enabled", "Whether convolutions may be calls of cuDNN.")
     allow_tf32 = _switch("cudnn.allow_tf32", "Whether convolutions of float32 are computed in TF32.")
     deterministic = _switch("cudnn.deterministic", "Whether convolutions repeat their bits.")
@@ -94,6 +130,10 @@ class _Cudnn(_Settings):
 
 
 class _Absent(_Settings):
+    """A library that is not here: it is not available, and its switches can only be what they are then."""
+
+    enabled, engine, supported_engines = False, "none", ["none"]
+
     @staticmethod
     def is_available():
         """Returns False."""
@@ -101,23 +141,48 @@ class _Absent(_Settings):
 
     is_built = is_available
 
+    @staticmethod
+    @contextlib.contextmanager
+    def flags(*args, **kwargs):
+        """Returns a region that changes nothing."""
+        yield
+
+    @staticmethod
+    def is_macos_or_newer(major, minor):
+        """Returns False."""
+        return False
+
+    @staticmethod
+    def get_cpu_capability():
+        """Returns the word for a processor whose instructions are not asked for."""
+        return "DEFAULT"
+
+
+class _Precision(_Settings):
+    """How a library computes products of float32: `ieee`, as it is set for all by `set_float32_matmul_precision`."""
+
+    fp32_precision = "none"
+
 
 cuda = _Cuda("cuda", "Switches of products (`torch.backends.cuda`).")
 matmul = _Matmul("cuda.matmul", "How products are computed (`torch.backends.cuda.matmul`).")
 cuda.matmul = matmul
 del matmul
 cudnn = _Cudnn("cudnn", "Switches of convolutions (`torch.backends.cudnn`).")
-mps = _Absent("mps", "Apple's GPUs (`torch.backends.mps`): there is no backend of them here.")
+for _name in ("conv", "rnn"):
+    setattr(cudnn, _name, _Precision(f"cudnn.{_name}", "The precision of an operator of cuDNN."))
+for _name in ("mps", "mkl", "mkldnn", "openmp", "opt_einsum", "xnnpack", "nnpack", "quantized", "xeon", "cpu", "cusparselt", "kleidiai", "miopen",
+              "mha"):
+    globals()[_name] = _Absent(_name, f"The library or device `{_name}` (`torch.backends.{_name}`): there is none here.")
+for _name in ("conv", "rnn", "matmul"):
+    setattr(globals()["mkldnn"], _name, _Precision(f"mkldnn.{_name}", "The precision of an operator of a library that is not here."))
+# `torch.backends.cudnn.rnn` and others are imported as if they were there.
+__path__ = []
 
-_LEFT_OUT = {
-    "mkl": "nothing computes on the CPU but the simulated GPU", "mkldnn": "nothing computes on the CPU but the simulated GPU",
-    "openmp": "nothing computes on the CPU but the simulated GPU", "cpu": "nothing computes on the CPU but the simulated GPU",
-    "opt_einsum": "products are taken from left to right", "quantized": "there are no quantized tensors",
-    "xeon": "nothing computes on the CPU but the simulated GPU", "nnpack": "nothing computes on the CPU but the simulated GPU",
-}
+
+def disable_global_flags():
+    """Does nothing: switches are set one by one."""
 
 
 def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.backends.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.backends' has no attribute '{name}': PyTorch has no such name, or it is left out")
+    raise AttributeError(f"module 'thalweg.backends' has no attribute '{name}'")

@@ -6,6 +6,7 @@ Groups of several ranks are in the Rust crate (`thalweg::distributed`); what nee
 import os
 
 from . import _core
+from ._left_out import attributes
 
 _RUST = "groups of several ranks are not in Python yet; they are in the Rust crate (`thalweg::distributed`)"
 _BACKENDS = ("nccl", "gloo", "cuda:nccl", "cpu:gloo,cuda:nccl")
@@ -182,14 +183,4 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
     return _begun(async_op)
 
 
-_LEFT_OUT = {name: _RUST for name in (
-    "new_group", "send", "recv", "isend", "irecv", "batch_isend_irecv", "P2POp", "scatter", "gather", "all_to_all",
-    "all_to_all_single", "reduce_scatter", "monitored_barrier", "init_device_mesh", "DeviceMesh", "TCPStore", "FileStore", "HashStore",
-    "PrefixStore", "ProcessGroup", "ProcessGroupNCCL", "fsdp", "tensor", "rpc", "pipelining", "checkpoint", "elastic", "optim",
-    "algorithms", "launch", "device_mesh")}
-
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.distributed.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.distributed' has no attribute '{name}': PyTorch has no such name, or it is left out")
+__getattr__ = attributes(__name__)

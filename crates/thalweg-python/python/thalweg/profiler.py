@@ -14,6 +14,7 @@ import time
 import types
 
 from . import _core
+from ._absent import _Absent
 from ._regions import Open
 
 
@@ -214,9 +215,10 @@ class profile:
         return KeyAverages(self._recorded())
 
 
+itt = _Absent(f"{__name__}.itt", "Intel's marks of time, which there are none of here.")
 _LEFT_OUT = {
     "ExecutionTraceObserver": "a timeline has the commands",
-    "itt": "it is Intel's", "kineto_available": "timelines are Thalweg's own", "supported_activities": "commands and calls are always recorded",
+    "kineto_available": "timelines are Thalweg's own", "supported_activities": "commands and calls are always recorded",
 }
 
 

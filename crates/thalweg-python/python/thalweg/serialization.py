@@ -3,7 +3,8 @@
 import io
 import os
 import pickle
-import tempfile
+import pickletools
+import zipfile
 
 from . import _core, _objects
 from .safetensors import load_file, save_file  # noqa: F401
@@ -40,52 +41,58 @@ class safe_globals:
         _safe[:] = self._former
 
 
-def _plain(value):
-    """Returns a value with ordered dictionaries and subclasses of tensors as what files hold."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(inner) for inner in value)
-    if isinstance(value, tuple):
-        return tuple(_plain(inner) for inner in value)
-    return value
-
-
 def save(obj, f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_serialization=True):
     """Writes an object to a path or a file object: tensors, lists, tuples and dictionaries of them and of plain values, modules, and
-    whatever else can be pickled."""
-    with tempfile.TemporaryDirectory() as folder:
-        to_file = hasattr(f, "write")
-        path = os.path.join(folder, "object.pt") if to_file else os.fspath(f)
-        try:
-            _core._save(_plain(obj), path)
-        except (TypeError, OverflowError):
-            with io.BytesIO() as written:
-                _objects.save(obj, written)
-                with open(path, "wb") as file:
-                    file.write(written.getbuffer())
-        if to_file:
-            with open(path, "rb") as written:
-                f.write(written.read())
+    whatever else can be pickled. Tensors that share memory share it in the file."""
+    if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
+        raise AttributeError(f"expected 'f' to be string, path, or a file-like object with a 'write' attribute, not {type(f).__name__}")
+    _objects.save(obj, f, pickle_protocol)
 
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
-    """Reads a file of PyTorch's onto one device: tensors and plain values; objects of classes that `add_safe_globals` was told of; or with
+    """Reads a file of PyTorch's onto one device: tensors and plain values; objects of the classes that `add_safe_globals` names; or with
     `weights_only=False` any object, which may run code of the file."""
-    map_location = _device_of(map_location)
-    if weights_only and not _safe:
-        if not hasattr(f, "read"):
-            return _load_plain(os.fspath(f), map_location)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "object.pt")
-            with open(path, "wb") as written:
-                written.write(f.read())
-            return _load_plain(path, map_location)
-    allowed = {_full_name(one) for one in _safe} if weights_only else None
+    device = _device_of(map_location)
+    allowed = None if weights_only is False else {_full_name(one): one[0] if isinstance(one, tuple) else one for one in _safe}
+    if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "read"):
+        raise AttributeError(f"'{type(f).__name__}' object has no attribute 'read': load() takes a path or a file object")
     if hasattr(f, "read"):
-        return _objects.load(io.BytesIO(f.read()), map_location, allowed)
+        return _load(io.BytesIO(f.read()), device, allowed, pickle_load_args)
     with open(f, "rb") as file:
-        return _objects.load(file, map_location, allowed)
+        return _load(file, device, allowed, pickle_load_args)
+
+
+def _load(file, device, allowed, options):
+    encoding = options.get("encoding", "utf-8")
+    if zipfile.is_zipfile(file):
+        return _objects.load(file, device, allowed, encoding)
+    file.seek(0)
+    try:
+        return _objects.load_stream(file, device, allowed, encoding)
+    except pickle.UnpicklingError:
+        raise
+    except EOFError:
+        raise EOFError("Ran out of input: the file is empty, or cut off") from None
+    except Exception as error:
+        if allowed is None:
+            raise
+        raise pickle.UnpicklingError(f"Weights only load failed: it is not a file of torch.save, or it is cut off ({error})") from None
+
+
+def get_unsafe_globals_in_checkpoint(f):
+    """Returns the names of classes and functions of a file that `load(..., weights_only=True)` refuses."""
+    with zipfile.ZipFile(f) as archive:
+        pickled = archive.read(f"{_objects.folder_of(archive)}/data.pkl")
+    names, strings = set(), []
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name == "GLOBAL":
+            names.add(argument.replace(" ", "."))
+        elif operation.name == "STACK_GLOBAL":
+            names.add(".".join(strings[-2:]))
+        elif isinstance(argument, str):
+            strings.append(argument)
+    own = {_full_name(one) for one in _safe}
+    return sorted(name for name in names if name not in _objects._KNOWN and name not in own)
 
 
 class _Place:
@@ -115,18 +122,12 @@ def _device_of(map_location):
     return map_location
 
 
-def _load_plain(path, device):
-    """Returns the tensors and plain values of a file."""
-    try:
-        return _core._load(path, device)
-    except RuntimeError as error:
-        if "was not an allowed global" not in str(error):
-            raise
-        raise pickle.UnpicklingError(
-            f"{error}. If you trust the file, name the class by `serialization.add_safe_globals`, or say `load(..., weights_only=False)`, "
-            "which may run code of the file") from None
-
-
 def _full_name(one):
     """Returns the name by which a file has a class or a function: its own, or one that is given with it."""
-    return one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}"
+    if not isinstance(one, tuple):
+        return f"{one.__module__}.{one.__qualname__}"
+    if len(one) != 2:
+        raise ValueError(f"Expected tuple of length 2 (global, str of callable full path), but got tuple of length: {len(one)}")
+    if type(one[1]) is not str:
+        raise TypeError(f"Expected second item in tuple to be str of callable full path, but got: {type(one[1])}")
+    return one[1]

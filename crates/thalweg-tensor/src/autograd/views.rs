@@ -6,7 +6,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Shape};
+use thalweg_ir::{DType, Layout, Shape, element_count};
 use thalweg_kernels::scatter::Combine;
 use thalweg_ops::structured;
 use thalweg_runtime::Result;
@@ -92,8 +92,15 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
     let index = places.with_layout(within(view)?).reshape(&[1, gradient.elements(), 1])?;
     let sums = Tensor::zeros(&[1, memory, 1], gradient.dtype(), device)?;
     let source = gradient.reshape(&[1, gradient.elements(), 1])?;
-    let sums = scatter(&sums, &index, &source, Combine::Sum)?;
+    let mut sums = scatter(&sums, &index, &source, Combine::Sum)?;
     let base = within(base)?;
+    if base.may_overlap() {
+        // Elements of the base that are the same memory share the sum: each has its part.
+        let shared = places.with_layout(base.clone()).reshape(&[1, element_count(base.shape())?, 1])?;
+        let ones = Tensor::ones(shared.shape(), sums.dtype(), device)?;
+        let counts = scatter(&sums.zeros_like()?, &shared, &ones, Combine::Sum)?;
+        sums = sums.div(&counts.clamp_min(1)?)?;
+    }
     let [size, stride] = [base.shape(), base.strides()]
         .map(|list| list.iter().map(|&number| number as i64).collect::<SmallVec<[i64; 6]>>());
     sums.as_strided(&size, &stride, Some(base.offset() as i64))?.contiguous()

@@ -1,5 +1,6 @@
 //! One value everywhere: what a number becomes in the dtype, or why it cannot.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::structured::FULL;
 use thalweg_runtime::{Error, Result};
@@ -12,9 +13,17 @@ use crate::tensor::Tensors;
 /// Returns a tensor with one value, which the dtype must hold.
 pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let mut lowered = LoopCall::of(&FULL, call)?;
-    let dtype = lowered.arguments.dtype.unwrap_or(DType::F32);
+    let dtype = lowered.arguments.dtype.unwrap_or_else(default_dtype);
     lowered.arguments.scalars[0] = convertible(lowered.arguments.scalars[0], dtype)?;
     loops::run(&lowered, None)
+}
+
+/// Refuses a number that is beyond the range of a dtype of integers, as PyTorch refuses it in a list of numbers.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if it is.
+pub fn check_convertible(value: Scalar, dtype: DType) -> Result<()> {
+    if dtype.is_differentiable() { Ok(()) } else { convertible(value, dtype).map(drop) }
 }
 
 /// Returns the value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's

@@ -24,14 +24,15 @@ use crate::tensor::{Tensor, Tensors};
 /// Returns a tensor as the kernels read it, copied first where its strides or its address do not fit.
 fn readable(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.detach();
-    let (shape, strides) = (tensor.shape(), tensor.layout().strides());
-    let steps_fit = shape
-        .iter()
-        .zip(strides)
-        .take(3)
-        .all(|(&size, &step)| size <= 1 || (step as u64).is_multiple_of(CHUNK));
-    let fits = steps_fit && strides[3] == 1 && tensor.pointer().address().is_multiple_of(16);
+    let fits = steps_fit(tensor.layout()) && tensor.pointer().address().is_multiple_of(16);
     if fits { Ok(tensor) } else { tensor.contiguous() }
+}
+
+/// Returns whether the kernels read and write tensors of these strides: features side by side, rows of them in whole chunks.
+fn steps_fit(layout: &Layout) -> bool {
+    let (shape, strides) = (layout.shape(), layout.strides());
+    let is_whole = |(&size, &step): (&usize, &usize)| size <= 1 || (step as u64).is_multiple_of(CHUNK);
+    shape.iter().zip(strides).take(3).all(is_whole) && strides[3] == 1
 }
 
 fn strides_of(tensor: &Tensor) -> Strides {
@@ -285,7 +286,7 @@ fn empty_gradients(parts: [&Tensor; 3], stream: &Stream, label: Label) -> Result
 }
 
 /// Returns the layouts of three parts of equal shapes and strides, equally far apart in one storage, from the first element of the first part
-/// on, if together they are all elements of a range.
+/// on, if together they are all elements of a range and the kernels write tensors that lie so.
 fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
     let [first, second, third] = parts.map(Tensor::layout);
     let step = second.offset().checked_sub(first.offset())?;
@@ -294,7 +295,8 @@ fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
             && part.shape() == parts[0].shape()
             && part.layout().strides() == first.strides()
     });
-    if !is_alike || third.offset().checked_sub(second.offset()) != Some(step) {
+    let is_written = steps_fit(first) && (step as u64).is_multiple_of(CHUNK);
+    if !is_alike || !is_written || third.offset().checked_sub(second.offset()) != Some(step) {
         return None;
     }
     let mut dimensions: Vec<(usize, usize)> =

@@ -4,6 +4,7 @@ mod backward;
 mod kept;
 mod stages;
 
+use thalweg_ops::default_dtype;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -389,7 +390,7 @@ impl Resolved {
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
         // An operator has one kind of points.
         let integers = arguments.points.integers();
-        let kinds = dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
+        let kinds = (default_dtype() as u64) << 24 | dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
         key.clear();
         let operator = std::ptr::from_ref(call.operator).addr() as u64;
         key.extend_from_slice(&[operator, call.device.number(), alignment_bytes << 32 | kinds]);
@@ -512,9 +513,12 @@ pub(crate) fn signature_of(
     let zero_dimensional = (tensors.iter().enumerate())
         .filter(|(_, tensor)| tensor.rank() == 0)
         .fold(0, |mask, (index, _)| mask | 1 << index);
-    operator
-        .signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype)
-        .map_err(|error| Error::invalid(error.to_string()))
+    operator.signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype).map_err(|error| {
+        match error.is_not_implemented {
+            true => Error::not_implemented(error.to_string()),
+            false => Error::invalid(error.to_string()),
+        }
+    })
 }
 
 /// Returns the bits of a call's scalars, in the forms in which the body reads them.

@@ -27,7 +27,7 @@ mod rms_norm;
 
 use thalweg_kernels::random::Distribution;
 use thalweg_ops::Autocast;
-use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_WIDE};
+use thalweg_ops::structured::CROSS_ENTROPY;
 
 use crate::operators::OpDef;
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
@@ -51,20 +51,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> (Tensor, Tensor)",
         Pair(random::dropout, dropout::autograd),
     ),
-    OpDef {
-        autocast: Autocast::Wide("thalweg::cross_entropy_wide"),
-        ..OpDef::part(
-            "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
-            Differentiable(
-                |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
-                &cross_entropy::GRADIENT,
-            ),
-        )
-    },
     OpDef::part(
-        "thalweg::cross_entropy_wide(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
+        "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
         Differentiable(
-            |call| run(&LoopCall::of(&CROSS_ENTROPY_WIDE, call)?, call.resolved),
+            |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
             &cross_entropy::GRADIENT,
         ),
     ),
@@ -96,13 +86,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
             Pair(normalization::add, normalization::autograd),
         )
     },
-    OpDef {
-        autocast: Autocast::Full,
-        ..OpDef::part(
-            "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
-            Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
-        )
-    },
+    OpDef::part(
+        "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
+        Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
+    ),
     OpDef::part(
         "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
         Differentiable(channel_norm::forward, &channel_norm::GRADIENT),

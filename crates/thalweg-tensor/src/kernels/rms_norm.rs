@@ -17,7 +17,7 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(1));
     let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
     if !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!("\"rms_norm\" not implemented for '{}'", x.dtype())));
+        return Err(Error::not_implemented(format!("\"rms_norm\" not implemented for '{}'", x.dtype())));
     }
     let spread = weight.map(|weight| weight.detach().expand(x.shape())).transpose()?;
     let tensors: SmallVec<[&Tensor; 4]> = [x].into_iter().chain(&spread).collect();

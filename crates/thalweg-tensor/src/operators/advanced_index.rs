@@ -139,16 +139,16 @@ operators! {
     "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
     /// Returns a number where a condition is true, else the elements of a tensor.
     "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(&number(call, 1)?, call.tensor(2)).map(single)
-    });
+        call.tensor(0).select_where(&number_beside(call, 1, call.tensor(2))?, call.tensor(2)).map(single)
+    }), autocast: Parts;
     /// Returns the elements of a tensor where a condition is true, else a number.
     "where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor" = Composite(|call| {
-        call.tensor(0).select_where(call.tensor(1), &number(call, 2)?).map(single)
-    });
+        call.tensor(0).select_where(call.tensor(1), &number_beside(call, 2, call.tensor(1))?).map(single)
+    }), autocast: Parts;
     /// Returns a number where a condition is true, else another.
     "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
         call.tensor(0).select_where(&number(call, 1)?, &number(call, 2)?).map(single)
-    });
+    }), autocast: Parts;
     /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the
     /// greatest, and the call blocks.
     "one_hot(Tensor self, int num_classes=-1) -> Tensor"
@@ -386,6 +386,13 @@ fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
 }
 
 /// Returns a number as a tensor without dimensions, of the dtype that it promotes as.
+/// Returns a number beside a tensor, whose dtype it takes where that is of its category or a higher one.
+fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
+    let number = number(call, place)?;
+    let is_wrapped = number.dtype().category() <= tensor.dtype().category();
+    if is_wrapped { number.to_dtype(tensor.dtype()) } else { Ok(number) }
+}
+
 fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {
     Tensor::full(&[], call.scalar(place), dtype_of(call.scalar(place)), call.device)
 }

@@ -1,5 +1,6 @@
 //! Other names that PyTorch has for operators, and what does nothing.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -11,38 +12,38 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns self / other: `div`.
-    "divide.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed;
+    "divide.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
-    "divide.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed;
+    "divide.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
     "true_divide.Tensor(Tensor self, Tensor other) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed;
+        = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
     "true_divide.Scalar(Tensor self, Scalar other) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed;
+        = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self · other: `mul`.
-    "multiply.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Tensor")?)), first: Consumed;
+    "multiply.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self · other: `mul`.
-    "multiply.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Scalar")?)), first: Consumed;
+    "multiply.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self − alpha · other: `sub`.
     "subtract.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("sub.Tensor")?)), first: Consumed;
+        = Composite(|call| renamed(call, built_in!("sub.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self − alpha · other: `sub`.
     "subtract.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("sub.Scalar")?)), first: Consumed;
+        = Composite(|call| renamed(call, built_in!("sub.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns the greater of self and other: `maximum`.
-    "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?)), out_form: "max.out";
+    "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?)), out_form: "max.out", autocast: Parts;
     /// Returns the smaller of self and other: `minimum`.
-    "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?)), out_form: "min.out";
+    "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?)), out_form: "min.out", autocast: Parts;
     /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
     "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), first: Consumed, complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
-        = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
+        = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single)), autocast: Parts;
     /// Returns matrices with their rows and columns swapped.
-    "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT"));
+    "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT")), autocast: Parts;
     /// Returns matrices with their rows and columns swapped, conjugated: the same as `mT` for real numbers.
-    "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(&call.tensor(0).conj()?, "mH"));
+    "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(&call.tensor(0).conj()?, "mH")), autocast: Parts;
     /// Returns the matrix with rows and columns swapped, conjugated; a tensor without dimensions is returned as it is.
     "matrix_H(Tensor(a) self) -> Tensor(a)" = Composite(|call| match call.tensor(0).rank() {
         0 => call.tensor(0).conj().map(single),
@@ -51,20 +52,20 @@ operators! {
             "tensor.H is only supported on matrices (2-D tensors). Got {rank}-D tensor. For batches of matrices, consider using \
              tensor.mH"
         ))),
-    });
+    }), autocast: Parts;
     /// Returns all dimensions in reverse order.
     "numpy_T(Tensor(a) self) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
         let order: Vec<usize> = (0..x.rank()).rev().collect();
         x.permute(&order).map(single)
-    });
+    }), autocast: Parts;
     /// Returns the tensor, which must not be of truth values.
     "positive(Tensor(a) self) -> Tensor(a)" fn positive() = Composite(|call| match call.tensor(0).dtype() {
         DType::Bool => Err(Error::invalid("The `+` operator, on a bool tensor is not supported.")),
         _ => Ok(single(call.tensor(0).clone())),
-    });
+    }), autocast: Parts;
     /// Returns the tensor, whose elements are never kept negated.
-    "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
     /// Returns `length` places of a dimension, from the place on that a tensor without dimensions holds; the host reads it.
     "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
         let start = call.tensor(2);
@@ -74,7 +75,7 @@ operators! {
         let start: i64 = start.detach().to_dtype(DType::I64)?.item()?;
         let arguments = [call.tensor(0).into(), call.int(1).into(), start.into(), call.int(3).into()];
         built_in!("narrow")?.call(&arguments, None, call.label)
-    });
+    }), autocast: Parts;
     /// Returns the elements in another dtype on a device; the tensor itself where it is so and no copy is asked for.
     "to.device(Tensor(a) self, Device device, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
@@ -82,7 +83,7 @@ operators! {
             let there = &super::create::on_device(call, 1)?;
             let arguments: Vec<_> = [there.into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
             built_in!("to.dtype")?.call(&arguments, None, call.label)
-        }), complex: Taken;
+        }), autocast: Parts, complex: Taken;
     /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.
     "sum_to_size(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| {
         let shape = super::view::extents(&call.ints(1))?;
@@ -96,22 +97,22 @@ operators! {
             )));
         }
         if shape.is_empty() { x.sum(&[], false) } else { x.sum_to_shape(&shape) }.map(single)
-    });
+    }), autocast: Parts;
     /// Returns the elements in f64 to the power of the exponents.
     "float_power.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
         fn float_power(exponent: tensor) = Composite(|call| {
             call.tensor(0).to_dtype(DType::F64)?.pow(&call.tensor(1).to_dtype(DType::F64)?).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the elements in f64 to the power of a number.
     "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
         call.tensor(0).to_dtype(DType::F64)?.pow_scalar(call.scalar(1).to_f64()).map(single)
-    });
+    }), autocast: Parts;
     /// Returns a number to the power of each element, in f64.
     "float_power.Scalar(Scalar self, Tensor exponent) -> Tensor" = Composite(|call| {
         let exponent = call.tensor(1).to_dtype(DType::F64)?;
         let base = Tensor::full(&[], call.scalar(0).to_f64(), DType::F64, call.device)?;
         base.pow(&exponent).map(single)
-    });
+    }), autocast: Parts;
     /// Returns self · 2 to the power of other.
     "ldexp.Tensor(Tensor self, Tensor other) -> Tensor" fn ldexp(other: tensor) = Composite(|call| {
         let base = thalweg_ir::Scalar::F64(2.0);
@@ -154,7 +155,7 @@ fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let lying: thalweg_ir::Shape = order.iter().map(|&dim| size[dim as usize]).collect();
-    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or(DType::F32), call.device)?.permute(&inverse)
+    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or_else(default_dtype), call.device)?.permute(&inverse)
 }
 
 /// Calls another operator with the same arguments.

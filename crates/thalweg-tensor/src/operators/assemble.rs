@@ -1,7 +1,8 @@
 //! Tensors put together: side by side, on blocks of a diagonal, in all combinations.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
+use thalweg_ir::{Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -13,23 +14,23 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the tensor with at least one dimension.
-    "atleast_1d(Tensor self) -> Tensor" fn atleast_1d() = Composite(|call| at_least(call.tensor(0), 1).map(single));
+    "atleast_1d(Tensor self) -> Tensor" fn atleast_1d() = Composite(|call| at_least(call.tensor(0), 1).map(single)), autocast: Parts;
     /// Returns the tensor with at least two dimensions: a vector is a row.
-    "atleast_2d(Tensor self) -> Tensor" fn atleast_2d() = Composite(|call| at_least(call.tensor(0), 2).map(single));
+    "atleast_2d(Tensor self) -> Tensor" fn atleast_2d() = Composite(|call| at_least(call.tensor(0), 2).map(single)), autocast: Parts;
     /// Returns the tensor with at least three dimensions: a vector is a row, and a matrix gets a last dimension of extent 1.
-    "atleast_3d(Tensor self) -> Tensor" fn atleast_3d() = Composite(|call| at_least(call.tensor(0), 3).map(single));
+    "atleast_3d(Tensor self) -> Tensor" fn atleast_3d() = Composite(|call| at_least(call.tensor(0), 3).map(single)), autocast: Parts;
     /// Returns tensors with at least one dimension each.
     "atleast_1d.Sequence(Tensor[] tensors) -> Tensor[]"
         of fn atleast_1d_all(tensors: tensors) -> list
-        = Composite(|call| all_at_least(call.tensor_list(0), 1));
+        = Composite(|call| all_at_least(call.tensor_list(0), 1)), autocast: Parts;
     /// Returns tensors with at least two dimensions each.
     "atleast_2d.Sequence(Tensor[] tensors) -> Tensor[]"
         of fn atleast_2d_all(tensors: tensors) -> list
-        = Composite(|call| all_at_least(call.tensor_list(0), 2));
+        = Composite(|call| all_at_least(call.tensor_list(0), 2)), autocast: Parts;
     /// Returns tensors with at least three dimensions each.
     "atleast_3d.Sequence(Tensor[] tensors) -> Tensor[]"
         of fn atleast_3d_all(tensors: tensors) -> list
-        = Composite(|call| all_at_least(call.tensor_list(0), 3));
+        = Composite(|call| all_at_least(call.tensor_list(0), 3)), autocast: Parts;
     /// Puts tensors one after another along the second dimension; vectors along their only one.
     "hstack(Tensor[] tensors) -> Tensor"
         of fn hstack(tensors: tensors)
@@ -37,15 +38,15 @@ operators! {
         let list = all_at_least(not_empty(call, "hstack")?, 1)?;
         let dim = i64::from(list[0].rank() > 1);
         Tensor::cat(&list, dim).map(single)
-    });
+    }), autocast: Parts;
     /// Puts tensors one after another along the first dimension; vectors are rows.
     "vstack(Tensor[] tensors) -> Tensor"
         of fn vstack(tensors: tensors)
-        = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "vstack")?, 2)?, 0).map(single));
+        = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "vstack")?, 2)?, 0).map(single)), autocast: Parts;
     /// Puts tensors one after another along the third dimension.
     "dstack(Tensor[] tensors) -> Tensor"
         of fn dstack(tensors: tensors)
-        = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "dstack")?, 3)?, 2).map(single));
+        = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "dstack")?, 3)?, 2).map(single)), autocast: Parts;
     /// Puts tensors one after another along the second dimension; vectors are columns.
     "column_stack(Tensor[] tensors) -> Tensor"
         of fn column_stack(tensors: tensors)
@@ -53,7 +54,7 @@ operators! {
         let column = |x: &Tensor| if x.rank() < 2 { x.reshape(&[x.elements(), 1]) } else { Ok(x.clone()) };
         let list: Tensors = not_empty(call, "column_stack")?.iter().map(column).collect::<Result<_>>()?;
         Tensor::cat(&list, 1).map(single)
-    });
+    }), autocast: Parts;
     /// Returns a matrix with matrices on its diagonal and zeros elsewhere; vectors are rows.
     "block_diag(Tensor[] tensors) -> Tensor"
         of fn block_diag(tensors: tensors)
@@ -61,10 +62,10 @@ operators! {
     /// Returns all combinations of one element of each vector as rows.
     "cartesian_prod(Tensor[] tensors) -> Tensor"
         of fn cartesian_prod(tensors: tensors)
-        = Composite(|call| cartesian_prod(call).map(single));
+        = Composite(|call| cartesian_prod(call).map(single)), autocast: Parts;
     /// Returns all combinations of r elements of a vector as rows, in the order of their places.
     "combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor"
-        fn combinations(r: int, with_replacement: bool) = Composite(|call| combinations(call).map(single));
+        fn combinations(r: int, with_replacement: bool) = Composite(|call| combinations(call).map(single)), autocast: Parts;
     /// Returns tensors broadcast against each other.
     "broadcast_tensors(Tensor[] tensors) -> Tensor[]"
         of fn broadcast_tensors(tensors: tensors) -> list
@@ -72,7 +73,7 @@ operators! {
         let list = call.tensor_list(0);
         let shape = list.iter().try_fold(Shape::new(), |shape, x| broadcast_shapes(&shape, x.shape()))?;
         list.iter().map(|x| x.expand(&shape)).collect()
-    });
+    }), autocast: Parts;
 }
 
 fn at_least(x: &Tensor, rank: usize) -> Result<Tensor> {
@@ -106,7 +107,7 @@ fn block_diag(call: &Call<'_>) -> Result<Tensor> {
     }
     let blocks = all_at_least(list, 2)?;
     if blocks.is_empty() {
-        return Tensor::empty(&[1, 0], DType::F32, call.device);
+        return Tensor::empty(&[1, 0], default_dtype(), call.device);
     }
     let columns: usize = blocks.iter().map(|block| block.shape()[1]).sum();
     let mut before = 0;

@@ -37,7 +37,7 @@ operators! {
     /// Returns input1ᵀ · weight · input2 + bias over the last dimensions: a weight is (out, in1, in2).
     "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"
         fn bilinear(input2: tensor, weight: tensor, bias: optional_tensor)
-        = Composite(|call| bilinear(call).map(single));
+        = Composite(|call| bilinear(call).map(single)), autocast: Widest;
     /// Returns self where it is positive, else self · weight: one weight, or one per channel.
     "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu), autocast: Lower;
     /// Returns the convolution of sequences with `padding='valid'`, or with zeros around so that the length stays (`'same'`).
@@ -70,6 +70,16 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     }
     if key.dtype() != query.dtype() || value.dtype() != query.dtype() || !query.dtype().is_floating_point() {
         return refused("Expected query, key, and value to have the same dtype of floats".into());
+    }
+    if let Some(mask) = mask
+        && !mask.dtype().is_floating_point()
+        && mask.dtype() != DType::Bool
+    {
+        return refused(format!(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {} and query.dtype: {}",
+            mask.dtype(),
+            query.dtype()
+        ));
     }
     if is_causal && mask.is_some() {
         return refused("Explicit attn_mask should not be set when is_causal=True".into());

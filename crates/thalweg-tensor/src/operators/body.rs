@@ -157,7 +157,7 @@ impl Body {
                 Arc::new(move |call| {
                     // What it calls names the line of this call.
                     let _entered = enter(call.label.location);
-                    function(call)
+                    Ok(outside_of_history(function(call)?, call))
                 }),
                 None,
             ),
@@ -185,6 +185,17 @@ impl Body {
         let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
         backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
     }
+}
+
+/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is no view of another
+/// tensor, whose history a write through a view of the leaf would change.
+fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
+    let is_own = |result: &Tensor| {
+        result.is_view()
+            && !result.requires_grad()
+            && !call.tensors.iter().any(|tensor| tensor.shares_storage_with(result))
+    };
+    results.into_iter().map(|result| if is_own(&result) { result.detach() } else { result }).collect()
 }
 
 /// Returns one tensor as the results of a kernel.

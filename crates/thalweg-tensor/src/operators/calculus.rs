@@ -1,5 +1,6 @@
 //! Differences, slopes and integrals of points along a dimension.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Error, Result};
 
@@ -12,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the n-th differences of neighbours along a dimension, behind what is put before and after.
     "diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> Tensor"
-        fn diff(n: int, dim: int) = Composite(|call| diff(call).map(single));
+        fn diff(n: int, dim: int) = Composite(|call| diff(call).map(single)), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, of points so far apart: by central differences inside, and at the ends by
     /// polynomials of `edge_order`.
     "gradient.scalarint(Tensor self, *, Scalar? spacing=None, int? dim=None, int edge_order=1) -> Tensor[]"
@@ -21,55 +22,55 @@ operators! {
             let dims = chosen(call, call.optional_int(2))?;
             let spacing = call.optional_scalar(1).unwrap_or(Scalar::I64(1));
             gradient(call, &dims, &vec![Spacing::Even(spacing.to_f64()); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along dimensions of points so far apart.
     "gradient.scalararray(Tensor self, *, Scalar spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(2);
             gradient(call, &dims, &vec![Spacing::Even(call.scalar(1).to_f64()); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along dimensions of points one apart.
     "gradient.array(Tensor self, *, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(1);
             gradient(call, &dims, &vec![Spacing::Even(1.0); dims.len()])
-        });
+        }), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, with a distance of points per dimension.
     "gradient.scalarrayint(Tensor self, *, Scalar[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call)));
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call))), autocast: Parts;
     /// Returns the slopes along dimensions, with a distance of points per dimension.
     "gradient.scalarrayarray(Tensor self, *, Scalar[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &distances(call)));
+        = Composite(|call| gradient(call, &call.ints(2), &distances(call))), autocast: Parts;
     /// Returns the slopes along a dimension, or along each, with the points' coordinates.
     "gradient.tensorarrayint(Tensor self, *, Tensor[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call)));
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call))), autocast: Parts;
     /// Returns the slopes along dimensions, with the points' coordinates.
     "gradient.tensorarray(Tensor self, *, Tensor[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call)));
+        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
         fn trapezoid()
-        = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         fn trapezoid_x(x: tensor)
-        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapz.dx(Tensor y, *, float dx=1, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&even_areas(call, call.float(1), 2, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&even_areas(call, call.float(1), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapz.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
-        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2)));
+        = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points so far apart.
     "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
         fn cumulative_trapezoid()
         = Composite(|call| {
         even_areas(call, call.scalar(1).to_f64(), 2, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)
-    });
+    }), autocast: Parts;
     /// Returns the integrals up to each point behind the first along a dimension, of points with coordinates.
     "cumulative_trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         fn cumulative_trapezoid_x(x: tensor)
-        = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single));
+        = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)), autocast: Parts;
 }
 
 /// Returns both neighbours of each gap along a dimension.
@@ -188,7 +189,7 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
 /// three neighbours.
 fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> Result<Tensor> {
     let at = dim as i64;
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let x = x.to_dtype(dtype.compute())?;
     let extent = x.shape()[dim];
     let mut shape = vec![1; x.rank()];

@@ -1,5 +1,6 @@
 //! Tensors held against each other, and the only element of one as a number.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -11,7 +12,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and NaNs where `equal_nan` says so.
     "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor"
-        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single));
+        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single)), autocast: Parts;
     /// Returns whether all elements are close to each other; the host reads the answer.
     "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool"
         fn allclose(other: tensor, rtol: float, atol: float, equal_nan: bool) -> bool
@@ -34,7 +35,7 @@ operators! {
         x.detach().eq(&y.detach())?.all().map(single)
     });
     /// Returns the only element, which the host reads.
-    "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
+    "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single)), autocast: Parts;
     /// Returns the only element; the host reads it.
     "_local_scalar_dense(Tensor self) -> Scalar"
         = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
@@ -48,11 +49,11 @@ operators! {
             1 => x.detach().reshape(&[])?.to_dtype(DType::Bool).map(single),
             _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
         }
-    });
+    }), autocast: Parts;
     /// Returns that every element is a real number.
     "isreal(Tensor self) -> Tensor"
         fn isreal()
-        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
+        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), autocast: Parts, complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
     /// Returns which elements are among those of another tensor.
     "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         fn isin(test_elements: tensor)
@@ -94,7 +95,7 @@ fn isclose(call: &Call<'_>) -> Result<Tensor> {
         return Ok(close);
     }
     let wide =
-        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(DType::F32) };
+        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
     let (x, y) = (wide(&x)?, wide(&y)?);
     let allowed = y.mul_scalar(relative)?.abs()?.add_scalar(absolute)?;
     let distance = x.sub(&y)?.abs()?;
@@ -112,7 +113,7 @@ fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
 
 fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
     if x.dtype() == DType::Bool && among.dtype() == DType::Bool && x.elements() > 0 && among.elements() > 0 {
-        return Err(Error::invalid("\"isin\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"isin\" not implemented for 'Bool'"));
     }
     let flat = among.detach().reshape(&[among.elements()])?;
     let found = match flat.elements() {

@@ -39,24 +39,24 @@ operators! {
     "real(Tensor(a) self) -> Tensor(a)" fn real() = Composite(|call| match call.tensor(0) {
         x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 0).map(single),
         x => Ok(single(x.clone())),
-    });
+    }), autocast: Parts;
     /// Returns a view of the imaginary parts of complex numbers.
     "imag(Tensor(a) self) -> Tensor(a)" fn imag() = Composite(|call| match call.tensor(0) {
         x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 1).map(single),
         _ => Err(Error::invalid("imag is not implemented for tensors with non-complex dtypes.")),
-    });
+    }), autocast: Parts;
     /// Returns the complex conjugates, in memory of their own; real numbers themselves.
-    "conj(Tensor(a) self) -> Tensor(a)" fn conj() = Composite(|call| conjugate(call).map(single));
+    "conj(Tensor(a) self) -> Tensor(a)" fn conj() = Composite(|call| conjugate(call).map(single)), autocast: Parts;
     /// Returns the complex conjugates, in memory of their own; real numbers themselves.
     "_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| conjugate(call).map(single));
     /// Returns the complex conjugates, in memory of their own; real numbers themselves.
     "conj_physical(Tensor self) -> Tensor"
         fn conj_physical()
-        = Composite(|call| conjugate(call).map(single));
+        = Composite(|call| conjugate(call).map(single)), autocast: Parts;
     /// Returns the tensor: conjugates are always in memory of their own.
     "resolve_conj(Tensor(a) self) -> Tensor(a)"
         fn resolve_conj()
-        = Composite(|call| Ok(single(call.tensor(0).clone())));
+        = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
     /// Returns complex numbers of real and imaginary parts, which are broadcast.
     "complex(Tensor real, Tensor imag) -> Tensor"
         fn complex(imag: tensor) = Composite(|call| {
@@ -236,7 +236,7 @@ pub(super) fn kernel(definition: &OpDef) -> Option<KernelFunction> {
 
 /// Returns PyTorch's refusal of complex numbers.
 fn not_for(operator: &str, dtype: DType) -> Error {
-    Error::invalid(format!("\"{operator}\" not implemented for '{}'", named(dtype)))
+    Error::not_implemented(format!("\"{operator}\" not implemented for '{}'", named(dtype)))
 }
 
 thread_local! {

@@ -1,5 +1,6 @@
 //! Places of values in sorted rows, how often values are there, and which there are.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
@@ -86,7 +87,7 @@ operators! {
     /// reads how many they are, unless it is given.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
         fn repeat_interleave_tensor(repeats: tensor, dim: optional_int)
-        = Composite(|call| repeat_interleave(call).map(single));
+        = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns the different elements, sorted; where each element stands among them, and how often each is there, where it is asked for.
     "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
         fn unique(sorted: bool, return_inverse: bool, return_counts: bool) -> 3
@@ -271,14 +272,14 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
 /// Returns a sorted vector and a number in the dtype in which they are compared.
 fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
     let is_fraction = number.is_floating_point() && !sequence.dtype().is_floating_point();
-    let dtype = if is_fraction { DType::F32 } else { sequence.dtype() };
+    let dtype = if is_fraction { default_dtype() } else { sequence.dtype() };
     Ok([sequence.to_dtype(dtype)?, Tensor::full(&[], number, dtype, sequence.device())?])
 }
 
 fn check_floats(x: &Tensor, name: &str) -> Result<()> {
     match x.dtype() {
         dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
-        dtype => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+        dtype => Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'"))),
     }
 }
 
@@ -490,9 +491,9 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
 }
 
 fn logspace(call: &Call<'_>) -> Result<Tensor> {
-    let dtype = call.optional_dtype(4).unwrap_or(DType::F32);
+    let dtype = call.optional_dtype(4).unwrap_or_else(default_dtype);
     if dtype == DType::Bool {
-        return Err(Error::invalid("\"logspace\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"logspace\" not implemented for 'Bool'"));
     }
     let [start, end] = [0, 1].map(|place| match dtype.is_floating_point() {
         true => call.argument(place),

@@ -1,5 +1,6 @@
 //! New tensors: of one value, counted, copied and converted, padded, repeated.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count};
 use thalweg_runtime::{Device, Error, Result};
@@ -28,19 +29,19 @@ operators! {
         fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2)), complex: EachPart;
     /// Returns zeros.
     "zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, || DType::F32));
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, default_dtype));
     /// Returns zeros of a tensor's shape.
     "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn zeros_like() = Composite(|call| filled_like(call, Scalar::I64(0), 1));
     /// Returns ones.
     "ones(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, || DType::F32));
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, default_dtype));
     /// Returns ones of a tensor's shape.
     "ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
     /// Returns a tensor whose elements are anything.
     "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
-        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, DType::F32).map(single)), out_form: "empty.out";
+        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, default_dtype()).map(single)), out_form: "empty.out";
     /// Returns a tensor of a tensor's shape whose elements are anything.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {
@@ -48,7 +49,7 @@ operators! {
         });
     /// Returns a tensor of a shape with these strides, whose elements are anything.
     "empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, DType::F32).map(single));
+        = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, default_dtype()).map(single));
     /// Returns zeros of a shape, of a tensor's dtype and device.
     "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_zeros(size: ints)
@@ -73,7 +74,7 @@ operators! {
         });
     /// Returns a number as a tensor without dimensions.
     "scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| filled(call, &[], call.scalar(0), 1, || DType::F32)), complex: EachPart;
+        = Composite(|call| filled(call, &[], call.scalar(0), 1, default_dtype)), complex: EachPart;
     /// Returns 0, 1, … below an end.
     "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single));
@@ -139,13 +140,13 @@ operators! {
     "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             converted(call, call.tensor(0), call.dtype(1), (call.bool(3), call.optional_int(4))).map(single)
-        }), complex: Taken;
+        }), autocast: Parts, complex: Taken;
     /// Returns the elements in the dtype of another tensor; the tensor itself where it has that dtype and no copy is asked for.
     "to.other(Tensor(a) self, Tensor other, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let dtype = call.tensor(1).dtype();
             converted(call, call.tensor(0), dtype, (call.bool(3), call.optional_int(4))).map(single)
-        }), complex: Taken;
+        }), autocast: Parts, complex: Taken;
     /// Returns the tensor with a number of elements of one value before and behind each of the last dimensions, the last one first;
     /// negative numbers cut off.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
@@ -186,38 +187,38 @@ operators! {
             let missing = x.rank().saturating_sub(dims.len());
             let repeats: SmallVec<[i64; 6]> = std::iter::repeat_n(1, missing).chain(dims).collect();
             repeat(x, &repeats).map(single)
-        });
+        }), autocast: Parts;
     /// Returns each place of a dimension so many times in a row; without a dimension each element.
     "repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
-        fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single));
+        fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns dimensions in reverse order.
     "flip(Tensor self, int[] dims) -> Tensor"
         fn flip(dims: ints) = Differentiable(flip, &FLIP), complex: Taken;
     /// Returns a matrix with its columns in reverse order.
     "fliplr(Tensor self) -> Tensor"
-        fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single));
+        fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single)), autocast: Parts;
     /// Returns a tensor with its first dimension in reverse order.
     "flipud(Tensor self) -> Tensor"
-        fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single));
+        fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single)), autocast: Parts;
     /// Returns dimensions moved on by so many places, what falls off at the end coming first; without a dimension all elements in a
     /// row.
     "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"
         fn roll(shifts: ints, dims: ints) = Composite(|call| roll(call).map(single));
     /// Returns the tensor with the frequency 0 of dimensions, or of all, moved from the first place to the middle.
     "fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor"
-        fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single));
+        fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single)), autocast: Parts;
     /// Returns the tensor with the frequency 0 of dimensions, or of all, moved back from the middle to the first place.
     "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
-        fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single));
+        fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single)), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
     "meshgrid(Tensor[] tensors) -> Tensor[]"
         of fn meshgrid(tensors: tensors) -> list
-        = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
+        = Composite(|call| meshgrid(call.tensor_list(0), "ij")), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
     /// first.
     "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
         of fn meshgrid_indexing(tensors: tensors, indexing: str) -> list
-        = Composite(|call| meshgrid(call.tensor_list(0), call.str(1)));
+        = Composite(|call| meshgrid(call.tensor_list(0), call.str(1))), autocast: Parts;
 }
 
 /// Nothing is left of what was there; the gradient of a value is the sum.
@@ -335,7 +336,7 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
 /// Returns start, start + step, … on this side of an end.
 fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
     let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
-    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { DType::F32 });
+    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { default_dtype() });
     let [from, to, by] = [start, end, step].map(Scalar::to_f64);
     if by == 0.0 || by.is_nan() {
         return Err(Error::invalid("step must be nonzero"));
@@ -368,12 +369,12 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
 
 fn linspace(call: &Call<'_>) -> Result<Tensor> {
     let [start, end] = [call.scalar(0), call.scalar(1)];
-    let dtype = options(call, 3)?.unwrap_or(DType::F32);
+    let dtype = options(call, 3)?.unwrap_or_else(default_dtype);
     let Ok(steps) = usize::try_from(call.int(2)) else {
         return Err(Error::invalid("number of steps must be non-negative"));
     };
     if dtype == DType::Bool {
-        return Err(Error::invalid("\"linspace\" not implemented for 'Bool'"));
+        return Err(Error::not_implemented("\"linspace\" not implemented for 'Bool'"));
     }
     let [start, end] = [start, end].map(|bound| match dtype.is_floating_point() {
         true => bound.to_f64(),
@@ -394,7 +395,8 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
 /// Returns where a matrix's column is at most `diagonal` to the right of its row.
 fn lower([rows, columns]: [usize; 2], diagonal: i64, device: &Device) -> Result<Tensor> {
     // Beyond the corners all diagonals are the same.
-    let diagonal = diagonal.clamp(-(rows as i64) - 1, columns as i64 + 1);
+    let diagonal =
+        diagonal.clamp((rows as i64).saturating_neg().saturating_sub(1), (columns as i64).saturating_add(1));
     let sizes = [rows, columns];
     let arguments = [Argument::Scalar(Scalar::I64(diagonal)), as_ints(&sizes).into(), DType::Bool.into()];
     super::call(built_in!("thalweg::triangle")?, &arguments, Some(device), std::panic::Location::caller())
@@ -406,7 +408,7 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
             return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
         }
     }
-    let dtype = options(call, at)?.unwrap_or(DType::F32);
+    let dtype = options(call, at)?.unwrap_or_else(default_dtype);
     let size = size.map(|extent| extent as usize);
     let result = Tensor::zeros(&size, dtype, call.device)?;
     no_grad(|| diagonal(&result, 0, 0, 1)?.fill_(1))?;
@@ -639,7 +641,7 @@ fn roll(call: &Call<'_>) -> Result<Tensor> {
     let mut result = x.copied(call.label.location)?;
     for (&dim, &shift) in dims.iter().zip(&shifts) {
         if x.rank() == 0 {
-            return Err(Error::invalid(format!("Dimension specified as {dim} but tensor has no dimensions")));
+            return Err(Error::index(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
         result = rolled(&result, wrap(dim, x.rank())?, shift)?;
     }

@@ -14,7 +14,7 @@ operators! {
     /// Targets are (batch, places), or one after another. The gradient is that of probabilities whose sum is 1, as in PyTorch.
     "ctc_loss.IntList(Tensor log_probs, Tensor targets, int[] input_lengths, int[] target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
         fn ctc_loss(targets: tensor, input_lengths: ints, target_lengths: ints, blank: int, reduction: int, zero_infinity: bool)
-        = Composite(|call| ctc(call, &call.ints(2), &call.ints(3)));
+        = Composite(|call| ctc(call, &call.ints(2), &call.ints(3))), autocast: Parts;
     /// Returns −ln of the probability of each sequence of labels, with the lengths in tensors, which the host reads: blocks.
     "ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
         fn ctc_loss_tensor(targets: tensor, input_lengths: tensor, target_lengths: tensor, blank: int, reduction: int, zero_infinity: bool)
@@ -24,7 +24,7 @@ operators! {
                 lengths.detach().to_dtype(DType::I64)?.reshape(&[lengths.elements()])?.to_vec()
             };
             ctc(call, &read(2)?, &read(3)?)
-        });
+        }), autocast: Parts;
 }
 
 /// The logarithm of what is impossible; sums of it stay finite, so that gradients do.
@@ -56,7 +56,10 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     // The first state is a blank or the first label.
     let starts = places.lt_scalar(2)?.logical_and(&places.le(&counts_column.mul_scalar(2)?)?)?;
     let nowhere = number(IMPOSSIBLE)?;
-    let mut sums = starts.select_where(&emitted.select(0, 0)?, &nowhere)?;
+    let first = starts.select_where(&emitted.select(0, 0)?, &nowhere)?;
+    // A sequence without times emits nothing: it is in the first state.
+    let at_rest = places.eq_scalar(0)?.select_where(&number(0.0)?, &nowhere)?;
+    let mut sums = times_column.gt_scalar(0)?.select_where(&first, &at_rest)?;
     let gap = |columns: usize| number(IMPOSSIBLE)?.expand(&[batch, columns]);
     for step in 1..time {
         let mut from = vec![sums.clone()];
@@ -87,7 +90,7 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
         0 => loss,
         1 => loss.div(&counts_column.reshape(&[batch])?.clamp_min(1)?)?.mean(&[], false)?,
         2 => loss.sum(&[], false)?,
-        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+        other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     };
     result.to_dtype(x.dtype()).map(single)
 }
@@ -109,9 +112,9 @@ fn check(call: &Call<'_>, x: &Tensor, times: &[i64], counts: &[i64]) -> Result<(
     if times.len() != batch || counts.len() != batch {
         return refuse("input_lengths and target_lengths must be of size batch_size".into());
     }
-    if time == 0 || times.iter().any(|time_of| !(1..=time as i64).contains(time_of)) {
+    if time == 0 || times.iter().any(|time_of| !(0..=time as i64).contains(time_of)) {
         return refuse(format!(
-            "Expected input_lengths to have value at least 1 and at most {time}, but got {times:?}"
+            "Expected input_lengths to have value at least 0 and at most {time}, but got {times:?}"
         ));
     }
     let room = match *targets.shape() {

@@ -20,11 +20,11 @@ operators! {
         fn pairwise_distance(x2: tensor, p: float, eps: float, keepdim: bool)
         = Composite(|call| {
             pairwise(call.tensor(0), call.tensor(1), call.float(2), call.float(3), call.bool(4)).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
         fn cdist(x2: tensor, p: float, compute_mode: optional_int)
-        = Composite(|call| cdist(call).map(single));
+        = Composite(|call| cdist(call).map(single)), autocast: Full;
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
         = Composite(|call| cdist(call).map(single));
@@ -43,7 +43,7 @@ operators! {
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
     "pdist(Tensor self, float p=2) -> Tensor"
         fn pdist(p: float)
-        = Composite(|call| pdist(call).map(single));
+        = Composite(|call| pdist(call).map(single)), autocast: Full;
     /// Returns the cosine of the angle between vectors along a dimension; norms are at least eps.
     "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor"
         fn cosine_similarity(x2: tensor, dim: int, eps: float)

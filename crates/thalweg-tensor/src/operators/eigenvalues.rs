@@ -18,7 +18,7 @@ operators! {
         fn linalg_eig() -> 2 = Composite(|call| eigen(call, "torch.linalg.eig"));
     /// Returns the eigenvalues of square matrices, in no order. Blocks, because the elements must be finite.
     "linalg_eigvals(Tensor self) -> Tensor"
-        fn linalg_eigvals() = Composite(|call| Ok(eigen(call, "torch.linalg.eigvals")?.into_iter().take(1).collect()));
+        fn linalg_eigvals() = Composite(|call| Ok(eigen(call, "torch.linalg.eigvals")?.into_iter().take(1).collect())), autocast: Parts;
     /// Returns the eigenvalues of square matrices, in no order. Blocks, because the elements must be finite.
     "_linalg_eigvals(Tensor self) -> Tensor"
         = Composite(|call| Ok(eigen(call, "torch.linalg.eigvals")?.into_iter().take(1).collect()));

@@ -8,6 +8,7 @@
 //! A transform of real numbers is one of complex numbers of which half is kept, and one to real numbers is the real part of one that
 //! counts the kept half twice.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Device, Error, Label, Result};
@@ -202,7 +203,7 @@ fn dimensions(x: &Tensor, dims: &[i64]) -> Result<Shape> {
     let mut wrapped = Shape::new();
     for &dim in dims {
         if x.rank() == 0 {
-            return Err(Error::invalid(format!("Dimension specified as {dim} but tensor has no dimensions")));
+            return Err(Error::index(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
         let dim = wrap(dim, x.rank())?;
         if wrapped.contains(&dim) {
@@ -230,7 +231,7 @@ fn promoted(x: &Tensor, is_complex: bool) -> Result<Tensor> {
             return Err(Error::invalid(format!("Unsupported dtype {}", x.dtype())));
         }
         dtype if dtype.is_differentiable() => dtype,
-        _ => DType::F32,
+        _ => default_dtype(),
     };
     x.to_dtype(if is_complex { dtype.complex() } else { dtype })
 }
@@ -429,7 +430,7 @@ fn points(call: &Call<'_>) -> Result<usize> {
 }
 
 fn frequencies(call: &Call<'_>, places: &Tensor) -> Result<Tensors> {
-    let dtype = call.optional_dtype(2).unwrap_or(DType::F32);
+    let dtype = call.optional_dtype(2).unwrap_or_else(default_dtype);
     let step = 1.0 / (call.int(0) as f64 * call.float(1));
     places.to_dtype(dtype)?.mul_scalar(step).map(single)
 }

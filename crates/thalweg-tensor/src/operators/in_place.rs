@@ -68,12 +68,6 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
                 "a leaf Variable that requires grad is being used in an in-place operation.",
             ));
         }
-        if target.is_view() {
-            return Err(Error::invalid(format!(
-                "a view through which gradients flow keeps its shape and strides; call {} and use the tensor that it returns",
-                functional.name()
-            )));
-        }
     }
     let view = functional.call(call.arguments, None, call.label)?.swap_remove(0);
     target.set_layout(view.layout().clone());

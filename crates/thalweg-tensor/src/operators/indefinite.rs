@@ -18,7 +18,7 @@ operators! {
     /// diagonal, and L ones; and the swapped rows, from 1 on, negative for both rows of a block of two. Blocks.
     "linalg_ldl_factor(Tensor self, *, bool hermitian=False) -> (Tensor LD, Tensor pivots)"
         fn linalg_ldl_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.ldl_factor", true)?.into_iter().take(2).collect()));
+        = Composite(|call| Ok(factors(call, "torch.linalg.ldl_factor", true)?.into_iter().take(2).collect())), autocast: Parts;
     /// Returns L and D of symmetric matrices in one, the swapped rows, and 0 or the first block of D that is 0.
     "linalg_ldl_factor_ex(Tensor self, *, bool hermitian=False, bool check_errors=False) -> (Tensor LD, Tensor pivots, Tensor info)"
         fn linalg_ldl_factor_ex() -> 3

@@ -134,7 +134,7 @@ operators! {
     /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a
     /// row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
-        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), complex: Taken;
+        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), autocast: Parts, complex: Taken;
     /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
     /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
     "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
@@ -388,7 +388,7 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
 pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {
     let dim = wrap(dim, x.rank())?;
     if index.rank() > 1 {
-        return Err(Error::invalid("index_select(): Index is supposed to be a vector"));
+        return Err(Error::index("index_select(): Index is supposed to be a vector"));
     }
     let index = long(index, "index_select")?;
     let source = at_least_1d(x)?;
@@ -578,7 +578,7 @@ impl Places {
         let (x, index) = (call.tensor(0), call.tensor(2));
         let dim = wrap(call.int(1), x.rank())?;
         if index.rank() > 1 {
-            return Err(Error::invalid(format!("{operator}(): Index is supposed to be a vector")));
+            return Err(Error::index(format!("{operator}(): Index is supposed to be a vector")));
         }
         if source.dtype() != x.dtype() {
             return Err(Error::invalid(format!(
@@ -654,7 +654,7 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
     let dim = wrap(call.int(1), x.rank())?;
     let index = long(call.tensor(2), "index_fill_")?;
     if index.rank() > 1 {
-        return Err(Error::invalid("index_fill_(): Index is supposed to be a vector"));
+        return Err(Error::index("index_fill_(): Index is supposed to be a vector"));
     }
     let mut shape: Shape = at_least_1d(x)?.shape().into();
     let extent = shape[dim];

@@ -16,9 +16,9 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Puts tensors one after another along a dimension: they agree in all others, or are empty with one dimension.
-    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart], autocast: Widest, complex: Taken;
+    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart], complex: Taken;
     /// Puts tensors of one shape side by side along a new dimension.
-    "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack), autocast: Widest;
+    "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
     /// Cuts a dimension of each tensor into so many chunks, the last filled up with zeros, and puts the chunks of all tensors, as
     /// rows, side by side.
     "_chunk_cat(Tensor[] tensors, int dim, int num_chunks) -> Tensor" = Composite(chunk_cat);
@@ -61,7 +61,7 @@ fn is_skipped(shape: &[usize]) -> bool {
 fn cat(call: &Call<'_>) -> Result<Tensors> {
     let list = call.tensor_list(0);
     let Some(first) = list.iter().find(|tensor| !is_skipped(tensor.shape())).or(list.first()) else {
-        return Err(Error::invalid("torch.cat(): expected a non-empty list of Tensors"));
+        return Err(Error::value("torch.cat(): expected a non-empty list of Tensors"));
     };
     if first.rank() == 0 {
         return Err(Error::invalid("zero-dimensional tensor (at position 0) cannot be concatenated"));

@@ -21,7 +21,7 @@ operators! {
     /// Returns the exponentials of square matrices, by a Taylor polynomial of a part A / 2ˢ of each, which is squared s times. The host
     /// reads the norm, from which s follows.
     "matrix_exp(Tensor self) -> Tensor"
-        fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single));
+        fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the exponentials of square matrices. The host reads their greatest norm.
     "linalg_matrix_exp(Tensor self) -> Tensor"
         fn linalg_matrix_exp()

@@ -36,10 +36,10 @@ operators! {
         fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single)), autocast: Widest;
     /// Returns the products of each element of a vector with each of another.
     "outer(Tensor self, Tensor vec2) -> Tensor"
-        fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single));
+        fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single)), autocast: Parts;
     /// Returns the sums of products over the last dimensions of both.
     "inner(Tensor self, Tensor other) -> Tensor"
-        fn inner(other: tensor) = Composite(inner);
+        fn inner(other: tensor) = Composite(inner), autocast: Widest;
     /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self does not count.
     "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {

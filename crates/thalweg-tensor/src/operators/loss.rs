@@ -5,6 +5,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::Composite;
 use super::{call, operators, single};
+use crate::autocast::dtype_in_full;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::loops::{LoopArguments, Points};
@@ -55,10 +56,10 @@ operators! {
         = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, for images of classes.
     "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(nll);
+        = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, of any number of dimensions.
     "nll_loss_nd(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(nll);
+        = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, reduced, and the sum of the classes' weights.
     "nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
         = Composite(nll_forward);
@@ -67,7 +68,7 @@ operators! {
         = Composite(nll_forward);
     /// Returns −ln softmax(self) at each row's class, or against probabilities of self's shape, reduced.
     "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"
-        = Composite(cross_entropy);
+        = Composite(cross_entropy), autocast: Parts;
 }
 
 impl Tensor {
@@ -89,7 +90,7 @@ pub(super) fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Ten
         0 => Ok(loss.clone()),
         1 => loss.mean(&[], false),
         2 => loss.sum(&[], false),
-        other => Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+        other => Err(Error::value(format!("{other} is not a valid value for reduction"))),
     };
     result?.to_dtype(dtype).map(single)
 }
@@ -101,7 +102,7 @@ fn dtype_of(call: &Call<'_>) -> Result<DType> {
     if dtype.is_floating_point() {
         return Ok(dtype);
     }
-    Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+    Err(Error::not_implemented(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
 }
 
 /// Returns a loss of the first two tensors' elements, which are broadcast: one loop computes and reduces it.
@@ -127,7 +128,7 @@ fn of_pair(
     arguments.scalars.push(Scalar::F64(match reduction {
         1 => count,
         2 => 1.0,
-        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+        other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     }));
     arguments.points = Points::Reduced((0..shape.len()).collect());
     // What is broadcast is widened first, since its gradient is a sum.
@@ -245,14 +246,14 @@ struct Classes {
 impl Classes {
     fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
         if x.rank() == 0 {
-            return Err(Error::invalid("input tensor should be 1D or 2D"));
+            return Err(Error::value("input tensor should be 1D or 2D"));
         }
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
         let count = rows.remove(dimension);
         if target.shape() != rows.as_slice() {
             let same_batch = x.rank() == 1 || target.rank() == 0 || x.shape()[0] == target.shape()[0];
-            return Err(Error::invalid(match (same_batch, x.rank()) {
+            return Err(Error::value(match (same_batch, x.rank()) {
                 (false, _) => format!(
                     "Expected input batch_size ({}) to match target batch_size ({}).",
                     x.shape()[0],
@@ -334,7 +335,7 @@ fn nll(call: &Call<'_>) -> Result<Tensors> {
         0 => losses,
         1 => classes.mean(&losses, target, weight.map(|_| &weights), ignored)?,
         2 => losses.sum(&[], false)?,
-        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+        other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     };
     loss.to_dtype(x.dtype()).map(single)
 }
@@ -355,18 +356,18 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
         return Err(Error::invalid(format!("label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")));
     }
     if !(0..=2).contains(&reduction) {
-        return Err(Error::invalid(format!("{reduction} is not a valid value for reduction")));
+        return Err(Error::value(format!("{reduction} is not a valid value for reduction")));
     }
     if target.dtype().is_floating_point() {
         return against_probabilities(call, smoothing);
     }
     let classes = Classes::of(x, target, weight)?;
-    let (losses, weights) = match (weight, smoothing > 0.0) {
-        (_, true) => smoothed(call, &classes, (x, target, weight), ignored, smoothing)?,
-        (None, false) => (by_softmax(call, &classes, x, target, ignored)?, None),
-        (Some(_), false) => {
+    let (losses, weights) = match weight {
+        None => (by_softmax(call, &classes, ignored, smoothing)?, None),
+        Some(weight) if smoothing > 0.0 => smoothed(call, &classes, weight, ignored, smoothing)?,
+        Some(_) => {
             let [_, weights] = classes.pick(call.label, &x.detach(), target, weight, ignored)?;
-            (by_softmax(call, &classes, x, target, ignored)?.mul(&weights)?, Some(weights))
+            (by_softmax(call, &classes, ignored, 0.0)?.mul(&weights)?, Some(weights))
         }
     };
     let loss = match reduction {
@@ -374,48 +375,46 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
         1 => classes.mean(&losses, target, weights.as_ref(), ignored)?,
         _ => losses.sum(&[], false)?,
     };
-    loss.to_dtype(x.dtype()).map(single)
+    loss.to_dtype(dtype_in_full(x)).map(single)
 }
 
-/// Returns −ln softmax(x) at each row's class, in the dtype that x is computed in.
-fn by_softmax(
-    call: &Call<'_>,
-    classes: &Classes,
-    x: &Tensor,
-    target: &Tensor,
-    ignored: i64,
-) -> Result<Tensor> {
-    let arguments = LoopArguments {
+/// Returns −ln softmax(x) at each row's class, or against targets of which a part is spread over all classes, in the dtype that x is computed in.
+fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) -> Result<Tensor> {
+    let mut arguments = LoopArguments {
         scalars: [classes.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
         points: Points::Reduced([classes.dimension].into_iter().collect()),
         ..LoopArguments::default()
     };
-    let operator = built_in!("thalweg::cross_entropy_wide")?;
-    Ok(operator.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))
+    let operator = match smoothing {
+        0.0 => built_in!("thalweg::cross_entropy")?,
+        _ => {
+            arguments.scalars.push(Scalar::F64(smoothing));
+            built_in!("thalweg::cross_entropy_smoothed")?
+        }
+    };
+    let tensors = [call.tensor(0), call.tensor(1)];
+    Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }
 
-/// Returns the losses against targets of which a part is spread over all classes, and the weights of the rows' classes, if there are any.
+/// Returns the losses against targets of which a part is spread over all classes by their weights, and the weights of the rows' classes.
 fn smoothed(
     call: &Call<'_>,
     classes: &Classes,
-    (x, target, weight): (&Tensor, &Tensor, Option<&Tensor>),
+    weight: &Tensor,
     ignored: i64,
     smoothing: f64,
 ) -> Result<(Tensor, Option<Tensor>)> {
+    let (x, target) = (call.tensor(0), call.tensor(1));
     let logarithms = wide(x)?.log_softmax(classes.dimension as i64)?;
-    let [losses, weights] = classes.pick(call.label, &logarithms, target, weight, ignored)?;
-    let (per_class, counts) = match weight {
-        Some(weight) => {
-            let weight = weight.detach().to_dtype(logarithms.dtype())?;
-            let [_, counts] = classes.pick(call.label, &logarithms.detach(), target, None, ignored)?;
-            (logarithms.mul(&classes.spread(&weight, x.shape())?)?, counts)
-        }
-        None => (logarithms.clone(), weights.clone()),
-    };
-    let spread = per_class.sum(&[classes.dimension as i64], false)?.mul(&counts)?;
+    let [losses, weights] = classes.pick(call.label, &logarithms, target, Some(weight), ignored)?;
+    let weight = weight.detach().to_dtype(logarithms.dtype())?;
+    let per_class = logarithms.mul(&classes.spread(&weight, x.shape())?)?;
+    let spread = per_class.sum(&[classes.dimension as i64], false)?;
+    let zero = Tensor::zeros(&[], spread.dtype(), spread.device())?;
+    let spread = target.ne_scalar(ignored)?.select_where(&spread, &zero)?;
     let part = -smoothing / classes.count as f64;
     let losses = losses.mul_scalar(1.0 - smoothing)?.add(&spread.mul_scalar(part)?)?;
-    Ok((losses, weight.map(|_| weights)))
+    Ok((losses, Some(weights)))
 }
 
 /// Returns −Σ target · ln softmax(x), where the target gives every class a probability.
@@ -452,5 +451,5 @@ fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
         }
         _ => losses.sum(&[], false)?,
     };
-    loss.to_dtype(x.dtype()).map(single)
+    loss.to_dtype(dtype_in_full(x)).map(single)
 }

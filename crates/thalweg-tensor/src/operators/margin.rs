@@ -1,5 +1,6 @@
 //! Losses of margins, angles and counts.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
@@ -15,7 +16,7 @@ operators! {
     /// Returns 1 − cos of the rows' angle where the target is 1, max(0, cos − margin) where it is −1, reduced.
     "cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
         fn cosine_embedding_loss(input2: tensor, target: tensor, margin: float, reduction: int)
-        = Composite(cosine_embedding_loss);
+        = Composite(cosine_embedding_loss), autocast: Full;
     /// Returns self where the target is 1, max(0, margin − self) where it is −1, reduced.
     "hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean) -> Tensor"
         fn hinge_embedding_loss(target: tensor, margin: float, reduction: int)
@@ -32,20 +33,20 @@ operators! {
     /// those to anchor and positive.
     "triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor"
         fn triplet_margin_loss(positive: tensor, negative: tensor, margin: float, p: float, eps: float, swap: bool, reduction: int)
-        = Composite(triplet_margin_loss);
+        = Composite(triplet_margin_loss), autocast: Full;
     /// Returns the negative logarithm of a Poisson distribution's probability, reduced; `full` adds Stirling's approximation of ln target!.
     "poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int reduction) -> Tensor"
         fn poisson_nll_loss(target: tensor, log_input: bool, full: bool, eps: float, reduction: int)
-        = Composite(poisson_nll_loss);
+        = Composite(poisson_nll_loss), autocast: Full;
     /// Returns the mean over classes of max(0, margin − self at the target + self)ᵖ, times the target's weight, reduced.
     "multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor"
         fn multi_margin_loss(target: tensor, p: scalar, margin: scalar, weight: optional_tensor, reduction: int)
-        = Composite(multi_margin_loss);
+        = Composite(multi_margin_loss), autocast: Full;
     /// Returns the sum over targets and other classes of max(0, 1 − self at the target + self), over the classes, reduced. A row's targets
     /// end at the first that is −1.
     "multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
         fn multilabel_margin_loss(target: tensor, reduction: int)
-        = Composite(multilabel_margin_loss);
+        = Composite(multilabel_margin_loss), autocast: Full;
 }
 
 fn cosine_embedding_loss(call: &Call<'_>) -> Result<Tensors> {
@@ -61,7 +62,7 @@ fn cosine_embedding_loss(call: &Call<'_>) -> Result<Tensors> {
     }
     let dim = [dims as i64 - 1];
     let dtype = x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
-    let dtype = if dtype.is_floating_point() { dtype } else { DType::F32 };
+    let dtype = if dtype.is_floating_point() { dtype } else { default_dtype() };
     let (x, y) = (x.to_dtype(dtype.compute())?, y.to_dtype(dtype.compute())?);
     let sums = |a: &Tensor, b: &Tensor| a.mul(b)?.sum(&dim, false);
     let square = |a: &Tensor| sums(a, a)?.add_scalar(1e-12);
@@ -76,7 +77,7 @@ fn triplet_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let [anchor, positive, negative] = [0, 1, 2].map(|place| call.tensor(place));
     let [margin, p, eps] = [3, 4, 5].map(|place| call.float(place));
     if margin <= 0.0 || margin.is_nan() {
-        return Err(Error::invalid(format!("margin must be greater than 0, got {margin}")));
+        return Err(Error::value(format!("margin must be greater than 0, got {margin}")));
     }
     if anchor.rank() != positive.rank() || anchor.rank() != negative.rank() {
         return Err(Error::invalid(format!(
@@ -122,7 +123,7 @@ fn rows_of_classes(x: &Tensor) -> Result<Tensor> {
         )));
     }
     if !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!("the loss is not implemented for '{}'", x.dtype())));
+        return Err(Error::not_implemented(format!("the loss is not implemented for '{}'", x.dtype())));
     }
     let classes = x.shape().last().copied().unwrap_or(1);
     x.reshape(&[x.elements() / classes.max(1), classes])
@@ -139,7 +140,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(4));
     let (p, margin) = (call.scalar(2).to_f64(), call.scalar(3).to_f64());
     if p != 1.0 && p != 2.0 {
-        return Err(Error::invalid("only p == 1 and p == 2 supported"));
+        return Err(Error::value("only p == 1 and p == 2 supported"));
     }
     let rows = wide(&rows_of_classes(x)?)?;
     let [count, classes] = [rows.shape()[0], rows.shape()[1]];

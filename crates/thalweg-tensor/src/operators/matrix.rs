@@ -18,7 +18,7 @@ operators! {
             1 => diag_embed(call.tensor(0), call.int(1), 0, 1).map(single),
             2 => diagonal(call.tensor(0), call.int(1), 0, 1)?.copied(call.label.location).map(single),
             rank => Err(Error::invalid(format!("diag(): Supports 1D or 2D tensors. Got {rank}D"))),
-        });
+        }), autocast: Parts;
     /// Returns matrices whose diagonals are the last dimension's rows, in two dimensions of the result.
     "diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor"
         fn diag_embed(offset: int, dim1: int, dim2: int)
@@ -28,11 +28,11 @@ operators! {
         fn diagflat(offset: int) = Composite(|call| {
             let x = call.tensor(0);
             diag_embed(&x.reshape(&[x.elements()])?, call.int(1), 0, 1).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the diagonals of matrices as the last dimension.
     "linalg_diagonal(Tensor(a) A, *, int offset=0, int dim1=-2, int dim2=-1) -> Tensor(a)"
         fn linalg_diagonal()
-        = Composite(|call| diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single));
+        = Composite(|call| diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single)), autocast: Parts;
     /// Returns the sum of a matrix's diagonal.
     "trace(Tensor self) -> Tensor" fn trace() = Composite(|call| {
         let x = call.tensor(0);
@@ -48,18 +48,18 @@ operators! {
     "triu_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| triangle_indices(call, false).map(single));
     /// Returns the products of all elements of one tensor with the other: blocks of the second, a block per element of the first.
-    "kron(Tensor self, Tensor other) -> Tensor" fn kron(other: tensor) = Composite(|call| kron(call).map(single));
+    "kron(Tensor self, Tensor other) -> Tensor" fn kron(other: tensor) = Composite(|call| kron(call).map(single)), autocast: Parts;
     /// Returns the sums of products over dimensions of one tensor and those of another.
     "tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"
         fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single)), autocast: Widest;
     /// Returns the product of matrices, in the order that takes the fewest multiplications; the first and last may be vectors.
     "linalg_multi_dot(Tensor[] tensors) -> Tensor"
         of fn linalg_multi_dot(tensors: tensors)
-        = Composite(|call| multi_dot(call).map(single));
+        = Composite(|call| multi_dot(call).map(single)), autocast: Lower;
     /// Returns the matrix of powers, from 0 on, of a vector's elements: a row each.
     "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor"
         fn linalg_vander()
-        = Composite(|call| vander(call).map(single));
+        = Composite(|call| vander(call).map(single)), autocast: Parts;
     /// Returns the sums of products along a dimension, which are broadcast.
     "linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor"
         fn linalg_vecdot(y: tensor)
@@ -155,6 +155,20 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
             Err(refusal())
         };
     }
+    if call.device.is_meta() {
+        // Columns of the first rows, which have none, of those that have some, and of those that have all.
+        let lower = |offset: i64| {
+            let [first, whole] =
+                [offset.saturating_neg(), (columns - 1).saturating_sub(offset)].map(|row| row.clamp(0, rows));
+            let (few, all) = (i128::from(whole - first), i128::from(rows - whole) * i128::from(columns));
+            few * (i128::from(first) + i128::from(whole) + 1) / 2 + few * i128::from(offset) + all
+        };
+        let count = match is_lower {
+            true => lower(offset),
+            false => i128::from(rows) * i128::from(columns) - lower(offset.saturating_sub(1)),
+        };
+        return Tensor::empty(&[2, count as usize], index_dtype(call)?, call.device);
+    }
     let count: i64 = (0..rows).map(|row| range(row).end - range(row).start).sum();
     let mut list: Vec<i64> = host_room(count as usize * 2)?;
     list.extend((0..rows).flat_map(|row| range(row).map(move |_| row)));
@@ -165,7 +179,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
 /// Returns the dtype of indices: integers that hold places.
 fn index_dtype(call: &Call<'_>) -> Result<DType> {
     match call.optional_dtype(3).unwrap_or(DType::I64) {
-        DType::Bool => Err(Error::invalid("\"tril_indices\" not implemented for 'Bool'")),
+        DType::Bool => Err(Error::not_implemented("\"tril_indices\" not implemented for 'Bool'")),
         dtype => Ok(dtype),
     }
 }

@@ -18,52 +18,52 @@ operators! {
         fn linalg_norm() = Composite(|call| {
             let ord = call.optional_scalar(1).map(Ord::Number);
             norm(call, ord).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the norm `fro` or `nuc` of matrices.
     "linalg_norm.ord_str(Tensor self, str ord, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_norm_ord_str(order: str, dim: optional_ints, keepdim: bool)
-        = Composite(|call| norm(call, Some(Ord::of(call.str(1))?)).map(single));
+        = Composite(|call| norm(call, Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
     /// Returns a norm of matrices: 1 and ∞ are the greatest sums of sizes of columns and rows, 2 is the greatest singular value, and
     /// negative ones are the least.
     "linalg_matrix_norm(Tensor self, Scalar ord, int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_matrix_norm(order: scalar, dim: ints, keepdim: bool)
         = Composite(|call| {
             matrix_norm(call.tensor(0), Ord::Number(call.scalar(1)), &call.ints(2), call.bool(3), call.optional_dtype(4)).map(single)
-        });
+        }), autocast: Full;
     /// Returns a norm of matrices: `fro` is the root of the sum of squares, `nuc` the sum of singular values.
     "linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_matrix_norm_str_ord(order: str, dim: ints, keepdim: bool)
         = Composite(|call| {
             matrix_norm(call.tensor(0), Ord::of(call.str(1))?, &call.ints(2), call.bool(3), call.optional_dtype(4)).map(single)
-        });
+        }), autocast: Full;
     /// Returns how much a matrix may enlarge errors, in a norm: the greatest singular value over the least where there is none.
     "linalg_cond(Tensor self, Scalar? p=None) -> Tensor"
         fn linalg_cond(p: optional_scalar)
-        = Composite(|call| cond(call.tensor(0), call.optional_scalar(1).map(Ord::Number)).map(single));
+        = Composite(|call| cond(call.tensor(0), call.optional_scalar(1).map(Ord::Number)).map(single)), autocast: Parts;
     /// Returns how much a matrix may enlarge errors, in the norm `fro` or `nuc`.
     "linalg_cond.p_str(Tensor self, str p) -> Tensor"
         fn linalg_cond_p_str(p: str)
-        = Composite(|call| cond(call.tensor(0), Some(Ord::of(call.str(1))?)).map(single));
+        = Composite(|call| cond(call.tensor(0), Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
     /// Returns matrices to the power of an integer; a negative one is that of the inverses.
     "linalg_matrix_power(Tensor self, int n) -> Tensor"
-        fn matrix_power(n: int) = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single));
+        fn matrix_power(n: int) = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single)), autocast: Parts;
     /// Returns how many singular values are above a bound.
     "linalg_matrix_rank.atol_rtol_float(Tensor self, *, float? atol=None, float? rtol=None, bool hermitian=False) -> Tensor"
         fn linalg_matrix_rank()
         = Composite(|call| {
             let bounds = Bounds::of_numbers(call)?;
             rank(call.tensor(0), &bounds, call.bool(3)).map(single)
-        });
+        }), autocast: Parts;
     /// Returns how many singular values are above bounds.
     "linalg_matrix_rank.atol_rtol_tensor(Tensor input, *, Tensor? atol=None, Tensor? rtol=None, bool hermitian=False) -> Tensor"
-        = Composite(|call| rank(call.tensor(0), &Bounds::of_tensors(call), call.bool(3)).map(single));
+        = Composite(|call| rank(call.tensor(0), &Bounds::of_tensors(call), call.bool(3)).map(single)), autocast: Parts;
     /// Returns the pseudoinverses of matrices; singular values that are not above a bound count as 0.
     "linalg_pinv.atol_rtol_float(Tensor self, *, float? atol=None, float? rtol=None, bool hermitian=False) -> Tensor"
         fn linalg_pinv()
         = Composite(|call| {
             let bounds = Bounds::of_numbers(call)?;
             pseudoinverse(call.tensor(0), &bounds, call.bool(3)).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the pseudoinverses of matrices; singular values that are not above bounds count as 0.
     "linalg_pinv.atol_rtol_tensor(Tensor self, *, Tensor? atol=None, Tensor? rtol=None, bool hermitian=False) -> Tensor"
         = Composite(|call| pseudoinverse(call.tensor(0), &Bounds::of_tensors(call), call.bool(3)).map(single));
@@ -73,7 +73,7 @@ operators! {
             let share = Tensor::full(&[], call.float(1), DType::F64, call.device)?;
             let bounds = Bounds { absolute: None, relative: Some(share) };
             pseudoinverse(call.tensor(0), &bounds, false).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the inverse of a tensor as a matrix: its first `ind` dimensions are the rows.
     "linalg_tensorinv(Tensor self, int ind=2) -> Tensor"
         fn linalg_tensorinv(ind: int)
@@ -92,7 +92,7 @@ operators! {
             }
             let shape: Shape = of_columns.iter().chain(of_rows).copied().collect();
             x.reshape(&[height, width])?.linalg_inv()?.reshape(&shape).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the tensor X whose product with a tensor A is B; dimensions of A may be moved behind the others first.
     "linalg_tensorsolve(Tensor self, Tensor other, int[]? dims=None) -> Tensor"
         fn linalg_tensorsolve(other: tensor, dims: optional_ints)
@@ -111,7 +111,7 @@ operators! {
                 ));
             }
             a.reshape(&[rows, columns])?.linalg_solve(&b.reshape(&[rows])?)?.reshape(&shape).map(single)
-        });
+        }), autocast: Parts;
 }
 
 /// The order of a norm.

@@ -11,8 +11,9 @@
 //! The method takes the parameters that the entry lists, which are the first ones of the schema after `self`; the others have
 //! their defaults. Where the first is no tensor it is a function of the type: `of fn einsum(equation: str, tensors: tensors)`. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
 //! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
-//! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First)); whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
-//! the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
+//! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First));
+//! whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
+//! the tensors: `autocast: Full`, and `autocast: Parts` for an operator that PyTorch makes of others in every case ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
 //! ([`Complex`]).
 //! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
@@ -148,7 +149,9 @@ pub(crate) fn define_all(mut define: impl FnMut(&OpDef)) {
 /// Returns the kernels of an operator, by key.
 pub(crate) fn kernels(definition: &OpDef) -> body::Kernels {
     let mut kernels = definition.body.kernels();
-    let of_autocast = autocast::kernel(definition.autocast).map(|kernel| (DispatchKey::Autocast, kernel));
+    let is_composite = matches!(definition.body, Body::Composite(_));
+    let of_autocast =
+        autocast::kernel(definition.autocast, is_composite).map(|kernel| (DispatchKey::Autocast, kernel));
     let of_complex = complex::kernel(definition).map(|kernel| (DispatchKey::Complex, kernel));
     kernels.extend(of_autocast.into_iter().chain(of_complex));
     kernels

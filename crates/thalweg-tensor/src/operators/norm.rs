@@ -22,10 +22,10 @@ operators! {
     /// Returns the last dimensions over the root of their mean square, times weight; eps is the dtype's where there is none.
     "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
         fn rms_norm(normalized_shape: ints, weight: optional_tensor, eps: optional_float)
-        = Composite(rms_norm), autocast: Full;
+        = Composite(rms_norm);
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias; and each group's mean and inverse deviation.
     "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"
-        = Composite(native_group_norm), autocast: Full;
+        = Composite(native_group_norm);
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias.
     "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"
         fn group_norm(num_groups: int, weight: optional_tensor, bias: optional_tensor, eps: float)
@@ -40,7 +40,7 @@ operators! {
         = Composite(|call| match call.tensor(0).elements() {
             0 => empty_batch(call).map(single),
             _ => first(running(call)?),
-        });
+        }), autocast: Parts;
     /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
     "native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(running);
@@ -68,7 +68,7 @@ operators! {
     /// Returns channels of each instance with mean 0 and variance 1, times weight plus bias.
     "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"
         fn instance_norm(weight: optional_tensor, bias: optional_tensor, running_mean: optional_tensor, running_var: optional_tensor, use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool)
-        = Composite(instance_norm);
+        = Composite(instance_norm), autocast: Parts;
 }
 
 /// Returns the first of several results.
@@ -167,7 +167,7 @@ fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
 fn check_floats(name: &str, x: &Tensor) -> Result<()> {
     match x.dtype().is_floating_point() {
         true => Ok(()),
-        false => Err(Error::invalid(format!("\"{name}\" not implemented for '{}'", x.dtype()))),
+        false => Err(Error::not_implemented(format!("\"{name}\" not implemented for '{}'", x.dtype()))),
     }
 }
 

@@ -13,7 +13,7 @@ operators! {
     /// Returns the tensor with its last dimensions padded, the last one first: with a value (`constant`), or with elements mirrored at
     /// the ends (`reflect`), the ends themselves (`replicate`), or those of the other side (`circular`).
     "pad(Tensor self, SymInt[] pad, str mode=\"constant\", float? value=None) -> Tensor"
-        fn pad(pad: ints, mode: str, value: optional_float) = Composite(|call| pad(call).map(single));
+        fn pad(pad: ints, mode: str, value: optional_float) = Composite(|call| pad(call).map(single)), autocast: Parts;
 }
 
 /// The elements that a dimension is padded with.

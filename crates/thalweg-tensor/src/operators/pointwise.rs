@@ -187,7 +187,7 @@ operators! {
             // Truth values are counted.
             let x = if x.dtype() == DType::Bool { x.to_dtype(DType::I64)? } else { x.clone() };
             built_in!("thalweg::square_of")?.call(&[(&x).into()], None, call.label)
-        }), first: Consumed;
+        }), first: Consumed, autocast: Full;
     /// Returns self between min_val and max_val. The gradient at the bounds is 0.
     "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
         fn hardtanh(min_val: scalar, max_val: scalar) = Lowered(|call| {
@@ -287,6 +287,9 @@ fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
 fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> Result<LoopCall<'a>> {
     let alpha = call.scalar(2);
     check_alpha(alpha, call.tensors)?;
+    // The factor is converted to the tensors' dtype: of truth values it is one itself.
+    let is_bool = call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
+    let alpha = if is_bool { Scalar::Bool(alpha.to_f64() != 0.0) } else { alpha };
     Ok(match is_one(alpha) {
         true => with_numbers(call, plain, []),
         false => with_numbers(call, with_alpha, [alpha]),

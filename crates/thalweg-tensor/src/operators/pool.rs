@@ -31,7 +31,7 @@ operators! {
             arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
             arguments.extend([Argument::Bool(call.bool(4)), Argument::Bool(call.bool(5))]);
             without_rows(call, built_in!("avg_pool2d")?, &arguments)
-        });
+        }), autocast: Parts;
     /// Returns the mean over each window of images.
     "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
         fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = means::<2, false>();
@@ -57,7 +57,7 @@ operators! {
             arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
             arguments.push(Argument::Bool(call.bool(5)));
             without_rows(call, built_in!("max_pool2d_with_indices")?, &arguments)
-        });
+        }), autocast: Parts;
     /// Returns the greatest element of each window of images, and its place in the plane.
     "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
         fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>(), out_form: "max_pool2d_with_indices.out(out, indices)";
@@ -73,19 +73,19 @@ operators! {
     /// Returns the greatest element of each window of planes of one axis.
     "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
         fn max_pool1d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
-        = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?));
+        = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?)), autocast: Parts;
     /// Returns the greatest element of each window of images.
     "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"
         fn max_pool2d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
-        = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?));
+        = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?)), autocast: Parts;
     /// Returns the greatest element of each window of volumes.
     "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
         fn max_pool3d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
-        = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?));
+        = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?)), autocast: Parts;
     /// Returns the mean over each of so many windows that cover an axis.
     "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
         fn adaptive_avg_pool1d(output_size: ints)
-        = Composite(|call| adaptive_of_rows(call, false, built_in!("_adaptive_avg_pool2d")?));
+        = Composite(|call| adaptive_of_rows(call, false, built_in!("_adaptive_avg_pool2d")?)), autocast: Parts;
     /// Returns the mean over each of so many windows that cover an image.
     "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
         fn adaptive_avg_pool2d(output_size: ints) = means::<2, true>();
@@ -108,7 +108,7 @@ operators! {
     /// Returns the greatest element of each of so many windows that cover an axis, and its place.
     "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
         fn adaptive_max_pool1d(output_size: ints) -> 2
-        = Composite(|call| adaptive_of_rows(call, true, built_in!("adaptive_max_pool2d")?));
+        = Composite(|call| adaptive_of_rows(call, true, built_in!("adaptive_max_pool2d")?)), autocast: Parts;
     /// Returns the greatest element of each of so many windows that cover an image, and its place.
     "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
         fn adaptive_max_pool2d(output_size: ints) -> 2
@@ -218,7 +218,7 @@ impl Pool {
                 (1, _) => {
                     format!("{name}() argument 'output_size' should contain one int (got {})", sizes.len())
                 }
-                (_, true) => format!("{name}(): internal error: output_size.size() must be {axes}"),
+                (_, true) => format!("{name}(): output_size must have {axes} numbers, got {}", sizes.len()),
                 (_, false) => format!("{name}: output_size must be {axes}"),
             });
         }
@@ -340,7 +340,7 @@ impl Kind {
         };
         match is_known {
             true => Ok(()),
-            false => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+            false => Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'"))),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
 
 use smallvec::SmallVec;
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
@@ -17,7 +18,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers in [0, 1), of a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
@@ -26,7 +27,7 @@ operators! {
         }), generator: true;
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
@@ -118,7 +119,7 @@ operators! {
         }, &NOTHING);
     /// Returns numbers with a mean and a standard deviation.
     "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 4, DType::F32, |dtype| {
+        = Composite(|call| new(call, 4, default_dtype(), |dtype| {
             normal(call, &extents(&call.ints(2))?, [call.float(0), call.float(1)], dtype)
         }));
     /// Sets every element to a number in [from, to).
@@ -169,14 +170,14 @@ operators! {
     "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
         fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single)), out: [Int64];
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
-    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single));
+    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single)), autocast: Parts;
     /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
-    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single));
+    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
     /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
-    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single));
+    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
     /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
     "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
-        = Composite(|call| drop(call, true, true).map(single));
+        = Composite(|call| drop(call, true, true).map(single)), autocast: Parts;
     /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
     "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
         let (x, p) = (call.tensor(0), call.float(1));
@@ -200,7 +201,7 @@ operators! {
     /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
     /// otherwise.
     "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
-        = Composite(|call| rrelu(call).map(single));
+        = Composite(|call| rrelu(call).map(single)), autocast: Parts;
 }
 
 /// A gradient of 0 for every tensor.
@@ -260,7 +261,7 @@ fn check_floats(dtype: DType, name: &str) -> Result<()> {
     if dtype.is_differentiable() && !dtype.is_float8() {
         return Ok(());
     }
-    Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'")))
+    Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'")))
 }
 
 fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType) -> Result<Tensor> {

@@ -1,5 +1,6 @@
 //! Reductions over dimensions, and what divides by one: sums, means, extrema, softmax.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
@@ -12,7 +13,8 @@ use super::Body::{Composite, Differentiable};
 use super::view::wrap;
 use super::{complex, operators, single};
 use crate::autograd::formula::Formula;
-use crate::dispatch::{Arguments, BuiltIn, Call, Ints};
+use crate::autograd::{is_grad_enabled, no_grad};
+use crate::dispatch::{Arguments, BuiltIn, Call, Ints, built_in};
 use crate::kernels::loops::{self, LoopArguments, LoopCall, Points};
 use crate::kernels::reductions::PRODUCT;
 use crate::tensor::{Tensor, Tensors};
@@ -54,10 +56,10 @@ operators! {
         fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN), out_form: "min.dim_min(min, min_indices)";
     /// Returns the greatest of all elements; NaN where there is one.
     "max(Tensor self) -> Tensor"
-        fn max() = Composite(|call| extremum_of(call, &AMAX, &[], false).map(single)), out_form: "max.unary_out";
+        fn max() = Composite(|call| value_among(call, || extremum_of(call, &AMAX, &[], false))), out_form: "max.unary_out";
     /// Returns the smallest of all elements; NaN where there is one.
     "min(Tensor self) -> Tensor"
-        fn min() = Composite(|call| extremum_of(call, &AMIN, &[], false).map(single)), out_form: "min.unary_out";
+        fn min() = Composite(|call| value_among(call, || extremum_of(call, &AMIN, &[], false))), out_form: "min.unary_out";
     /// Returns the smallest and the greatest element, along a dimension or of all.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
         fn aminmax() -> 2
@@ -78,6 +80,9 @@ operators! {
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
             prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
         }), out_form: "prod.int_out", autocast: Full;
+    /// Returns the second tensor, a value of some elements of the first, which share its gradient evenly; NaN is a value as others are.
+    "thalweg::value_among(Tensor self, Tensor value) -> Tensor"
+        = Differentiable(|call| Ok(single(call.tensor(1).detach())), &VALUE_AMONG);
     /// Returns the product over dimensions.
     "thalweg::prod(Tensor self, int[] dim) -> Tensor"
         = Differentiable(|call| loops::run(&LoopCall::of(&structured::PROD, call)?, call.resolved), &PRODUCT),
@@ -116,23 +121,23 @@ operators! {
         });
     /// Returns the mean over dimensions of what is not NaN, of all where the list is empty.
     "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
-        fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean);
+        fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean), autocast: Parts;
     /// Returns the variance of all elements, of floats: divided by one less than there are, unless it says otherwise.
     "var(Tensor self, bool unbiased=True) -> Tensor"
-        = Composite(|call| deviation(call, Spread::Variance, &[], bessel(call.bool(1)), false));
+        = Composite(|call| deviation(call, Spread::Variance, &[], bessel(call.bool(1)), false)), autocast: Parts;
     /// Returns the variance over dimensions, of floats.
     "var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "var.out";
+        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "var.out", autocast: Parts;
     /// Returns the variance over dimensions, of floats: the squares' sum is divided by their number less the correction.
     "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn var(dim: ints, correction: scalar, keepdim: bool)
         = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the standard deviation of all elements, of floats.
     "std(Tensor self, bool unbiased=True) -> Tensor"
-        = Composite(|call| deviation(call, Spread::StandardDeviation, &[], bessel(call.bool(1)), false));
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &[], bessel(call.bool(1)), false)), autocast: Parts;
     /// Returns the standard deviation over dimensions, of floats.
     "std.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "std.out";
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "std.out", autocast: Parts;
     /// Returns the standard deviation over dimensions, of floats: the root of `var`, with a gradient of 0 where it is 0.
     "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn std(dim: ints, correction: scalar, keepdim: bool)
@@ -167,7 +172,7 @@ operators! {
     "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
         fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
             let x = call.tensor(0);
-            let dtype = (!x.dtype().is_floating_point()).then_some(DType::F32);
+            let dtype = (!x.dtype().is_floating_point()).then(default_dtype);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
         }), autocast: Full;
     /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.
@@ -255,7 +260,10 @@ fn reduce(
 ) -> Result<Tensors> {
     let x = call.tensor(0);
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
-    reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+    let results = reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])?;
+    // Integers are computed in i64; the result is of the dtype that is asked for.
+    let asked = |result: Tensor| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype));
+    results.into_iter().map(asked).collect()
 }
 
 /// Returns the sum, of a dtype that is asked for: floats are not rounded to 16 bits where that is the dtype in which they are summed.
@@ -285,11 +293,7 @@ fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
 
 /// Returns the product, of a dtype that is asked for.
 fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
-    let results = reduce(call, &PROD, dim, keepdim, dtype)?;
-    results
-        .into_iter()
-        .map(|result| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype)))
-        .collect()
+    reduce(call, &PROD, dim, keepdim, dtype)
 }
 
 /// Returns the name of a dtype of whole numbers in PyTorch's messages.
@@ -346,15 +350,15 @@ fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
 fn check_not_empty(call: &Call<'_>, x: &Tensor, dim: &[i64]) -> Result<()> {
     let (name, reduced) = (call.operator.base_name(), dimensions(x, dim)?);
     if dim.is_empty() && x.elements() == 0 {
-        return Err(Error::invalid(format!(
+        return Err(Error::index(format!(
             "{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' \
              argument."
         )));
     }
     match reduced.iter().find(|&&dimension| x.shape()[dimension] == 0) {
-        Some(dimension) => Err(Error::invalid(format!(
-            "{name}(): Expected reduction dim {dimension} to have non-zero size."
-        ))),
+        Some(dimension) => {
+            Err(Error::index(format!("{name}(): Expected reduction dim {dimension} to have non-zero size.")))
+        }
         None => Ok(()),
     }
 }
@@ -379,7 +383,7 @@ fn position(call: &Call<'_>, smallest: bool) -> Result<Tensors> {
     let (x, operator) = (call.tensor(0), if smallest { &ARGMIN } else { &ARGMAX });
     if x.dtype() == DType::Bool {
         let name = call.operator.base_name();
-        return Err(Error::invalid(format!("\"{name}_cuda\" not implemented for 'Bool'")));
+        return Err(Error::not_implemented(format!("\"{name}_cuda\" not implemented for 'Bool'")));
     }
     let Some(dim) = call.optional_int(1) else {
         let rank = x.rank();
@@ -454,6 +458,30 @@ fn chosen(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
 }
 
 /// The gradient goes to the place that was chosen.
+static VALUE_AMONG: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0],
+    backward: |call| {
+        call.one(0, || {
+            let (x, value, gradient) = (call.saved(0)?, call.result(0)?, call.gradient()?);
+            let is_it = x.eq(&value)?.logical_or(&x.isnan()?.logical_and(&value.isnan()?)?)?;
+            let count = is_it.sum(&[], false)?.to_dtype(gradient.dtype().compute())?;
+            let part = gradient.to_dtype(count.dtype())?.div(&count)?.to_dtype(gradient.dtype())?;
+            is_it.select_where(&part, &Tensor::zeros(&[], part.dtype(), part.device())?)
+        })
+    },
+};
+
+/// Returns a value of some elements of the first tensor, which share its gradient evenly.
+pub(super) fn value_among(call: &Call<'_>, value: impl FnOnce() -> Result<Tensor>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !is_grad_enabled() || !x.requires_grad() {
+        return value().map(single);
+    }
+    let value = no_grad(value)?;
+    built_in!("thalweg::value_among")?.call(&[x.into(), (&value).into()], None, call.label)
+}
+
 static CHOSEN: Formula = Formula {
     inputs: &[],
     outputs: &[1],
@@ -545,7 +573,12 @@ fn deviation(
     match spread {
         Spread::Variance => Ok(single(variance)),
         Spread::VarianceAndMean => Ok(Tensors::from_iter([variance, x.mean(dim, keepdim)?])),
-        Spread::StandardDeviation => variance.sqrt().map(single),
+        Spread::StandardDeviation => {
+            // The gradient of equal numbers is 0, not that of the root at 0.
+            let is_zero = variance.detach().eq_scalar(0)?;
+            let positive = is_zero.select_where(&variance.ones_like()?, &variance)?.sqrt()?;
+            is_zero.select_where(&variance.zeros_like()?, &positive).map(single)
+        }
     }
 }
 

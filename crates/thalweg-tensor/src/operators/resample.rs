@@ -26,13 +26,13 @@ operators! {
         = Composite(|call| nearest(call, 3, 0.0)), autocast: Full;
     /// Returns sequences of another length by the nearest element.
     "_upsample_nearest_exact1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 1, 0.5));
+        = Composite(|call| nearest(call, 1, 0.5)), autocast: Full;
     /// Returns images of another size by the nearest element.
     "_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 2, 0.5));
+        = Composite(|call| nearest(call, 2, 0.5)), autocast: Full;
     /// Returns volumes of another size by the nearest element.
     "_upsample_nearest_exact3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 3, 0.5));
+        = Composite(|call| nearest(call, 3, 0.5)), autocast: Full;
     /// Returns sequences of another length, interpolated linearly.
     "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         fn upsample_linear1d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
@@ -51,16 +51,16 @@ operators! {
         = Composite(cubic), autocast: Full;
     /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
     "_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
-        = Composite(|call| smoothed(call, triangle, 1.0));
+        = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
     /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
     "_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| smoothed(call, triangle, 1.0));
+        = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
     "_upsample_bicubic2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
-        = Composite(|call| smoothed(call, cubic_filter, 2.0));
+        = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
     "_upsample_bicubic2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| smoothed(call, cubic_filter, 2.0));
+        = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
     "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
         fn pixel_shuffle(upscale_factor: int)

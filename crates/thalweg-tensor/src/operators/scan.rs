@@ -102,9 +102,10 @@ fn check(call: &Call<'_>, op: ScanOp) -> Result<()> {
     let dtype = call.tensor(0).dtype();
     match op.takes(dtype) {
         true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
+        false => Err(Error::not_implemented(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        ))),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the lower factors L of symmetric positive-definite matrices L Lᵀ, or the upper ones. Blocks.
     "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor"
-        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first));
+        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts;
     /// Returns the lower factors of matrices, or the upper ones, and 0 or the order of the leading minor that is not positive definite.
     "linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"
         fn linalg_cholesky_ex() -> 2
@@ -60,14 +60,14 @@ operators! {
     /// Returns both factors of P L U in one, and the swapped rows, from 1 on. Blocks.
     "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
         fn linalg_lu_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect()));
+        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts;
     /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
         fn linalg_lu_factor_ex() -> 3
         = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
     /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
-        = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2)));
+        = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2))), autocast: Parts;
     /// Returns the factors P, L and U of matrices; P is empty where rows are not swapped.
     "linalg_lu(Tensor A, *, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)"
         fn linalg_lu() -> 3 = Composite(|call| {
@@ -96,7 +96,7 @@ operators! {
         });
     /// Returns the solutions of equations with matrices whose factors are given.
     "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
-        = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single));
+        = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single)), autocast: Parts;
     /// Returns the solutions of equations with matrices whose factors are given, or their transposes, on the left or the right.
     "linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor"
         fn linalg_lu_solve(pivots: tensor, b: tensor)
@@ -105,41 +105,41 @@ operators! {
         });
     /// Returns the solutions X of A X = B, or X A = B. Blocks.
     "linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor"
-        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), complex: Parts(|call| of_complex::solve(call, call.bool(2)).map(single));
+        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::solve(call, call.bool(2)).map(single));
     /// Returns the solutions X of A X = B, or X A = B, and 0 or the first pivot that is 0.
     "linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor info)"
         fn linalg_solve_ex(b: tensor) -> 2
-        = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3)));
+        = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3))), autocast: Parts;
     /// Returns the inverses of matrices. Blocks.
-    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
+    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the inverses of matrices, and 0 or the first pivot that is 0.
     "linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"
         fn linalg_inv_ex() -> 2
         = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1)));
     /// Returns the inverses of matrices. Blocks.
-    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
+    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
-    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single));
+    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the determinants of matrices.
-    "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single));
+    "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the signs of determinants and the logarithms of their sizes.
     "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)"
-        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0)));
+        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts;
     /// Returns the signs of determinants and the logarithms of their sizes.
     "slogdet(Tensor self) -> (Tensor sign, Tensor logabsdet)"
-        fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0)));
+        fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts;
     /// Returns the logarithms of determinants; NaN of negative ones.
     "logdet(Tensor self) -> Tensor" fn logdet() = Composite(|call| {
         let [sign, log] = <[Tensor; 2]>::try_from(sign_and_log(call.tensor(0))?.into_vec()).expect("there are two");
         let nan = Tensor::full(&[], f64::NAN, log.dtype(), call.device)?;
         sign.eq_scalar(-1.0)?.select_where(&nan, &log).map(single)
-    });
+    }), autocast: Parts;
     /// Returns orthogonal matrices Q and upper factors R; of the mode `complete` Q is square, of `r` it is empty.
     "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
         fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1)));
     /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
     "qr(Tensor self, bool some=True) -> (Tensor Q, Tensor R)"
-        = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" }));
+        = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })), autocast: Parts;
     /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors, as LAPACK packs them.
     "geqrf(Tensor self) -> (Tensor a, Tensor tau)" fn geqrf() -> 2 = Composite(|call| {
         let a = Stack::new("torch.geqrf", call.tensor(0))?;
@@ -173,19 +173,19 @@ operators! {
         });
     /// Returns the eigenvalues of symmetric matrices, the least first, and the eigenvectors as columns. One triangle is read.
     "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
-        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh"));
+        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts;
     /// Returns the eigenvalues of symmetric matrices, the least first. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
-        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first));
+        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts;
     /// Returns left singular vectors as columns, singular values, the greatest first, and right singular vectors as rows.
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
             Ok(Tensors::from_iter([u, s, turned(&v)?]))
-        });
+        }), autocast: Parts;
     /// Returns singular values, the greatest first.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
-        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single));
+        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts;
     /// Returns left singular vectors, singular values, the greatest first, and right singular vectors; the vectors are columns.
     "svd(Tensor self, bool some=True, bool compute_uv=True) -> (Tensor U, Tensor S, Tensor V)"
         fn svd(some: bool) -> 3 = Composite(|call| {
@@ -195,7 +195,7 @@ operators! {
             }
             let zeros = |x: &Tensor| Tensor::zeros(x.shape(), x.dtype(), x.device());
             Ok(Tensors::from_iter([zeros(&u)?, s, zeros(&v)?]))
-        });
+        }), autocast: Parts;
 }
 
 /// Returns the first of several results.
@@ -352,7 +352,23 @@ pub(super) fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String
     }
     let list: Vec<i32> = info.detach().reshape(&[info.elements()])?.to_vec()?;
     match list.iter().position(|&info| info != 0) {
-        Some(matrix) => Err(Error::invalid(refuse((list.len() > 1).then_some(matrix), list[matrix]))),
+        Some(matrix) => Err(Error::linear_algebra(refuse((list.len() > 1).then_some(matrix), list[matrix]))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses matrices with infinities or NaN, for which no decomposition converges. Blocks.
+fn check_finite(name: &str, matrices: &Tensor) -> Result<()> {
+    if matrices.device().is_meta() || matrices.elements() == 0 {
+        return Ok(());
+    }
+    let is_finite = matrices.detach().isfinite()?.all_dim(2, false)?.all_dim(1, false)?;
+    let of_matrices: Vec<bool> = is_finite.to_vec()?;
+    match of_matrices.iter().position(|&is_finite| !is_finite) {
+        Some(matrix) => Err(Error::linear_algebra(format!(
+            "{name}: {}The algorithm failed to converge because the input matrix contained non-finite values.",
+            of_batch((of_matrices.len() > 1).then_some(matrix))
+        ))),
         None => Ok(()),
     }
 }
@@ -555,6 +571,7 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let a = Stack::new(name, x)?;
     let is_wide = a.rows() < a.columns();
     let tall = if is_wide { a.turned()? } else { a };
+    check_finite(name, &tall.matrices)?;
     let results = tall.call(built_in!("thalweg::svd")?, &[])?;
     let mut left = results[0].clone();
     let [rows, columns] = [tall.rows(), tall.columns()];

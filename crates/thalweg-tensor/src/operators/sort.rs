@@ -7,7 +7,8 @@ use thalweg_kernels::sort::{Select, Sort};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::reduce::dimensions;
+use super::reduce::{dimensions, value_among};
+use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
@@ -26,18 +27,18 @@ operators! {
     /// Returns the places of the elements in order along a dimension.
     "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
         fn argsort(dim: int, descending: bool)
-        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call).map(second));
+        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call).map(second)), autocast: Parts;
     /// Returns the places of the elements in order along a dimension. Equals keep their order.
     "argsort.stable(Tensor self, *, bool stable, int dim=-1, bool descending=False) -> Tensor"
         fn argsort_stable(stable: bool)
-        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call).map(second));
+        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call).map(second)), autocast: Parts;
     /// Returns the elements in order along the first dimension.
     "msort(Tensor self) -> Tensor"
         fn msort()
         = Composite(|call| {
         let x = call.tensor(0);
         sorted(x, 0, false, call).map(|mut results| single(results.swap_remove(0)))
-    });
+    }), autocast: Parts;
     /// Returns the k greatest elements along a dimension in order, or the smallest, and their places.
     "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
         fn topk(k: int, dim: int, largest: bool, sorted: bool) -> 2
@@ -63,7 +64,7 @@ operators! {
             };
         }
         let flat = x.reshape(&[x.elements()])?;
-        median(&flat, 0, false, call).map(|mut results| single(results.swap_remove(0)))
+        value_among(call, || median(&flat, 0, false, call).map(|mut results| results.swap_remove(0)))
     });
     /// Returns the elements of a dtype that a kernel takes in order along a dimension, and the places where they were.
     "thalweg::sort(Tensor self, int dim, bool descending) -> (Tensor values, Tensor indices)"
@@ -174,6 +175,7 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     let stream = x.device().current_stream();
     let empty = |dtype| Tensor::result_on(shape, dtype, &stream, label);
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
+    wrap(dim, x.rank())?;
     if x.elements() > 0 {
         let kernel = rows(&x, dim, descending)?;
         let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
@@ -234,10 +236,10 @@ fn kthvalue(call: &Call<'_>) -> Result<Tensors> {
     let dimension = dimensions(x, &[dim])?.first().copied();
     let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
     let Some(place) = usize::try_from(k).ok().filter(|&k| (1..=length).contains(&k)) else {
-        return Err(Error::invalid(match length {
-            0 => "kthvalue(): Expected reduction dim to have non-zero size.",
-            _ => "kthvalue(): selected number k out of range for dimension",
-        }));
+        return Err(match length {
+            0 => Error::index(format!("kthvalue(): Expected reduction dim {dim} to have non-zero size.")),
+            _ => Error::invalid(format!("kthvalue(): selected number k out of range for dimension {dim}")),
+        });
     };
     at_place(&sorted(x, dim, false, call)?, dim, place - 1, call.bool(3))
 }
@@ -246,7 +248,7 @@ fn median(x: &Tensor, dim: i64, keepdim: bool, call: &Call<'_>) -> Result<Tensor
     let dimension = dimensions(x, &[dim])?.first().copied();
     let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
     if length == 0 {
-        return Err(Error::invalid(format!("median(): Expected reduction dim {dim} to have non-zero size.")));
+        return Err(Error::index(format!("median(): Expected reduction dim {dim} to have non-zero size.")));
     }
     let results = sorted(x, dim, false, call)?;
     let middle = at_place(&results, dim, (length - 1) / 2, keepdim)?;

@@ -1,5 +1,6 @@
 //! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
@@ -27,7 +28,7 @@ operators! {
     "nextafter(Tensor self, Tensor other) -> Tensor"
         fn nextafter(other: tensor) = Kernel(|call| {
             if call.tensor(0).dtype().promote(call.tensor(1).dtype()).is_ok_and(|dtype| !dtype.is_floating_point()) {
-                return Err(Error::invalid("\"nextafter\" not implemented for integers"));
+                return Err(Error::not_implemented("\"nextafter\" not implemented for integers"));
             }
             function(call, Function::NextAfter)
         });
@@ -45,7 +46,7 @@ operators! {
         of fn polygamma(n: int, input: tensor)
         = Composite(|call| polygamma(call).map(single));
     /// Returns the (n + 1)-th derivative of ln Γ(self).
-    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single)), autocast: Parts;
     /// Returns ln Γₚ(self), the multivariate gamma function of dimension p.
     "mvlgamma(Tensor self, int p) -> Tensor" fn mvlgamma(p: int) = Composite(|call| mvlgamma(call).map(single));
     /// Returns Chebyshev's polynomial of the first kind of degree n.
@@ -127,11 +128,12 @@ fn common(x: &Tensor, y: &Tensor) -> Result<DType> {
 fn floats(call: &Call<'_>) -> Result<DType> {
     let dtype = common(call.tensor(0), call.tensor(1))?;
     match dtype {
-        dtype if dtype.is_float8() => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
+        dtype if dtype.is_float8() => Err(Error::not_implemented(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        ))),
         dtype if dtype.is_floating_point() => Ok(dtype),
-        _ => Ok(DType::F32),
+        _ => Ok(default_dtype()),
     }
 }
 
@@ -199,7 +201,7 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
         return x.digamma();
     }
     // (−1)ⁿ⁺¹ n! ζ(n + 1, x).
-    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(DType::F32)? };
+    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(default_dtype())? };
     let wide = x.to_dtype(x.dtype().compute())?;
     let order = Tensor::full(&[], Scalar::F64(n as f64 + 1.0), wide.dtype(), x.device())?;
     let factorial: f64 = (2..=n.min(171)).map(|factor| factor as f64).product();
@@ -213,9 +215,12 @@ fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("p has to be greater than or equal to 1"));
     }
     if x.dtype() == DType::Bool || p > 1 << 20 {
-        return Err(Error::invalid(format!("\"mvlgamma\" not implemented for '{}' and p = {p}", x.dtype())));
+        return Err(Error::not_implemented(format!(
+            "\"mvlgamma\" not implemented for '{}' and p = {p}",
+            x.dtype()
+        )));
     }
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     // Σ ln Γ(x − j/2) over j below p.
     let shifts = Tensor::arange(p as usize, 0.0, -0.5, dtype.compute(), x.device())?;
     let sum = x.to_dtype(dtype.compute())?.unsqueeze(-1)?.add(&shifts)?.lgamma()?.sum(&[-1], false)?;

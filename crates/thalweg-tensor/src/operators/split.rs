@@ -14,46 +14,49 @@ operators! {
     /// Returns so many parts of a dimension, the first ones a place longer where it does not divide.
     "tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"
         fn tensor_split(sections: int, dim: int) -> list
-        = Composite(|call| into_sections(call.tensor(0), call.int(1), call.int(2)));
+        = Composite(|call| into_sections(call.tensor(0), call.int(1), call.int(2))), autocast: Parts;
     /// Returns the parts of a dimension that these places divide it into.
     "tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]"
         fn tensor_split_indices(indices: ints, dim: int) -> list
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), call.int(2)));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), call.int(2))), autocast: Parts;
     /// Returns the parts of a dimension that a tensor without dimensions counts, or whose ends a vector holds; the host reads it.
     "tensor_split.tensor_indices_or_sections(Tensor(a -> *) self, Tensor tensor_indices_or_sections, int dim=0) -> Tensor(a)[]"
-        = Composite(by_tensor);
+        = Composite(by_tensor), autocast: Parts;
     /// Returns so many equal parts of the second dimension; of a vector, of its only one.
     "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn hsplit(sections: int) -> list
-        = Composite(|call| equal_sections(call, SECOND));
+        = Composite(|call| equal_sections(call, SECOND)), autocast: Parts;
     /// Returns the parts that these places divide the second dimension into; of a vector, its only one.
     "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn hsplit_array(indices: ints) -> list
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?)), autocast: Parts;
     /// Returns so many equal parts of the first dimension.
     "vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn vsplit(sections: int) -> list
-        = Composite(|call| equal_sections(call, FIRST));
+        = Composite(|call| equal_sections(call, FIRST)), autocast: Parts;
     /// Returns the parts that these places divide the first dimension into.
     "vsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn vsplit_array(indices: ints) -> list
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), FIRST.of(call)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), FIRST.of(call)?)), autocast: Parts;
     /// Returns so many equal parts of the third dimension.
     "dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn dsplit(sections: int) -> list
-        = Composite(|call| equal_sections(call, THIRD));
+        = Composite(|call| equal_sections(call, THIRD)), autocast: Parts;
     /// Returns the parts that these places divide the third dimension into.
     "dsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn dsplit_array(indices: ints) -> list
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?)), autocast: Parts;
     /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
     "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);
     /// Returns at most so many parts of a dimension, all but the last of one size.
-    "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(chunk);
+    "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(chunk), autocast: Parts;
     /// Returns all windows of a dimension, `step` apart, each of `size` places, which are a new last dimension.
     "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"
         fn unfold(dimension: int, size: int, step: int) = Composite(|call| unfold(call).map(single));
 }
+
+/// The greatest number of sections, most of which are empty: each is a tensor of its own on the host.
+const MOST_SECTIONS: usize = 1 << 24;
 
 fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
     check_divisible(x)?;
@@ -62,6 +65,11 @@ fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
         return Err(Error::invalid(format!("number of sections must be larger than 0, got {sections}")));
     };
     let extent = x.shape()[dim];
+    if count > MOST_SECTIONS.max(extent) {
+        return Err(Error::invalid(format!(
+            "tensor_split of {extent} places into {sections} sections: all but {extent} of them are empty; ask for at most {MOST_SECTIONS}"
+        )));
+    }
     let mut lengths = host_room(count)?;
     lengths.extend((0..count).map(|part| extent / count + usize::from(part < extent % count)));
     parts(x, dim, lengths)

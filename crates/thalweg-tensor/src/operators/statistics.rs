@@ -1,31 +1,34 @@
 //! Means with their spread, covariance, quantiles, and how often values are there.
 
+use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
+use super::reduce::value_among;
 use super::view::wrap;
 use super::{call_all, operators, single};
+use crate::autocast::dtype_in_lower;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the variance and the mean of all elements.
     "var_mean(Tensor self, bool unbiased=True) -> (Tensor, Tensor)"
-        = Composite(|call| spread(call, built_in!("var_mean.correction")?, Argument::None, call.bool(1), false));
+        = Composite(|call| spread(call, built_in!("var_mean.correction")?, Argument::None, call.bool(1), false)), autocast: Parts;
     /// Returns the variance and the mean over dimensions.
     "var_mean.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> (Tensor, Tensor)"
         = Composite(|call| {
             spread(call, built_in!("var_mean.correction")?, call.argument(1), call.bool(2), call.bool(3))
-        });
+        }), autocast: Parts;
     /// Returns the standard deviation and the mean of all elements.
     "std_mean(Tensor self, bool unbiased=True) -> (Tensor, Tensor)"
-        = Composite(|call| spread(call, built_in!("std_mean.correction")?, Argument::None, call.bool(1), false));
+        = Composite(|call| spread(call, built_in!("std_mean.correction")?, Argument::None, call.bool(1), false)), autocast: Parts;
     /// Returns the standard deviation and the mean over dimensions.
     "std_mean.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> (Tensor, Tensor)"
         = Composite(|call| {
             spread(call, built_in!("std_mean.correction")?, call.argument(1), call.bool(2), call.bool(3))
-        });
+        }), autocast: Parts;
     /// Returns the covariance of the rows' variables over the columns' observations, each as often as `fweights` and as heavy as
     /// `aweights` say.
     "cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor"
@@ -33,25 +36,25 @@ operators! {
         = Composite(|call| {
             let weights = [call.optional_tensor(2), call.optional_tensor(3)];
             cov(call.tensor(0), call.int(1) as f64, weights).map(single)
-        });
+        }), autocast: Parts;
     /// Returns Pearson's correlation of the rows' variables.
-    "corrcoef(Tensor self) -> Tensor" fn corrcoef() = Composite(|call| corrcoef(call.tensor(0)).map(single));
+    "corrcoef(Tensor self) -> Tensor" fn corrcoef() = Composite(|call| corrcoef(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the quantiles along a dimension, or of all elements; NaN where there is one.
     "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile(q: tensor, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, call.tensor(1), false).map(single));
+        = Composite(|call| quantile(call, call.tensor(1), false).map(single)), autocast: Parts;
     /// Returns a quantile along a dimension, or of all elements; NaN where there is one.
     "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile_scalar(q: float, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, &fraction(call)?, false).map(single));
+        = Composite(|call| quantile(call, &fraction(call)?, false).map(single)), autocast: Parts;
     /// Returns the quantiles along a dimension, or of all elements, of what is not NaN.
     "nanquantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile(q: tensor, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, call.tensor(1), true).map(single));
+        = Composite(|call| quantile(call, call.tensor(1), true).map(single)), autocast: Parts;
     /// Returns a quantile along a dimension, or of all elements, of what is not NaN.
     "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile_scalar(q: float, dim: optional_int, keepdim: bool)
-        = Composite(|call| quantile(call, &fraction(call)?, true).map(single));
+        = Composite(|call| quantile(call, &fraction(call)?, true).map(single)), autocast: Parts;
     /// Returns the median of all elements that are not NaN: the lower one of two.
     "nanmedian(Tensor self) -> Tensor" fn nanmedian() = Composite(|call| {
         let x = call.tensor(0);
@@ -60,7 +63,7 @@ operators! {
             let nothing = if x.dtype().is_floating_point() { f64::NAN } else { 0.0 };
             return Tensor::full(&[], nothing, x.dtype(), x.device()).map(single);
         }
-        Ok(nanmedian(&flat, 0, false)?.into_iter().take(1).collect())
+        value_among(call, || nanmedian(&flat, 0, false).map(|mut results| results.swap_remove(0)))
     });
     /// Returns the median along a dimension of what is not NaN, and its place.
     "nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
@@ -131,7 +134,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     let count = rows.shape()[1];
     check_weights(count, [frequencies, weights])?;
     // Sums of 16-bit floats are kept in f32, and the result alone is rounded.
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let dtype = narrow.compute();
     let result = match weights {
         Some(weights) => {
@@ -168,7 +171,8 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     };
     let products =
         weighted.mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?)?.div(&norm.to_dtype(dtype)?)?;
-    let products = products.to_dtype(result)?;
+    // In a region of autocast the product of matrices has chosen the dtype.
+    let products = if dtype_in_lower(x) == x.dtype() { products.to_dtype(result)? } else { products };
     if products.elements() == 1 { products.reshape(&[]) } else { Ok(products) }
 }
 
@@ -179,8 +183,9 @@ fn corrcoef(x: &Tensor) -> Result<Tensor> {
             x.rank()
         )));
     }
-    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let c = cov(&x.to_dtype(narrow.compute())?, 1.0, [None, None])?;
+    let narrow = if dtype_in_lower(x) == x.dtype() { narrow } else { c.dtype() };
     if c.rank() == 0 {
         return c.div(&c)?.to_dtype(narrow);
     }
@@ -194,7 +199,7 @@ fn fraction(call: &Call<'_>) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&q) {
         return Err(Error::invalid(format!("quantile() q must be in the range [0, 1] but got {q}")));
     }
-    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { DType::F32 };
+    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { default_dtype() };
     Tensor::full(&[], q, dtype, call.device)
 }
 
@@ -320,7 +325,7 @@ fn check_row(x: &Tensor, dim: i64, name: &str) -> Result<()> {
     let at = wrap(dim, x.rank())?;
     match x.shape().get(at) {
         Some(0) => {
-            Err(Error::invalid(format!("{name}(): Expected reduction dim {dim} to have non-zero size.")))
+            Err(Error::index(format!("{name}(): Expected reduction dim {dim} to have non-zero size.")))
         }
         _ => Ok(()),
     }

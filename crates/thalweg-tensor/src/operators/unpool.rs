@@ -36,14 +36,14 @@ operators! {
     /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag: of the indices from its offset on to the next one's; the bag
     /// of each index; how many count in each bag; and, of a maximum, the row that gave it.
     "embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)"
-        = Composite(|call| embedding_bag(call, call.optional_int(8)));
+        = Composite(|call| embedding_bag(call, call.optional_int(8))), autocast: Parts;
     /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many count in each, and the maximum's row.
     "_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"
         = Composite(|call| embedding_bag(call, Some(call.int(8)).filter(|&padding| padding >= 0)));
     /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many there are in each, and the maximum's row.
     "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"
         fn embedding_bag(indices: tensor, offsets: tensor, scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: optional_tensor, include_last_offset: bool) -> 4
-        = Composite(|call| embedding_bag(call, None));
+        = Composite(|call| embedding_bag(call, None)), autocast: Parts;
 }
 
 fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {

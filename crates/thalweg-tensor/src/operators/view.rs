@@ -1,5 +1,6 @@
 //! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
 
+use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, element_count};
 use thalweg_runtime::{Error, Result};
@@ -41,7 +42,7 @@ operators! {
         fn expand_as(other: tensor) = Composite(|call| {
             let size: SmallVec<[i64; 6]> = call.tensor(1).shape().iter().map(|&extent| extent as i64).collect();
             expand(call.tensor(0), &size).map(single)
-        });
+        }), autocast: Parts;
     /// Returns the dimensions in another order.
     "permute(Tensor(a) self, int[] dims) -> Tensor(a)" = Composite(|call| permute(call).map(single));
     /// Returns two dimensions swapped.
@@ -50,11 +51,11 @@ operators! {
     /// Returns two dimensions swapped.
     "swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)"
         fn swapaxes(axis0: int, axis1: int)
-        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapaxes_";
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapaxes_", autocast: Parts;
     /// Returns two dimensions swapped.
     "swapdims(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
         fn swapdims(dim0: int, dim1: int)
-        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapdims_";
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapdims_", autocast: Parts;
     /// Returns a matrix with its two dimensions swapped; what has fewer dimensions is returned as it is.
     "t(Tensor(a) self) -> Tensor(a)"
         fn t() = Composite(|call| match call.tensor(0).rank() {
@@ -72,7 +73,7 @@ operators! {
             slice(call.tensor(0), call.int(1), bounds, call.int(4)).map(single)
         });
     /// Returns `length` places of a dimension, from `start` on.
-    "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)" = Composite(|call| narrow(call).map(single));
+    "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)" = Composite(|call| narrow(call).map(single)), autocast: Parts;
     /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
     "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"
         fn split(split_size: int, dim: int) -> list = Composite(split);
@@ -80,10 +81,10 @@ operators! {
     "split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"
         fn split_with_sizes(split_sizes: ints, dim: int) -> list = Composite(split_with_sizes);
     /// Returns the parts of a dimension, of these sizes.
-    "split.sizes(Tensor(a -> *) self, SymInt[] split_size, int dim=0) -> Tensor(a)[]" = Composite(split_with_sizes);
+    "split.sizes(Tensor(a -> *) self, SymInt[] split_size, int dim=0) -> Tensor(a)[]" = Composite(split_with_sizes), autocast: Parts;
     /// Returns at most so many parts of a dimension, all but the last of one size.
     "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"
-        fn chunk(chunks: int, dim: int) -> list = Composite(chunk);
+        fn chunk(chunks: int, dim: int) -> list = Composite(chunk), autocast: Parts;
     /// Returns every place of a dimension, without that dimension.
     "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]" = Composite(|call| {
         let x = call.tensor(0);
@@ -118,43 +119,43 @@ operators! {
         fn view_dtype(dtype: dtype) = Composite(|call| view_dtype(call.tensor(0), call.dtype(1)).map(single));
     /// Returns the elements, row-major, in the shape of another tensor; refused where that needs a copy.
     "view_as(Tensor(a) self, Tensor other) -> Tensor(a)"
-        fn view_as(other: tensor) = Composite(|call| view(call.tensor(0), call.tensor(1).shape()).map(single));
+        fn view_as(other: tensor) = Composite(|call| view(call.tensor(0), call.tensor(1).shape()).map(single)), autocast: Parts;
     /// Returns the elements, row-major, in another shape, in which one extent may be −1: a view where the strides allow it, else a
     /// copy.
     "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
         x.reshape(&inferred(&call.ints(1), x.elements())?).map(single)
-    });
+    }), autocast: Parts;
     /// Returns the elements, row-major, in the shape of another tensor: a view where the strides allow it, else a copy.
     "reshape_as(Tensor(a) self, Tensor other) -> Tensor(a)"
         fn reshape_as(other: tensor) = Composite(|call| {
             check_count(call.tensor(1).shape(), call.tensor(0).elements())?;
             call.tensor(0).reshape(call.tensor(1).shape()).map(single)
-        });
+        }), autocast: Parts;
     /// Returns a range of dimensions as one: a view where the strides allow it, else a copy.
     "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"
-        fn flatten(start_dim: int, end_dim: int) = Composite(|call| flatten(call).map(single));
+        fn flatten(start_dim: int, end_dim: int) = Composite(|call| flatten(call).map(single)), autocast: Parts;
     /// Returns all dimensions as one: a view of a contiguous tensor, else a copy.
     "ravel(Tensor(a) self) -> Tensor(a)"
         fn ravel() = Composite(|call| {
             let x = call.tensor(0).contiguous()?;
             x.reshape(&[x.elements()]).map(single)
-        });
+        }), autocast: Parts;
     /// Returns a dimension taken apart into several, one of whose sizes may be −1.
     "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"
-        fn unflatten(dim: int, sizes: ints) = Composite(|call| unflatten(call).map(single));
+        fn unflatten(dim: int, sizes: ints) = Composite(|call| unflatten(call).map(single)), autocast: Parts;
     /// Returns dimensions moved to other places; the others keep their order.
     "movedim.intlist(Tensor(a) self, int[] source, int[] destination) -> Tensor(a)"
         fn movedim(source: ints, destination: ints)
-        = Composite(|call| movedim(call.tensor(0), &call.ints(1), &call.ints(2)).map(single));
+        = Composite(|call| movedim(call.tensor(0), &call.ints(1), &call.ints(2)).map(single)), autocast: Parts;
     /// Returns a dimension moved to another place; the others keep their order.
     "movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)"
-        = Composite(|call| movedim(call.tensor(0), &[call.int(1)], &[call.int(2)]).map(single));
+        = Composite(|call| movedim(call.tensor(0), &[call.int(1)], &[call.int(2)]).map(single)), autocast: Parts;
     /// Returns the same memory outside the autograd graph.
     "detach(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).detach())));
     /// Returns the elements with no gaps in the order of a memory format; the tensor itself where they lie so.
     "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"
-        = Composite(|call| in_format(call.tensor(0), call.int(1)).map(single));
+        = Composite(|call| in_format(call.tensor(0), call.int(1)).map(single)), autocast: Parts;
     /// Returns a copy of the elements.
     "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| copied_in_format(call, call.tensor(0), call.optional_int(1)).map(single));
@@ -772,6 +773,6 @@ pub(super) fn dtype_of(number: thalweg_ir::Scalar) -> DType {
     match number {
         thalweg_ir::Scalar::Bool(_) => DType::Bool,
         thalweg_ir::Scalar::I64(_) => DType::I64,
-        thalweg_ir::Scalar::F64(_) => DType::F32,
+        thalweg_ir::Scalar::F64(_) => default_dtype(),
     }
 }

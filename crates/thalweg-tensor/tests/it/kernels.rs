@@ -121,11 +121,7 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     let dtypes = if operator.name == "copy" { &DType::ALL[..] } else { &DTYPES };
     for &dtype in dtypes {
         let inputs: Vec<DType> = match operator.name {
-            "cross_entropy"
-            | "cross_entropy_wide"
-            | "cross_entropy_smoothed"
-            | "nll_loss"
-            | "mean_over_classes" => {
+            "cross_entropy" | "cross_entropy_smoothed" | "nll_loss" | "mean_over_classes" => {
                 vec![dtype, DType::I64]
             }
             "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],

@@ -19,6 +19,7 @@ mod decompositions;
 mod deterministic;
 mod dispatch;
 mod display;
+mod drawn_layouts;
 mod ergonomics;
 mod errors;
 mod external;

@@ -5,7 +5,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp};
 use thalweg_ops::structured::{
-    COPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_WIDE, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
+    COPY, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
     LOGSUMEXP, MEAN, RMS_NORM_AFFINE, RMS_NORM_AFFINE_BACKWARD, SOFTMAX, SUM,
 };
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
@@ -105,7 +105,7 @@ impl Computation {
             Self::GroupNorm => {
                 ("group_norm_affine", &GROUP_NORM, &[Points, Columns, Columns, Points, Rows, Rows])
             }
-            Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY_WIDE, &[Points, Rows, Rows, Rows]),
+            Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY, &[Points, Rows, Rows, Rows]),
             Self::CrossEntropyBackward => {
                 ("cross_entropy_backward", &CROSS_ENTROPY_BACKWARD, &[Points, Rows, Rows, Rows, Points])
             }

@@ -28,7 +28,7 @@ class save_on_cpu(saved_tensors_hooks):
 
     def __init__(self, pin_memory=False, device_type="cuda"):
         def pack(tensor):
-            return tensor.device, tensor.cpu() if tensor.is_cuda else tensor.clone()
+            return tensor.device, tensor.cpu() if tensor._is_on_gpu else tensor.clone()
 
         def unpack(packed):
             device, tensor = packed

@@ -8,6 +8,7 @@ import functools
 import types
 
 from .. import _core, _typed
+from .._left_out import attributes as _attributes
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
@@ -55,10 +56,13 @@ def is_tf32_supported():
     return get_device_capability()[0] >= 8
 
 
-@functools.cache
+_gpu_count = functools.cache(_inner._gpu_count)
+
+
 def device_count():
-    """Returns the number of GPUs; without one, 0. Nothing is initialised: NVML tells, so that the process may still fork."""
-    return _inner._gpu_count()
+    """Returns the number of GPUs; without one, 0, or 1 where the simulated one is shown as such. Nothing is initialised: NVML tells, so
+    that the process may still fork."""
+    return _gpu_count() or int(_core._simulated_is_shown_as() == "cuda")
 
 
 def current_device():
@@ -166,8 +170,4 @@ _LEFT_OUT = {
     **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.cuda' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)

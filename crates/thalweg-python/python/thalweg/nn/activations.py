@@ -1,59 +1,72 @@
 """Modules of functions without parameters, and of attention."""
 
+import warnings
+
 from .. import _core
+from . import _checks, _parameters
 from . import functional as F
 from . import init
 from .module import Module
 from .parameter import Parameter
 
 
-def _activation(name, function, fields=(), doc=""):
-    """Makes a module of an activation; `fields` are its options with their defaults."""
-    def __init__(self, *args, inplace=False, **kwargs):
+def _activation(name, function, parameters=""):
+    """Makes a module of an activation, whose options are its parameters."""
+    fields = [one for one in _parameters.names_of(parameters) if one != "inplace"]
+
+    def start(self, given):
         Module.__init__(self)
-        for place, (field, default) in enumerate(fields):
-            setattr(self, field, kwargs.pop(field, args[place] if place < len(args) else default))
-        if len(args) > len(fields):
-            inplace = args[len(fields)]
-        if kwargs:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {next(iter(kwargs))!r}")
-        self.inplace = inplace
+        for field, value in given.items():
+            setattr(self, field, value)
 
     def forward(self, input):
-        values = [getattr(self, field) for field, _ in fields]
+        values = [getattr(self, field) for field in fields]
         return function(input, *values, inplace=True) if self.inplace else function(input, *values)
 
     def extra_repr(self):
-        texts = [f"{field}={getattr(self, field)!r}" for field, _ in fields]
+        texts = [f"{field}={getattr(self, field)!r}" for field in fields]
         return ", ".join(texts + (["inplace=True"] if self.inplace else []))
-    return type(name, (Module,), {"inplace": False, "__init__": __init__, "forward": forward, "extra_repr": extra_repr, "__module__": "thalweg.nn",
-                                  "__qualname__": name, "__doc__": doc or f"`functional.{function.__name__}` as a module."})
+    return type(name, (Module,), {
+        "inplace": False, "__init__": _parameters.initializer(name, parameters, start), "forward": forward, "extra_repr": extra_repr,
+        "__module__": "thalweg.nn", "__qualname__": name, "__doc__": f"`functional.{function.__name__}` as a module."})
 
 
-ReLU = _activation("ReLU", F.relu)
-ReLU6 = _activation("ReLU6", F.relu6)
-SiLU = _activation("SiLU", F.silu)
-Mish = _activation("Mish", F.mish)
-SELU = _activation("SELU", F.selu)
-Hardswish = _activation("Hardswish", F.hardswish)
-Hardsigmoid = _activation("Hardsigmoid", F.hardsigmoid)
-LeakyReLU = _activation("LeakyReLU", F.leaky_relu, [("negative_slope", 0.01)])
-ELU = _activation("ELU", F.elu, [("alpha", 1.0)])
-CELU = _activation("CELU", F.celu, [("alpha", 1.0)])
-Hardtanh = _activation("Hardtanh", F.hardtanh, [("min_val", -1.0), ("max_val", 1.0)])
-GELU = _activation("GELU", F.gelu, [("approximate", "none")])
-GLU = _activation("GLU", F.glu, [("dim", -1)])
-Softmax = _activation("Softmax", F.softmax, [("dim", None)])
-LogSoftmax = _activation("LogSoftmax", F.log_softmax, [("dim", None)])
-Softmin = _activation("Softmin", F.softmin, [("dim", None)])
-Softplus = _activation("Softplus", _core.softplus, [("beta", 1.0), ("threshold", 20.0)])
+ReLU = _activation("ReLU", F.relu, "inplace=False")
+ReLU6 = _activation("ReLU6", F.relu6, "inplace=False")
+SiLU = _activation("SiLU", F.silu, "inplace=False")
+Mish = _activation("Mish", F.mish, "inplace=False")
+SELU = _activation("SELU", F.selu, "inplace=False")
+Hardswish = _activation("Hardswish", F.hardswish, "inplace=False")
+Hardsigmoid = _activation("Hardsigmoid", F.hardsigmoid, "inplace=False")
+LeakyReLU = _activation("LeakyReLU", F.leaky_relu, "negative_slope=0.01, inplace=False")
+ELU = _activation("ELU", F.elu, "alpha=1.0, inplace=False")
+CELU = _activation("CELU", F.celu, "alpha=1.0, inplace=False")
+GELU = _activation("GELU", F.gelu, "approximate='none'")
+GLU = _activation("GLU", F.glu, "dim=-1")
+Softmax = _activation("Softmax", F.softmax, "dim=None")
+LogSoftmax = _activation("LogSoftmax", F.log_softmax, "dim=None")
+Softmin = _activation("Softmin", F.softmin, "dim=None")
+Softplus = _activation("Softplus", _core.softplus, "beta=1.0, threshold=20.0")
 Tanh = _activation("Tanh", _core.tanh)
 Sigmoid = _activation("Sigmoid", _core.sigmoid)
 LogSigmoid = _activation("LogSigmoid", F.logsigmoid)
 Softsign = _activation("Softsign", _core.softsign)
 Tanhshrink = _activation("Tanhshrink", F.tanhshrink)
-Hardshrink = _activation("Hardshrink", _core.hardshrink, [("lambd", 0.5)])
-Softshrink = _activation("Softshrink", _core.softshrink, [("lambd", 0.5)])
+Hardshrink = _activation("Hardshrink", _core.hardshrink, "lambd=0.5")
+Softshrink = _activation("Softshrink", _core.softshrink, "lambd=0.5")
+
+
+class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, inplace=False")):
+    """`functional.hardtanh` as a module."""
+
+    def __init__(self, min_val=-1.0, max_val=1.0, inplace=False, min_value=None, max_value=None):
+        for name, value in (("min_val", min_value), ("max_val", max_value)):
+            if value is not None:
+                warnings.warn(f"keyword argument `{name}ue` is deprecated and rename to `{name}`", FutureWarning, stacklevel=2)
+        low, high = (own if former is None else former for own, former in ((min_val, min_value), (max_val, max_value)))
+        super().__init__(low, high, inplace)
+        if not self.max_val > self.min_val:
+            raise AssertionError(f"max_val ({self.max_val}) must be greater than min_val ({self.min_val})")
 
 
 class Threshold(Module):
@@ -114,8 +127,10 @@ class MultiheadAttention(Module):
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None,
                  batch_first=False, device=None, dtype=None):
         super().__init__()
+        if embed_dim <= 0 or num_heads <= 0:
+            raise ValueError(f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead")
         if embed_dim % num_heads:
-            raise ValueError("embed_dim must be divisible by num_heads")
+            raise AssertionError("embed_dim must be divisible by num_heads")
         from .layers import Linear, _empty
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
@@ -140,16 +155,21 @@ class MultiheadAttention(Module):
     def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
                 is_causal=False):
         """Returns the attended values, and the weights where they are needed."""
+        _checks.check_attention(query, key, value, key_padding_mask, attn_mask, self.num_heads, self.in_proj_weight is None)
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint. You may use the Transformer module method "
+                               "`generate_square_subsequent_mask` to create this mask.")
+        if query.shape[-1] != self.embed_dim:
+            raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
         unbatched = query.dim() == 2
         if unbatched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        _checks.check_masks(query.shape[0], self.num_heads, query.shape[1], key.shape[1], attn_mask, key_padding_mask)
         heads, further = self._heads(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, query)
         if further:
-            if mask is None and is_causal:
-                mask = self._mask(_core.ones([query.shape[1], key.shape[1]], dtype=getattr(_core, "bool"), device=query.device).triu(1), None, query)
             # What is added to keys is seen by all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
         dropout = self.dropout if self.training else 0.0
@@ -159,8 +179,7 @@ class MultiheadAttention(Module):
             attended = F.dropout(shares, dropout, True) @ heads[2] if dropout else shares @ heads[2]
         else:
             shares = None
-            causal = is_causal and mask is None
-            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
         result = self.out_proj(attended.transpose(1, 2).flatten(2))
         if shares is not None and average_attn_weights:
             shares = shares.mean(1)

@@ -1,27 +1,70 @@
 """Modules that hold modules (`Sequential`, `ModuleList`, `ModuleDict`, `ParameterList`, `ParameterDict`)."""
 
+import collections
+import collections.abc
+import operator
+
+from .. import _core
 from .module import Module
 from .parameter import Parameter
 
 
-class Sequential(Module):
-    """Modules that are called one after the other."""
+def _place(index, size):
+    """Returns the place that an index means, counted from the start."""
+    index = operator.index(index)
+    if not -size <= index < size:
+        raise IndexError(f"index {index} is out of range")
+    return index % size
 
-    def __init__(self, *modules):
-        super().__init__()
-        named = modules[0].items() if len(modules) == 1 and isinstance(modules[0], dict) else enumerate(modules)
-        for name, module in named:
-            self.add_module(str(name), module)
 
-    def forward(self, input):
-        for module in self._modules.values():
-            input = module(input)
-        return input
+def _pairs(name, given, kind):
+    """Yields keys and values of a mapping, or of a sequence of pairs."""
+    if not isinstance(given, collections.abc.Iterable):
+        raise TypeError(f"{name}.update should be called with an iterable of key/value pairs, but got {type(given).__name__}")
+    if hasattr(given, "items"):
+        yield from given.items()
+        return
+    for number, pair in enumerate(given):
+        if not isinstance(pair, collections.abc.Iterable):
+            raise TypeError(f"{kind} update sequence element #{number} should be Iterable; is {type(pair).__name__}")
+        if len(pair) != 2:
+            raise ValueError(f"{kind} update sequence element #{number} has length {len(pair)}; 2 is required")
+        yield pair
+
+
+class _Numbered(Module):
+    """Modules in order, whose names are their places."""
+
+    def _name_at(self, index):
+        return list(self._modules)[_place(index, len(self))]
+
+    def _renumber(self, modules):
+        self._modules.clear()
+        for number, module in enumerate(modules):
+            self._modules[str(number)] = module
 
     def append(self, module):
         """Adds a module at the end."""
         self.add_module(str(len(self)), module)
         return self
+
+    def insert(self, index, module):
+        """Adds a module before a place."""
+        modules = list(self)
+        modules.insert(index, module)
+        self._renumber(modules)
+
+    def extend(self, modules):
+        """Adds modules at the end."""
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def pop(self, key):
+        """Takes a module out, and returns it."""
+        taken = self[key]
+        del self[key]
+        return taken
 
     def __len__(self):
         return len(self._modules)
@@ -29,52 +72,115 @@ class Sequential(Module):
     def __iter__(self):
         return iter(self._modules.values())
 
-    def __getitem__(self, place):
-        if isinstance(place, slice):
-            return type(self)(dict(list(self._modules.items())[place]))
-        return list(self._modules.values())[place]
+    def __setitem__(self, index, module):
+        setattr(self, self._name_at(index), module)
 
-    def __setitem__(self, place, module):
-        self._modules[list(self._modules)[place]] = module
+    def __delitem__(self, index):
+        names = list(self._modules)[index] if isinstance(index, slice) else [self._name_at(index)]
+        self._renumber([module for name, module in self._modules.items() if name not in names])
 
 
-class ModuleList(Module):
+class Sequential(_Numbered):
+    """Modules that are called one after the other."""
+
+    def __init__(self, *args):
+        super().__init__()
+        is_named = len(args) == 1 and isinstance(args[0], collections.OrderedDict)
+        for name, module in args[0].items() if is_named else enumerate(args):
+            self.add_module(name if is_named else str(name), module)
+
+    def forward(self, input):
+        """Calls the modules."""
+        for module in self:
+            input = module(input)
+        return input
+
+    def insert(self, index, module):
+        """Adds a module before a place."""
+        if not isinstance(module, Module):
+            raise AssertionError(f"module should be of type: {Module}")
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"Index out of range: {index}")
+        super().insert(index, module)
+        return self
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return type(self)(collections.OrderedDict(list(self._modules.items())[index]))
+        return self._modules[self._name_at(index)]
+
+    @staticmethod
+    def _check_added(other):
+        if not isinstance(other, Sequential):
+            raise ValueError(f"add operator supports only objects of Sequential class, but {type(other)} is given.")
+
+    def __add__(self, other):
+        self._check_added(other)
+        return Sequential(*self, *other)
+
+    def __iadd__(self, other):
+        self._check_added(other)
+        return self.extend(other)
+
+    def _check_factor(self, other):
+        if not isinstance(other, int):
+            raise TypeError(f"unsupported operand type(s) for *: {type(self)} and {type(other)}")
+        if other <= 0:
+            raise ValueError(f"Non-positive multiplication factor {other} for {type(self)}")
+
+    def __mul__(self, other):
+        self._check_factor(other)
+        return Sequential(*list(self) * other)
+
+    def __rmul__(self, other):
+        return self * other
+
+    def __imul__(self, other):
+        self._check_factor(other)
+        return self.extend(list(self) * (other - 1))
+
+
+class ModuleList(_Numbered):
     """A list of modules."""
 
     def __init__(self, modules=None):
         super().__init__()
-        self.extend(modules or [])
-
-    def append(self, module):
-        """Adds a module at the end."""
-        self.add_module(str(len(self)), module)
-        return self
+        if modules is not None:
+            self += modules
 
     def extend(self, modules):
         """Adds modules at the end."""
-        for module in modules:
-            self.append(module)
-        return self
+        if not isinstance(modules, collections.abc.Iterable):
+            raise TypeError(f"ModuleList.extend should be called with an iterable, but got {type(modules).__name__}")
+        return super().extend(modules)
 
-    def insert(self, place, module):
-        """Adds a module in front of a place."""
-        modules = list(self)
-        modules.insert(place, module)
-        self._modules.clear()
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return type(self)(list(self._modules.values())[index])
+        return self._modules[self._name_at(index)]
+
+    def __iadd__(self, modules):
         return self.extend(modules)
 
-    def __len__(self):
-        return len(self._modules)
+    def __add__(self, other):
+        return type(self)([*self, *other])
 
-    def __iter__(self):
-        return iter(self._modules.values())
-
-    def __getitem__(self, place):
-        modules = list(self._modules.values())[place]
-        return type(self)(modules) if isinstance(place, slice) else modules
-
-    def __setitem__(self, place, module):
-        self._modules[list(self._modules)[place]] = module
+    def __repr__(self):
+        """Returns the modules, of those that are alike in a row only the first, with their number."""
+        texts = [repr(module) for module in self]
+        if not texts:
+            return f"{self._get_name()}()"
+        rows = []
+        for place, text in enumerate(texts):
+            if rows and rows[-1][2] == text:
+                rows[-1][1] = place
+            else:
+                rows.append([place, place, text])
+        lines = []
+        for first, last, text in rows:
+            name, text = (f"({first})", text) if first == last else (f"({first}-{last})", f"{last - first + 1} x {text}")
+            lines.append(f"{name}: {text}".replace("\n", "\n  "))
+        return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"
 
 
 class ModuleDict(Module):
@@ -82,12 +188,13 @@ class ModuleDict(Module):
 
     def __init__(self, modules=None):
         super().__init__()
-        self.update(modules or {})
+        if modules is not None:
+            self.update(modules)
 
     def update(self, modules):
         """Adds modules by their names."""
-        for name, module in modules.items() if hasattr(modules, "items") else modules:
-            self.add_module(name, module)
+        for name, module in list(_pairs("ModuleDict", modules, "ModuleDict")):
+            self[name] = module
 
     def keys(self):
         """Returns the names."""
@@ -101,9 +208,15 @@ class ModuleDict(Module):
         """Returns names and modules."""
         return self._modules.items()
 
-    def pop(self, name):
-        """Takes a module out."""
-        return self._modules.pop(name)
+    def pop(self, key):
+        """Takes a module out, and returns it."""
+        taken = self[key]
+        del self[key]
+        return taken
+
+    def clear(self):
+        """Takes all modules out."""
+        self._modules.clear()
 
     def __len__(self):
         return len(self._modules)
@@ -111,92 +224,191 @@ class ModuleDict(Module):
     def __iter__(self):
         return iter(self._modules)
 
-    def __contains__(self, name):
-        return name in self._modules
+    def __contains__(self, key):
+        return key in self._modules
 
-    def __getitem__(self, name):
-        return self._modules[name]
+    def __getitem__(self, key):
+        return self._modules[key]
 
-    def __setitem__(self, name, module):
-        self.add_module(name, module)
+    def __setitem__(self, key, module):
+        self.add_module(key, module)
 
-    def __delitem__(self, name):
-        del self._modules[name]
+    def __delitem__(self, key):
+        del self._modules[key]
+
+
+def _as_parameter(value):
+    return Parameter(value) if isinstance(value, _core.Tensor) and not isinstance(value, Parameter) else value
+
+
+def _described(key, value):
+    """Returns the line of a parameter or another object when its holder is printed."""
+    if not isinstance(value, _core.Tensor):
+        return f"  ({key}): Object of type: {type(value).__name__}"
+    kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
+    size, place = "x".join(str(extent) for extent in value.shape), f" ({value.device})" if value.is_cuda else ""
+    return f"  ({key}): {kind} containing: [{value.dtype} of size {size}{place}]"
 
 
 class ParameterList(Module):
-    """A list of parameters."""
+    """A list of parameters, and of other objects. Tensors become parameters."""
 
     def __init__(self, values=None):
         super().__init__()
-        for value in values or []:
-            self.append(value)
+        self._size = 0
+        if values is not None:
+            self += values
 
     def append(self, value):
-        """Adds a parameter at the end."""
-        self.register_parameter(str(len(self)), value if isinstance(value, Parameter) else Parameter(value))
+        """Adds a value at the end."""
+        setattr(self, str(len(self)), _as_parameter(value))
+        self._size += 1
         return self
 
+    def extend(self, values):
+        """Adds values at the end."""
+        if not isinstance(values, collections.abc.Iterable) or isinstance(values, _core.Tensor):
+            raise TypeError(f"ParameterList.extend should be called with an iterable, but got {type(values).__name__}")
+        for value in list(values):
+            self.append(value)
+        return self
+
+    def __iadd__(self, values):
+        return self.extend(values)
+
     def __len__(self):
-        return len(self._parameters)
+        return self._size
 
     def __iter__(self):
-        return iter(self._parameters.values())
+        return iter(self[place] for place in range(len(self)))
 
-    def __getitem__(self, place):
-        return list(self._parameters.values())[place]
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return type(self)([self[place] for place in range(*index.indices(len(self)))])
+        return getattr(self, str(_place(index, len(self))))
+
+    def __setitem__(self, index, value):
+        setattr(self, str(_place(index, len(self))), _as_parameter(value))
+
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError("ParameterList should not be called.")
+
+    def extra_repr(self):
+        """Returns a line for each value."""
+        return "\n".join(_described(place, value) for place, value in enumerate(self))
 
 
 class ParameterDict(Module):
-    """A dictionary of parameters. Tensors become parameters."""
+    """A dictionary of parameters, and of other objects. Tensors become parameters."""
 
     def __init__(self, parameters=None):
         super().__init__()
-        self.update(parameters or {})
+        self._keys = {}
+        if parameters is not None:
+            self.update(parameters)
+
+    @staticmethod
+    def _checked(key):
+        if not isinstance(key, str):
+            raise TypeError(f"Index given to ParameterDict cannot be used as a key as it is not a string (type is '{type(key).__name__}').")
+        return key
 
     def update(self, parameters):
-        """Adds parameters by their names."""
-        for name, value in parameters.items() if hasattr(parameters, "items") else parameters:
-            self[name] = value
+        """Adds values by their names: those of a plain dictionary in the order of the names."""
+        pairs = list(_pairs("ParametersDict", parameters, "ParameterDict"))
+        if isinstance(parameters, collections.abc.Mapping) and not isinstance(parameters, collections.OrderedDict):
+            pairs.sort(key=lambda pair: pair[0])
+        for key, value in pairs:
+            self[key] = value
 
     def keys(self):
         """Returns the names."""
-        return self._parameters.keys()
+        return self._keys.keys()
 
     def values(self):
-        """Returns the parameters."""
-        return self._parameters.values()
+        """Yields the values."""
+        return (self[key] for key in self._keys)
 
     def items(self):
-        """Returns names and parameters."""
-        return self._parameters.items()
+        """Yields names and values."""
+        return ((key, self[key]) for key in self._keys)
 
-    def get(self, name, default=None):
-        """Returns a parameter, or another value where there is none of the name."""
-        return self._parameters.get(name, default)
+    def get(self, key, default=None):
+        """Returns a value, or another one where there is none of the name."""
+        return self[key] if key in self else default
 
-    def pop(self, name):
-        """Takes a parameter out."""
-        return self._parameters.pop(name)
+    def setdefault(self, key, default=None):
+        """Returns a value, which is added where there is none of the name."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key):
+        """Takes a value out, and returns it."""
+        taken = self[key]
+        del self[key]
+        return taken
+
+    def popitem(self):
+        """Takes the last value out, and returns it with its name."""
+        if not self._keys:
+            raise KeyError("popitem(): dictionary is empty")
+        key = next(reversed(self._keys))
+        return key, self.pop(key)
 
     def clear(self):
-        """Takes all parameters out."""
-        self._parameters.clear()
+        """Takes all values out."""
+        for key in list(self._keys):
+            del self[key]
+
+    def copy(self):
+        """Returns another dictionary of the same values."""
+        return ParameterDict(collections.OrderedDict(self.items()))
+
+    def fromkeys(self, keys, default=None):
+        """Returns a dictionary with one value for all names."""
+        return ParameterDict([(key, default) for key in keys])
 
     def __len__(self):
-        return len(self._parameters)
+        return len(self._keys)
 
     def __iter__(self):
-        return iter(self._parameters)
+        return iter(self._keys)
 
-    def __contains__(self, name):
-        return name in self._parameters
+    def __reversed__(self):
+        return reversed(self._keys)
 
-    def __getitem__(self, name):
-        return self._parameters[name]
+    def __contains__(self, key):
+        return key in self._keys
 
-    def __setitem__(self, name, value):
-        self.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value))
+    def __getitem__(self, key):
+        return getattr(self, self._checked(key))
 
-    def __delitem__(self, name):
-        del self._parameters[name]
+    def __setitem__(self, key, value):
+        setattr(self, self._checked(key), _as_parameter(value))
+        self._keys[key] = None
+
+    def __delitem__(self, key):
+        delattr(self, self._checked(key))
+        del self._keys[key]
+
+    def __or__(self, other):
+        joined = self.copy()
+        joined.update(other)
+        return joined
+
+    def __ror__(self, other):
+        joined = other.copy()
+        joined.update(self)
+        return joined
+
+    def __ior__(self, other):
+        self.update(other)
+        return self
+
+    def __call__(self, input):
+        raise RuntimeError("ParameterDict should not be called.")
+
+    def extra_repr(self):
+        """Returns a line for each value."""
+        return "\n".join(_described(key, value) for key, value in self.items())

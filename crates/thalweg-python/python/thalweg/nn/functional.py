@@ -5,7 +5,9 @@ A name that is not defined below is the operator of that name.
 
 import math
 
-from .. import _core
+from .. import _core, _left_out
+from . import _checks
+from ._attention import multi_head_attention_forward  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
@@ -13,12 +15,15 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
 
 
+_omitted = _left_out.attributes(__name__)
+
+
 def __getattr__(name):
     if name in _IN_PLACE:
         return getattr(_core.Tensor, name)
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
-    raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
+    return _omitted(name)
 
 
 def _reduction(reduction, size_average=None, reduce=None):
@@ -29,29 +34,66 @@ def _reduction(reduction, size_average=None, reduce=None):
     return _REDUCTIONS[reduction]
 
 
-def _activation(name, *numbers):
-    """Returns an activation with an argument `inplace`; `numbers` are its other arguments with their defaults."""
-    def activation(input, *args, inplace=False, **kwargs):
-        if len(args) > len(numbers):
-            *args, inplace = args
-        return getattr(input, name + "_")(*args, **kwargs) if inplace else getattr(_core, name)(input, *args, **kwargs)
-    activation.__name__ = activation.__qualname__ = name
-    activation.__doc__ = f"Returns `{name}` of each element; in place where asked for."
-    return activation
+def relu(input, inplace=False):
+    """Returns max(x, 0) of each element; in place where asked for."""
+    return (input.relu_ if inplace else input.relu)()
 
 
-relu = _activation("relu")
-relu6 = _activation("relu6")
-silu = _activation("silu")
-mish = _activation("mish")
-selu = _activation("selu")
-hardswish = _activation("hardswish")
-hardsigmoid = _activation("hardsigmoid")
-leaky_relu = _activation("leaky_relu", "negative_slope")
-elu = _activation("elu", "alpha")
-celu = _activation("celu", "alpha")
-hardtanh = _activation("hardtanh", "min_val", "max_val")
-threshold = _activation("threshold", "threshold", "value")
+def relu6(input, inplace=False):
+    """Returns each element, limited to the range from 0 to 6; in place where asked for."""
+    return (input.relu6_ if inplace else input.relu6)()
+
+
+def silu(input, inplace=False):
+    """Returns x · sigmoid(x) of each element; in place where asked for."""
+    return (input.silu_ if inplace else input.silu)()
+
+
+def mish(input, inplace=False):
+    """Returns x · tanh(softplus(x)) of each element; in place where asked for."""
+    return (input.mish_ if inplace else input.mish)()
+
+
+def selu(input, inplace=False):
+    """Returns the scaled exponential linear unit of each element; in place where asked for."""
+    return (input.selu_ if inplace else input.selu)()
+
+
+def hardswish(input, inplace=False):
+    """Returns x · relu6(x + 3) / 6 of each element; in place where asked for."""
+    return (input.hardswish_ if inplace else input.hardswish)()
+
+
+def hardsigmoid(input, inplace=False):
+    """Returns relu6(x + 3) / 6 of each element; in place where asked for."""
+    return (input.hardsigmoid_ if inplace else input.hardsigmoid)()
+
+
+def leaky_relu(input, negative_slope=0.01, inplace=False):
+    """Returns the positive elements, and the others times a slope; in place where asked for."""
+    return (input.leaky_relu_ if inplace else input.leaky_relu)(negative_slope)
+
+
+def elu(input, alpha=1.0, inplace=False):
+    """Returns the positive elements, and alpha · (exp(x) − 1) of the others; in place where asked for."""
+    return (input.elu_ if inplace else input.elu)(alpha)
+
+
+def celu(input, alpha=1.0, inplace=False):
+    """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others; in place where asked for."""
+    return (input.celu_ if inplace else input.celu)(alpha)
+
+
+def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
+    """Returns each element, limited to a range; in place where asked for."""
+    if min_val > max_val:
+        raise ValueError("min_val cannot be greater than max_val")
+    return (input.hardtanh_ if inplace else input.hardtanh)(min_val, max_val)
+
+
+def threshold(input, threshold, value, inplace=False):
+    """Returns the elements above a threshold, and a value in the place of the others; in place where asked for."""
+    return (input.threshold_ if inplace else input.threshold)(threshold, value)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
@@ -95,28 +137,31 @@ def _softmax_dim(name, input, dim):
 
 def dropout(input, p=0.5, training=True, inplace=False):
     """Sets each element to 0 with probability p, and scales the others by 1 / (1 − p)."""
-    if p < 0.0 or p > 1.0:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    _checks.check_probability(p)
     result = _core.dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout that keeps mean and variance of what SELU gives."""
+    _checks.check_probability(p)
     result = _core.alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def feature_alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout of whole channels that keeps mean and variance of what SELU gives."""
+    _checks.check_probability(p)
     result = _core.feature_alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def _channel_dropout(dims):
     def channel_dropout(input, p=0.5, training=True, inplace=False):
-        if p < 0.0 or p > 1.0:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        _checks.check_probability(p)
+        if dims == 1 and input.dim() not in (2, 3):
+            raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
+                               "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
         # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
@@ -152,9 +197,9 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
     """Returns the rows of a table at indices."""
     if sparse:
         raise NotImplementedError("embedding: sparse gradients are left out")
+    place = _checks.check_padding_idx(padding_idx, weight.shape[0] if weight.dim() else 0)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
-    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _core.embedding(weight, input, place, scale_grad_by_freq)
 
 
@@ -163,21 +208,14 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
     if sparse:
         raise NotImplementedError("embedding_bag: sparse gradients are left out")
+    _checks.check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
     modes = {"sum": 0, "mean": 1, "max": 2}
-    if mode not in modes:
-        raise ValueError("mode has to be one of sum, mean or max")
-    if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError("embedding_bag: per_sample_weights was not None, which is only supported for mode='sum'")
     if input.dim() == 2:
-        if offsets is not None:
-            raise ValueError("if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences")
         offsets = _core.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
         input = input.reshape(-1)
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-    elif input.dim() != 1 or offsets is None:
-        raise ValueError("embedding_bag: input has 2 dimensions, or 1 and there are offsets")
     padding = () if padding_idx is None else (padding_idx % weight.shape[0],)
     return _core.embedding_bag(weight, input, offsets, scale_grad_by_freq, modes[mode], False, per_sample_weights, include_last_offset,
                                *padding)[0]
@@ -200,38 +238,81 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """Returns the input normalized over all but its channels; updates the running statistics where it trains."""
+    _checks.check_batch(input, training, eps)
     return _core.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     """Returns the input normalized over groups of channels."""
+    _checks.check_groups(input, num_groups)
     return _core.group_norm(input, num_groups, weight, bias, eps)
 
 
 def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
     """Returns the input normalized over the places of each channel."""
+    _checks.check_places(input, use_input_stats)
     return _core.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False)
 
 
-def normalize(input, p=2.0, dim=1, eps=1e-12):
+def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     """Returns the input divided by its norm along a dimension."""
-    return input / _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+    norm = _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+    return _core.div(input, norm, out=out)
 
 
 def _pool(name, dims):
-    pool, with_indices = getattr(_core, name), getattr(_core, f"{name}_with_indices")
+    """Returns the two functions of a pool: one gives the indices where they are asked for, the other one always."""
+    pool, operator = getattr(_core, name), getattr(_core, f"{name}_with_indices")
 
     def max_pool(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-        function = with_indices if return_indices else pool
+        function = operator if return_indices else pool
         return function(input, kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
-    max_pool.__name__ = max_pool.__qualname__ = name
-    max_pool.__doc__ = f"Returns the greatest element of each window of {dims} dimensions."
-    return max_pool
+
+    def with_indices(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return _named(max_pool, name, f"Returns the greatest element of each window of {dims} dimensions."), _named(
+        with_indices, f"{name}_with_indices", f"Returns the greatest element of each window of {dims} dimensions, and its place.")
 
 
-max_pool1d = _pool("max_pool1d", 1)
-max_pool2d = _pool("max_pool2d", 2)
-max_pool3d = _pool("max_pool3d", 3)
+def _named(function, name, doc):
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+max_pool1d, max_pool1d_with_indices = _pool("max_pool1d", 1)
+max_pool2d, max_pool2d_with_indices = _pool("max_pool2d", 2)
+max_pool3d, max_pool3d_with_indices = _pool("max_pool3d", 3)
+
+
+def _fractional(dims):
+    """Returns the two functions of a pool of windows of random extents."""
+    operator = getattr(_core, f"fractional_max_pool{dims}d")
+    name = f"fractional_max_pool{dims}d"
+
+    def with_indices(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        if output_size is None and output_ratio is None:
+            raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
+        if output_size is None:
+            ratios = [output_ratio] * dims if isinstance(output_ratio, (int, float)) else output_ratio
+            if len(ratios) > dims:
+                raise ValueError(f"{name} requires output_ratio to either be a single Int or tuple of Ints.")
+            output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
+        if _random_samples is None:
+            batch = 1 if input.dim() == dims + 1 else input.shape[0]
+            _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
+        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
+        return operator(input, *sizes, _random_samples)
+
+    def fractional_max_pool(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        values, indices = with_indices(input, kernel_size, output_size, output_ratio, True, _random_samples)
+        return (values, indices) if return_indices else values
+    doc = f"Returns the greatest element of each window of {dims} dimensions, whose extents are random"
+    return _named(fractional_max_pool, name, f"{doc}."), _named(with_indices, f"{name}_with_indices", f"{doc}, and its place.")
+
+
+fractional_max_pool2d, fractional_max_pool2d_with_indices = _fractional(2)
+fractional_max_pool3d, fractional_max_pool3d_with_indices = _fractional(3)
 
 
 def _unpool(dims):
@@ -240,10 +321,7 @@ def _unpool(dims):
     def max_unpool(input, indices, kernel_size, stride=None, padding=0, output_size=None):
         kernel, steps, edges = (
             [value] * dims if isinstance(value, int) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
-        if output_size is None:
-            places = zip(input.shape[-dims:], kernel, steps, edges)
-            output_size = [(size - 1) * step - 2 * edge + extent for size, extent, step, edge in places]
-        output_size = list(output_size)[-dims:]
+        output_size = _checks.check_unpooled(input, kernel, steps, edges, output_size)
         if dims == 1:
             return operator(input.unsqueeze(-2), indices.unsqueeze(-2), [1, *output_size]).squeeze(-2)
         return operator(input, indices, output_size, *((steps, edges) if dims == 3 else ()))
@@ -298,7 +376,12 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 def _adaptive_sizes(input, output_size, dims):
-    sizes = [output_size] * dims if output_size is None or isinstance(output_size, int) else output_size
+    is_list = not (output_size is None or isinstance(output_size, int))
+    sizes = list(output_size) if is_list else [output_size] * dims
+    if is_list and dims > 1 and input.dim() <= len(sizes):
+        raise ValueError(f"Input dimension should be at least {len(sizes) + 1}")
+    if len(sizes) != dims:
+        raise RuntimeError(f"adaptive pools of {dims} dimensions: output_size must have {dims} numbers, not {len(sizes)}")
     return [own if size is None else size for own, size in zip(input.shape[-dims:], sizes)]
 
 
@@ -315,45 +398,54 @@ def _adaptive_average(name, dims):
 def _adaptive_greatest(name, dims):
     operator = getattr(_core, name)
 
+    def with_indices(input, output_size, return_indices=False):
+        return tuple(operator(input, _adaptive_sizes(input, output_size, dims)))
+
     def adaptive_max_pool(input, output_size, return_indices=False):
-        values, indices = operator(input, _adaptive_sizes(input, output_size, dims))
+        values, indices = with_indices(input, output_size)
         return (values, indices) if return_indices else values
-    adaptive_max_pool.__name__ = adaptive_max_pool.__qualname__ = name
-    adaptive_max_pool.__doc__ = f"Returns the greatest elements of as many windows of {dims} dimensions as the output has places."
-    return adaptive_max_pool
+    doc = f"Returns the greatest elements of as many windows of {dims} dimensions as the output has places"
+    return _named(adaptive_max_pool, name, f"{doc}."), _named(with_indices, f"{name}_with_indices", f"{doc}, and their places.")
 
 
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
     _adaptive_average(f"adaptive_avg_pool{dims}d", dims) for dims in (1, 2, 3))
-adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
-    _adaptive_greatest(f"adaptive_max_pool{dims}d", dims) for dims in (1, 2, 3))
+adaptive_max_pool1d, adaptive_max_pool1d_with_indices = _adaptive_greatest("adaptive_max_pool1d", 1)
+adaptive_max_pool2d, adaptive_max_pool2d_with_indices = _adaptive_greatest("adaptive_max_pool2d", 2)
+adaptive_max_pool3d, adaptive_max_pool3d_with_indices = _adaptive_greatest("adaptive_max_pool3d", 3)
 
 
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0):
     """Returns the cross entropy of scores and classes, or probabilities of classes."""
+    _checks.check_classes(input, target)
     return _core.cross_entropy_loss(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index, label_smoothing)
 
 
 def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     """Returns the negative log-likelihood of classes."""
+    _checks.check_rows(input, target)
     return _core.nll_loss_nd(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
+
+
+def _weighted(loss, input, weight, reduction):
+    """Returns losses of elements times weights, reduced; the mean is over the weights."""
+    if weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
+    losses = loss * weight
+    return losses if reduction == 0 else losses.sum() if reduction == 2 else losses.sum() / weight.sum()
 
 
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the squared differences."""
     kind = _reduction(reduction, size_average, reduce)
-    if weight is None:
-        return _core.mse_loss(input, target, kind)
-    if weight.shape != input.shape:
-        raise ValueError("Weights and input must have the same size.")
-    losses = _core.mse_loss(input, target, 0) * weight
-    return losses if kind == 0 else losses.sum() if kind == 2 else losses.sum() / weight.sum()
+    return _core.mse_loss(input, target, kind) if weight is None else _weighted(_core.mse_loss(input, target, 0), input, weight, kind)
 
 
-def l1_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the magnitudes of the differences."""
-    return _core.l1_loss(input, target, _reduction(reduction, size_average, reduce))
+    kind = _reduction(reduction, size_average, reduce)
+    return _core.l1_loss(input, target, kind) if weight is None else _weighted(_core.l1_loss(input, target, 0), input, weight, kind)
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
@@ -361,18 +453,26 @@ def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mea
     return _core.smooth_l1_loss(input, target, _reduction(reduction, size_average, reduce), beta)
 
 
-def huber_loss(input, target, reduction="mean", delta=1.0):
+def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     """Returns the differences, squared where they are below `delta`."""
-    return _core.huber_loss(input, target, _reduction(reduction), delta)
+    kind = _reduction(reduction)
+    if weight is None:
+        return _core.huber_loss(input, target, kind, delta)
+    return _weighted(_core.huber_loss(input, target, 0, delta), input, weight, kind)
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     """Returns the cross entropy of probabilities and targets between 0 and 1."""
+    _checks.check_sizes(input, target, "Using a target size ({0}) that is different to the input size ({1}) is deprecated. Please ensure they have "
+                        "the same size.")
+    if target.dtype != input.dtype and not (target.is_floating_point() and input.is_floating_point()):
+        raise RuntimeError(f"Found dtype {target.dtype} but expected {input.dtype}")
     return _core.binary_cross_entropy(input, target, weight, _reduction(reduction, size_average, reduce))
 
 
 def binary_cross_entropy_with_logits(input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
     """Returns the cross entropy of scores and targets between 0 and 1."""
+    _checks.check_sizes(input, target, "Target size ({0}) must be the same as input size ({1})")
     return _core.binary_cross_entropy_with_logits(input, target, weight, pos_weight, _reduction(reduction, size_average, reduce))
 
 
@@ -385,6 +485,7 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
 
 def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
     """Returns max(0, −target · (input1 − input2) + margin)."""
+    _checks.check_same_rank("margin_ranking_loss", input1=input1, input2=input2, target=target)
     return _core.margin_ranking_loss(input1, input2, target, margin, _reduction(reduction, size_average, reduce))
 
 
@@ -406,11 +507,13 @@ def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, r
 def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
                         reduction="mean"):
     """Returns how much less than a margin an anchor is nearer to a positive than to a negative."""
+    _checks.check_margin(margin)
     return _core.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, _reduction(reduction, size_average, reduce))
 
 
 def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
     """Returns the mean over classes of max(0, margin − x[target] + x)^p."""
+    _checks.check_multi_margin(p, weight)
     return _core.multi_margin_loss(input, target, p, margin, weight, _reduction(reduction, size_average, reduce))
 
 
@@ -433,14 +536,11 @@ def poisson_nll_loss(input, target, log_input=True, full=False, size_average=Non
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
     """Returns the negative log-likelihood of normal distributions of means and variances."""
-    if not isinstance(var, _core.Tensor):
-        var = _core.full_like(input, var)
-    elif var.shape != input.shape and var.shape == input.shape[:-1]:
-        var = var.unsqueeze(-1)
+    kind, var = _reduction(reduction), _checks.check_variance(input, var)
     floor = var.detach().clamp_min(eps)
     var = var + (floor - var.detach())
     loss = 0.5 * (var.log() + (input - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
-    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[_reduction(reduction)]()
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
@@ -451,9 +551,11 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     """Returns the input at the places of a grid from −1 to 1."""
     modes, paddings = {"bilinear": 0, "nearest": 1, "bicubic": 2}, {"zeros": 0, "border": 1, "reflection": 2}
-    if mode not in modes or padding_mode not in paddings:
-        raise ValueError(f"grid_sample: mode is one of {', '.join(modes)} and padding_mode one of {', '.join(paddings)}, "
-                         f"not {mode!r} and {padding_mode!r}")
+    if mode not in modes:
+        raise ValueError(f"nn.functional.grid_sample(): expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: '{mode}'")
+    if padding_mode not in paddings:
+        raise ValueError("nn.functional.grid_sample(): expected padding_mode to be 'zeros', 'border', or 'reflection', but got: "
+                         f"'{padding_mode}'")
     return _core.grid_sampler(input, grid, modes[mode], paddings[padding_mode], bool(align_corners))
 
 
@@ -461,11 +563,10 @@ def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements before and behind its last dimensions, the last one first."""
     if mode == "constant":
         return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
+    names = {"reflect": "reflection", "replicate": "replication", "circular": ""}
+    _checks.check_pad(input, pad, mode, value, names)
     if mode == "circular":
         return _circular(input, list(pad))
-    names = {"reflect": "reflection", "replicate": "replication"}
-    if mode not in names:
-        raise NotImplementedError(f"pad(mode='{mode}') is left out; there are constant, reflect, replicate and circular")
     return getattr(_core, f"{names[mode]}_pad{len(pad) // 2}d")(input, list(pad))
 
 
@@ -482,6 +583,9 @@ def _circular(input, pad):
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Returns softmax(query · keyᵀ · scale) · value."""
+    if attn_mask is not None and not attn_mask.is_floating_point() and attn_mask.dtype not in (getattr(_core, "bool"), query.dtype):
+        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {attn_mask.dtype} and "
+                           f"query.dtype: {query.dtype} instead.")
     return _core.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -491,22 +595,8 @@ _MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bi
 
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
     """Returns the input at more or fewer places."""
-    dims = input.dim() - 2
-    if mode not in _MODES or not 1 <= dims <= 3 or _MODES[mode] not in (None, dims):
-        needs = f", but {mode} mode needs {_MODES[mode] + 2}D input" if _MODES.get(mode) else f" with mode={mode!r}; modes are {', '.join(_MODES)}"
-        raise NotImplementedError(f"Got {input.dim()}D input{needs}")
-    has_corners = _MODES[mode] is not None
-    if align_corners is not None and not has_corners:
-        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
-    if (size is None) == (scale_factor is None):
-        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
-    if antialias and mode not in ("bilinear", "bicubic"):
-        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes and requires a 4-D tensor as input")
-    if recompute_scale_factor and size is not None:
-        raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
-    sizes = None if size is None else ([size] * dims if isinstance(size, int) else list(size))
-    scales = None if scale_factor is None else (
-        [float(scale_factor)] * dims if isinstance(scale_factor, (int, float)) else [float(scale) for scale in scale_factor])
+    dims, has_corners = input.dim() - 2, _MODES.get(mode) is not None
+    sizes, scales = _checks.check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, _MODES)
     if scales is not None and (recompute_scale_factor or mode == "area"):
         sizes, scales = [math.floor(extent * scale) for extent, scale in zip(input.shape[2:], scales)], None
     if mode == "area":
@@ -575,6 +665,60 @@ def _convolution(name, dims):
 conv1d = _convolution("conv1d", 1)
 conv2d = _convolution("conv2d", 2)
 conv3d = _convolution("conv3d", 3)
+
+
+def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
+    """Returns how much less than a margin an anchor is nearer to a positive than to a negative, by any distance."""
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    kind = _reduction(reduction)
+    if not anchor.dim() == positive.dim() == negative.dim():
+        raise RuntimeError(
+            f"The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: anchor {anchor.dim()}D, "
+            f"positive {positive.dim()}D, and negative {negative.dim()}D inputs")
+    distance = _core.pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = _core.minimum(far, distance(positive, negative))
+    loss = (margin + near - far).clamp_min(0)
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
+
+
+def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
+    """Returns the input at more places: the former name of `interpolate`."""
+    return interpolate(input, size, scale_factor, mode, align_corners)
+
+
+def upsample_nearest(input, size=None, scale_factor=None):
+    """Returns the input at more places, each with its nearest element."""
+    return interpolate(input, size, scale_factor, mode="nearest")
+
+
+def upsample_bilinear(input, size=None, scale_factor=None):
+    """Returns images at more places, linear between the corners."""
+    return interpolate(input, size, scale_factor, mode="bilinear", align_corners=True)
+
+
+def affine_grid(theta, size, align_corners=None):
+    """Returns the grid of `grid_sample` that moves places by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
+    if not theta.is_floating_point():
+        raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
+    dims = len(size) - 2
+    if dims not in (2, 3):
+        raise NotImplementedError(f"affine_grid only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively. Got size {list(size)}.")
+    if theta.dim() != 3 or tuple(theta.shape[-2:]) != (dims, dims + 1):
+        raise ValueError(f"Expected a batch of {dims}D affine matrices of shape Nx{dims}x{dims + 1} for size {list(size)}. Got {list(theta.shape)}.")
+    if min(size) <= 0:
+        raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
+
+    def places(count):
+        end = 1.0 if align_corners else (count - 1) / count
+        return _core.linspace(-end, end, count, dtype=theta.dtype, device=theta.device) if count > 1 else _core.zeros(
+            [1], dtype=theta.dtype, device=theta.device)
+    extents = list(size[2:])
+    axes = _core.meshgrid([places(count) for count in extents], indexing="ij")
+    base = _core.stack([*reversed(axes), _core.ones_like(axes[0])], -1).view(1, -1, dims + 1)
+    return (base @ theta.transpose(1, 2)).view(theta.shape[0], *extents, dims)
 
 
 def _bound(fan_in):

@@ -1,6 +1,8 @@
 """Initial values, in place (`torch.nn.init`)."""
 
+import functools
 import math
+import warnings
 
 from .. import _core
 from ..autograd import no_grad
@@ -15,28 +17,44 @@ def calculate_gain(nonlinearity, param=None):
     if nonlinearity == "relu":
         return math.sqrt(2.0)
     if nonlinearity == "leaky_relu":
+        if param is not None and (isinstance(param, bool) or not isinstance(param, (int, float))):
+            raise ValueError(f"negative_slope {param} not a valid number")
         return math.sqrt(2.0 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity == "selu":
         return 0.75
     raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
 
 
-def _fans(tensor):
+def _calculate_fan_in_and_fan_out(tensor):
+    """Returns how many inputs and outputs an element of a weight's result depends on, and acts on."""
     if tensor.dim() < 2:
         raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
+def _calculate_correct_fan(tensor, mode):
+    """Returns the number of inputs or outputs, as the mode says."""
+    modes = ["fan_in", "fan_out"]
+    mode = mode.lower()
+    if mode not in modes:
+        raise ValueError(f"Mode {mode} not supported, please use one of {modes}")
+    return _calculate_fan_in_and_fan_out(tensor)[modes.index(mode)]
+
+
 @no_grad()
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
+    if a > b:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
     return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
     """Draws from the normal distribution."""
+    if std < 0.0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     return tensor.normal_(mean, std, generator=generator)
 
 
@@ -68,32 +86,34 @@ def zeros_(tensor):
 @no_grad()
 def eye_(tensor):
     """Makes the matrix the identity."""
+    if tensor.dim() != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
     return _core.eye(*tensor.shape, out=tensor)
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):
     """Draws uniformly, so that variances stay (Glorot)."""
-    fan_in, fan_out = _fans(tensor)
+    fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     bound = gain * math.sqrt(6.0 / (fan_in + fan_out))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor, gain=1.0, generator=None):
     """Draws normally, so that variances stay (Glorot)."""
-    fan_in, fan_out = _fans(tensor)
+    fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / (fan_in + fan_out)), generator)
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
     """Draws uniformly, so that variances stay behind a nonlinearity (He)."""
-    fan = _fans(tensor)[0 if mode == "fan_in" else 1]
+    fan = _calculate_correct_fan(tensor, mode)
     bound = calculate_gain(nonlinearity, a) * math.sqrt(3.0 / fan)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
     """Draws normally, so that variances stay behind a nonlinearity (He)."""
-    fan = _fans(tensor)[0 if mode == "fan_in" else 1]
+    fan = _calculate_correct_fan(tensor, mode)
     return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)
 
 
@@ -137,3 +157,20 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
     normal_(tensor, 0.0, std, generator)
     order = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator).argsort(0)
     return tensor.masked_fill_(order.argsort(0) < zeros, 0.0)
+
+
+def _former(name):
+    """Returns a function by its name without `_`, which warns."""
+    new = globals()[f"{name}_"]
+
+    @functools.wraps(new)
+    def function(*args, **kwargs):
+        warnings.warn(f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2)
+        return new(*args, **kwargs)
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+uniform, normal, constant, eye, dirac, xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal, orthogonal, sparse = (
+    _former(name) for name in ("uniform", "normal", "constant", "eye", "dirac", "xavier_uniform", "xavier_normal", "kaiming_uniform",
+                               "kaiming_normal", "orthogonal", "sparse"))

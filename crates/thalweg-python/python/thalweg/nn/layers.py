@@ -1,8 +1,10 @@
 """Modules of layers (`torch.nn.Linear` and its like): parameters and initial values as PyTorch's."""
 
 import math
+import warnings
 
 from .. import _core
+from . import _checks
 from . import functional as F
 from . import init
 from .module import Module
@@ -15,6 +17,25 @@ def _tuple(value, dims):
 
 def _empty(shape, device, dtype):
     return Parameter(_core.empty(list(shape), device=device, dtype=dtype or _core.float32))
+
+
+def _padding_idx(padding_idx, count, name):
+    """Returns the row of padding counted from the start."""
+    if padding_idx is None:
+        return None
+    if not -count <= padding_idx < count:
+        raise AssertionError(f"{name} must be within num_embeddings")
+    return padding_idx % count
+
+
+def _check_table(weight, count, width):
+    if weight is not None and list(weight.shape) != [count, width]:
+        raise AssertionError("Shape of weight does not match num_embeddings and embedding_dim")
+
+
+def _check_matrix(embeddings):
+    if embeddings.dim() != 2:
+        raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
 
 
 class Identity(Module):
@@ -57,7 +78,7 @@ class Bilinear(Module):
     def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
         super().__init__()
         if in1_features <= 0:
-            raise ValueError(f"in1_features must be > 0, but got {in1_features}")
+            raise ValueError(f"in1_features must be > 0, but got (in1_features={in1_features})")
         self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
         self.weight = _empty((out_features, in1_features, in2_features), device, dtype)
         self.register_parameter("bias", _empty((out_features,), device, dtype) if bias else None)
@@ -86,10 +107,11 @@ class Embedding(Module):
         super().__init__()
         if sparse:
             raise NotImplementedError("Embedding: sparse gradients are left out")
+        self.padding_idx = _padding_idx(padding_idx, num_embeddings, "Padding_idx")
+        _check_table(_weight, num_embeddings, embedding_dim)
         self.max_norm, self.norm_type = max_norm, norm_type
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.scale_grad_by_freq = scale_grad_by_freq
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is None:
             self.weight = _empty((num_embeddings, embedding_dim), device, dtype)
             self.reset_parameters()
@@ -97,9 +119,10 @@ class Embedding(Module):
             self.weight = Parameter(_weight, requires_grad=not _freeze)
 
     @classmethod
-    def from_pretrained(cls, embeddings, freeze=True, padding_idx=None):
+    def from_pretrained(cls, embeddings, freeze=True, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
         """Returns a module over a given table."""
-        return cls(*embeddings.shape, padding_idx=padding_idx, _weight=embeddings, _freeze=freeze)
+        _check_matrix(embeddings)
+        return cls(*embeddings.shape, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight=embeddings, _freeze=freeze)
 
     def reset_parameters(self):
         """Draws new initial values."""
@@ -123,10 +146,11 @@ class EmbeddingBag(Module):
         super().__init__()
         if sparse:
             raise NotImplementedError("EmbeddingBag: sparse gradients are left out")
+        self.padding_idx = _padding_idx(padding_idx, num_embeddings, "padding_idx")
+        _check_table(_weight, num_embeddings, embedding_dim)
         self.max_norm, self.norm_type = max_norm, norm_type
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
-        self.scale_grad_by_freq, self.include_last_offset = scale_grad_by_freq, include_last_offset
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.scale_grad_by_freq, self.sparse, self.include_last_offset = scale_grad_by_freq, sparse, include_last_offset
         if _weight is None:
             self.weight = _empty((num_embeddings, embedding_dim), device, dtype)
             self.reset_parameters()
@@ -134,9 +158,12 @@ class EmbeddingBag(Module):
             self.weight = Parameter(_weight)
 
     @classmethod
-    def from_pretrained(cls, embeddings, freeze=True, mode="mean", include_last_offset=False, padding_idx=None):
+    def from_pretrained(cls, embeddings, freeze=True, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, mode="mean", sparse=False,
+                        include_last_offset=False, padding_idx=None):
         """Returns a module over a given table."""
-        made = cls(*embeddings.shape, mode=mode, _weight=embeddings, include_last_offset=include_last_offset, padding_idx=padding_idx)
+        _check_matrix(embeddings)
+        made = cls(*embeddings.shape, max_norm, norm_type, scale_grad_by_freq, mode, sparse, _weight=embeddings,
+                   include_last_offset=include_last_offset, padding_idx=padding_idx)
         made.weight.requires_grad_(not freeze)
         return made
 
@@ -205,7 +232,7 @@ class GroupNorm(Module):
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None):
         super().__init__()
         if num_channels % num_groups:
-            raise ValueError("num_channels must be divisible by num_groups")
+            raise ValueError(f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups})")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.register_parameter("weight", _empty((num_channels,), device, dtype) if affine else None)
         self.register_parameter("bias", _empty((num_channels,), device, dtype) if affine else None)
@@ -234,8 +261,10 @@ class LocalResponseNorm(Module):
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 
-class _BatchNorm(Module):
-    _ranks = ()
+class _NormBase(Module):
+    """What batch norm and instance norm have: weight, bias and running statistics of each channel."""
+
+    _version = 2
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, device=None, dtype=None):
         super().__init__()
@@ -247,30 +276,58 @@ class _BatchNorm(Module):
         self.register_buffer("running_mean", _core.zeros([num_features], device=device, dtype=dtype) if tracked else None)
         self.register_buffer("running_var", _core.ones([num_features], device=device, dtype=dtype) if tracked else None)
         self.register_buffer("num_batches_tracked", _core.tensor(0, device=device) if tracked else None)
-        if affine:
+        self.reset_parameters()
+
+    def reset_running_stats(self):
+        """Sets the running means to 0, the variances to 1, and forgets the number of batches."""
+        if self.track_running_stats:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self):
+        """Sets the weight to 1, the bias to 0, and the running statistics as they are at the start."""
+        self.reset_running_stats()
+        if self.affine:
             init.ones_(self.weight)
             init.zeros_(self.bias)
 
-    def _check(self, input):
-        if input.dim() not in self._ranks:
-            raise ValueError(f"expected {' or '.join(f'{rank}D' for rank in self._ranks)} input (got {input.dim()}D input)")
+    def _check_input_dim(self, input):
+        raise NotImplementedError
 
-    def forward(self, input):
-        self._check(input)
-        factor = 0.0 if self.momentum is None else self.momentum
-        tracks = self.training and self.track_running_stats
-        if tracks:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / self.num_batches_tracked.item()
-        uses_batch = self.training or self.running_mean is None
-        kept = not self.training or self.track_running_stats
-        return F.batch_norm(input, self.running_mean if kept else None, self.running_var if kept else None, self.weight, self.bias,
-                            uses_batch, factor, self.eps)
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        # States of the first version have no number of batches.
+        key = prefix + "num_batches_tracked"
+        if local_metadata.get("version", 1) < 2 and self.track_running_stats and key not in state_dict:
+            own = self.num_batches_tracked
+            state_dict[key] = own if own is not None and own.device.type != "meta" else _core.tensor(0)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def extra_repr(self):
         return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
                 f"track_running_stats={self.track_running_stats}")
+
+
+class _BatchNorm(_NormBase):
+    _ranks = ()
+
+    def _check_input_dim(self, input):
+        if input.dim() not in self._ranks:
+            raise ValueError(f"expected {' or '.join(f'{rank}D' for rank in self._ranks)} input (got {input.dim()}D input)")
+
+    def forward(self, input):
+        """Returns the input normalized, and updates the running statistics while training."""
+        self._check_input_dim(input)
+        tracks, uses_batch = self.training and self.track_running_stats, self.training or self.running_mean is None
+        _checks.check_batch(input, uses_batch, self.eps)
+        factor = 0.0 if self.momentum is None else self.momentum
+        if tracks and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / self.num_batches_tracked.item()
+        kept = not self.training or self.track_running_stats
+        return F.batch_norm(input, self.running_mean if kept else None, self.running_var if kept else None, self.weight, self.bias,
+                            uses_batch, factor, self.eps)
 
 
 class BatchNorm1d(_BatchNorm):
@@ -298,7 +355,7 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self.process_group = process_group
 
-    def _check(self, input):
+    def _check_input_dim(self, input):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
@@ -315,36 +372,30 @@ class SyncBatchNorm(_BatchNorm):
         return module
 
 
-class _InstanceNorm(Module):
+class _InstanceNorm(_NormBase):
     _rank = 0
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=False, track_running_stats=False, device=None, dtype=None):
-        super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        self.register_parameter("weight", _empty((num_features,), device, dtype) if affine else None)
-        self.register_parameter("bias", _empty((num_features,), device, dtype) if affine else None)
-        tracked = track_running_stats
-        self.register_buffer("running_mean", _core.zeros([num_features], device=device, dtype=dtype) if tracked else None)
-        self.register_buffer("running_var", _core.ones([num_features], device=device, dtype=dtype) if tracked else None)
-        self.register_buffer("num_batches_tracked", _core.tensor(0, device=device) if tracked else None)
-        if affine:
-            init.ones_(self.weight)
-            init.zeros_(self.bias)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
-    def forward(self, input):
+    def _check_input_dim(self, input):
         if input.dim() not in (self._rank, self._rank - 1):
             raise ValueError(f"expected {self._rank - 1}D or {self._rank}D input (got {input.dim()}D input)")
+
+    def forward(self, input):
+        """Returns the input normalized, and updates the running statistics while training."""
+        self._check_input_dim(input)
+        dim = input.dim() - self._rank + 1
+        if input.shape[dim] != self.num_features:
+            text = f"input's size at dim={dim} does not match num_features"
+            if self.affine:
+                raise ValueError(f"expected {text.replace('does not match', 'to match')} ({self.num_features}), but got: {input.shape[dim]}.")
+            warnings.warn(f"{text}. You can silence this warning by not passing in num_features, which is not used because affine=False",
+                          stacklevel=2)
         batch = input if input.dim() == self._rank else input.unsqueeze(0)
-        if batch.shape[1] != self.num_features:
-            raise ValueError(f"expected input's size at dim=1 to match num_features ({self.num_features}), but got: {batch.shape[1]}.")
         result = F.instance_norm(batch, self.running_mean, self.running_var, self.weight, self.bias,
                                  self.training or not self.track_running_stats, self.momentum or 0.0, self.eps)
         return result if batch is input else result.squeeze(0)
-
-    def extra_repr(self):
-        return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-                f"track_running_stats={self.track_running_stats}")
 
 
 class InstanceNorm1d(_InstanceNorm):
@@ -365,16 +416,28 @@ class InstanceNorm3d(_InstanceNorm):
     _rank = 5
 
 
+def _check_groups(in_channels, out_channels, groups):
+    if groups <= 0:
+        raise ValueError("groups must be a positive integer")
+    for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+        if channels % groups:
+            raise ValueError(f"{name} must be divisible by groups")
+
+
 class _Conv(Module):
     _dims = 0
 
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
                  padding_mode="zeros", device=None, dtype=None):
         super().__init__()
+        _check_groups(in_channels, out_channels, groups)
         if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
             raise ValueError(f"padding_mode must be one of {{'zeros', 'reflect', 'replicate', 'circular'}}, but got padding_mode='{padding_mode}'")
-        if in_channels % groups or out_channels % groups:
-            raise ValueError("in_channels and out_channels must be divisible by groups")
+        if isinstance(padding, str):
+            if padding not in ("same", "valid"):
+                raise ValueError(f"Invalid padding string {padding!r}, should be one of 'same', 'valid'")
+            if padding == "same" and any(step != 1 for step in _tuple(stride, self._dims)):
+                raise ValueError("padding='same' is not supported for strided convolutions")
         self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
         self.kernel_size, self.stride = _tuple(kernel_size, self._dims), _tuple(stride, self._dims)
         self.dilation = _tuple(dilation, self._dims)
@@ -435,8 +498,7 @@ class _ConvTranspose(Module):
         super().__init__()
         if padding_mode != "zeros":
             raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
-        if in_channels % groups or out_channels % groups:
-            raise ValueError("in_channels and out_channels must be divisible by groups")
+        _check_groups(in_channels, out_channels, groups)
         dims = self._dims
         self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
         self.kernel_size, self.stride, self.padding = _tuple(kernel_size, dims), _tuple(stride, dims), _tuple(padding, dims)
@@ -457,8 +519,13 @@ class _ConvTranspose(Module):
         """Returns how many places are added at the end of each dimension."""
         if output_size is None:
             return self.output_padding
+        count = 2 if input.dim() == self._dims + 2 else 1
+        output_size = list(output_size)[count:] if len(output_size) == self._dims + count else list(output_size)
+        if len(output_size) != self._dims:
+            raise ValueError(f"ConvTranspose{self._dims}D: for {input.dim()}D input, output_size must have {self._dims} or {self._dims + count} "
+                             f"elements (got {len(output_size)})")
         extra = []
-        for dim, wanted in enumerate(list(output_size)[-self._dims:]):
+        for dim, wanted in enumerate(output_size):
             least = ((input.shape[dim - self._dims] - 1) * self.stride[dim] - 2 * self.padding[dim]
                      + self.dilation[dim] * (self.kernel_size[dim] - 1) + 1)
             if not least <= wanted < least + self.stride[dim]:
@@ -561,10 +628,21 @@ class Unflatten(Module):
 
     def __init__(self, dim, unflattened_size):
         super().__init__()
+        if not isinstance(dim, (int, str)):
+            raise TypeError("invalid argument type for dim parameter")
+        kind, title = (int, "ints") if isinstance(dim, int) else (tuple, "tuples")
+        if not isinstance(unflattened_size, (tuple, list)):
+            raise TypeError(f"unflattened_size must be a tuple of {title}, but found type {type(unflattened_size).__name__}")
+        for place, element in enumerate(unflattened_size):
+            if not isinstance(element, kind):
+                raise TypeError(f"unflattened_size must be tuple of {title}, but found element of type {type(element).__name__} at pos {place}")
         self.dim, self.unflattened_size = dim, unflattened_size
 
     def forward(self, input):
         return input.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self):
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
 class PixelShuffle(Module):

@@ -1,5 +1,6 @@
 """Modules of losses."""
 
+from . import _parameters
 from . import functional as F
 from .module import Module
 
@@ -21,62 +22,64 @@ class _WeightedLoss(_Loss):
         self.register_buffer("weight", weight)
 
 
-def _loss(name, function, fields=(), weights=(), by_place=0, tensors=2):
-    """Makes a module of a loss.
+_REDUCED = "size_average=None, reduce=None, reduction='mean'"
 
-    `weights` are tensors and `fields` options with their defaults, of which the first `by_place` may be given by their places; `tensors` says
-    of how many tensors it is a loss.
-    """
-    places = [*weights, *(field for field, _ in fields[:by_place])]
 
-    def __init__(self, *args, size_average=None, reduce=None, reduction="mean", **kwargs):
-        _Loss.__init__(self, size_average, reduce, reduction)
-        if len(args) > len(places):
-            raise TypeError(f"{name}() takes its options by name")
-        given = {**dict(zip(places, args)), **kwargs}
+def _loss(name, function, parameters=_REDUCED, tensors=2):
+    """Makes a module of a loss of so many tensors, with these parameters: weights are buffers, all others are attributes."""
+    names = _parameters.names_of(parameters)
+    weights = [one for one in names if one in ("weight", "pos_weight")]
+    fields = [one for one in names if one not in ("weight", "pos_weight", "size_average", "reduce", "reduction")]
+
+    def start(self, given):
+        if "swap" in fields:
+            F._checks.check_margin(given["margin"], f"{name}: expected margin to be greater than 0, got {{}} instead")
+        _Loss.__init__(self, given.get("size_average"), given.get("reduce"), given["reduction"])
         for weight in weights:
-            self.register_buffer(weight, given.pop(weight, None))
-        for field, default in fields:
-            setattr(self, field, given.pop(field, default))
-        if given:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {next(iter(given))!r}")
+            self.register_buffer(weight, given[weight])
+        for field in fields:
+            setattr(self, field, given[field])
 
     def forward(self, input, target, *others):
         if len(others) != tensors - 2:
             raise TypeError(f"{name}.forward() takes {tensors} tensors, not {2 + len(others)}")
-        options = {field: getattr(self, field) for field, _ in fields}
-        options.update({weight: getattr(self, weight) for weight in weights})
+        options = {one: getattr(self, one) for one in fields + weights}
         return function(input, target, *others, reduction=self.reduction, **options)
     base = _WeightedLoss if "weight" in weights else _Loss
-    return type(name, (base,), {"__init__": __init__, "forward": forward, "__module__": "thalweg.nn", "__qualname__": name,
-                                "__doc__": f"`functional.{function.__name__}` as a module."})
+    return type(name, (base,), {
+        "__init__": _parameters.initializer(name, parameters, start), "forward": forward, "__module__": "thalweg.nn", "__qualname__": name,
+        "__doc__": f"`functional.{function.__name__}` as a module."})
 
 
-CrossEntropyLoss = _loss("CrossEntropyLoss", F.cross_entropy, [("ignore_index", -100), ("label_smoothing", 0.0)], ["weight"])
-NLLLoss = _loss("NLLLoss", F.nll_loss, [("ignore_index", -100)], ["weight"])
+CrossEntropyLoss = _loss("CrossEntropyLoss", F.cross_entropy,
+                         "weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', label_smoothing=0.0")
+NLLLoss = _loss("NLLLoss", F.nll_loss, "weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean'")
 MSELoss = _loss("MSELoss", F.mse_loss)
 L1Loss = _loss("L1Loss", F.l1_loss)
-SmoothL1Loss = _loss("SmoothL1Loss", F.smooth_l1_loss, [("beta", 1.0)])
-HuberLoss = _loss("HuberLoss", F.huber_loss, [("delta", 1.0)])
-BCELoss = _loss("BCELoss", F.binary_cross_entropy, (), ["weight"])
-BCEWithLogitsLoss = _loss("BCEWithLogitsLoss", F.binary_cross_entropy_with_logits, (), ["weight", "pos_weight"])
-KLDivLoss = _loss("KLDivLoss", F.kl_div, [("log_target", False)])
-MarginRankingLoss = _loss("MarginRankingLoss", F.margin_ranking_loss, [("margin", 0.0)], by_place=1, tensors=3)
-HingeEmbeddingLoss = _loss("HingeEmbeddingLoss", F.hinge_embedding_loss, [("margin", 1.0)], by_place=1)
+SmoothL1Loss = _loss("SmoothL1Loss", F.smooth_l1_loss, f"{_REDUCED}, beta=1.0")
+HuberLoss = _loss("HuberLoss", F.huber_loss, "reduction='mean', delta=1.0")
+BCELoss = _loss("BCELoss", F.binary_cross_entropy, f"weight=None, {_REDUCED}")
+BCEWithLogitsLoss = _loss("BCEWithLogitsLoss", F.binary_cross_entropy_with_logits, f"weight=None, {_REDUCED}, pos_weight=None")
+KLDivLoss = _loss("KLDivLoss", F.kl_div, f"{_REDUCED}, log_target=False")
+MarginRankingLoss = _loss("MarginRankingLoss", F.margin_ranking_loss, f"margin=0.0, {_REDUCED}", tensors=3)
+HingeEmbeddingLoss = _loss("HingeEmbeddingLoss", F.hinge_embedding_loss, f"margin=1.0, {_REDUCED}")
 SoftMarginLoss = _loss("SoftMarginLoss", F.soft_margin_loss)
-CosineEmbeddingLoss = _loss("CosineEmbeddingLoss", F.cosine_embedding_loss, [("margin", 0.0)], by_place=1, tensors=3)
-TripletMarginLoss = _loss("TripletMarginLoss", F.triplet_margin_loss, [("margin", 1.0), ("p", 2.0), ("eps", 1e-6), ("swap", False)],
-                          by_place=4, tensors=3)
+CosineEmbeddingLoss = _loss("CosineEmbeddingLoss", F.cosine_embedding_loss, f"margin=0.0, {_REDUCED}", tensors=3)
+TripletMarginLoss = _loss("TripletMarginLoss", F.triplet_margin_loss, f"margin=1.0, p=2.0, eps=1e-06, swap=False, {_REDUCED}", tensors=3)
+TripletMarginWithDistanceLoss = _loss("TripletMarginWithDistanceLoss", F.triplet_margin_with_distance_loss,
+                                      "*, distance_function=None, margin=1.0, swap=False, reduction='mean'", tensors=3)
 MultiLabelMarginLoss = _loss("MultiLabelMarginLoss", F.multilabel_margin_loss)
-MultiLabelSoftMarginLoss = _loss("MultiLabelSoftMarginLoss", F.multilabel_soft_margin_loss, (), ["weight"])
-PoissonNLLLoss = _loss("PoissonNLLLoss", F.poisson_nll_loss, [("log_input", True), ("full", False), ("eps", 1e-8)], by_place=2)
-GaussianNLLLoss = _loss("GaussianNLLLoss", F.gaussian_nll_loss, [("full", False), ("eps", 1e-6)], tensors=3)
+MultiLabelSoftMarginLoss = _loss("MultiLabelSoftMarginLoss", F.multilabel_soft_margin_loss, f"weight=None, {_REDUCED}")
+PoissonNLLLoss = _loss("PoissonNLLLoss", F.poisson_nll_loss,
+                       "log_input=True, full=False, size_average=None, eps=1e-08, reduce=None, reduction='mean'")
+GaussianNLLLoss = _loss("GaussianNLLLoss", F.gaussian_nll_loss, "*, full=False, eps=1e-06, reduction='mean'", tensors=3)
 
 
 class MultiMarginLoss(_WeightedLoss):
     """`functional.multi_margin_loss` as a module."""
 
     def __init__(self, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+        F._checks.check_multi_margin(p, weight, "MultiMarginLoss: expected weight to be None or 1D tensor")
         super().__init__(weight, size_average, reduce, reduction)
         self.p, self.margin = p, margin
 

@@ -2,121 +2,97 @@
 
 import collections
 import functools
+import inspect
 import warnings
 
 from .. import _core
-from ..utils.hooks import BackwardHook, RemovableHandle, in_order
+from . import _calls
+from ._states import States, WithModule, _IncompatibleKeys  # noqa: F401
 from .parameter import Buffer, Parameter
 
-_IncompatibleKeys = collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])
+_DICTIONARIES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+                 "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+                 "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 
 
-def _registered(hooks, entry, prepend):
-    """Adds a hook to those of a module, in front of them or behind."""
-    handle = RemovableHandle(hooks, prepend=prepend)
-    hooks[handle.id] = entry
-    return handle
-
-
-def _called_after_failure(module, hook, args, kwargs):
-    """Calls a hook that is always called, whose own failure is a warning."""
-    try:
-        hook(module, args, None) if kwargs is None else hook(module, args, kwargs, None)
-    except Exception as error:
-        warnings.warn(f"module forward hook with `always_call=True` raised an exception that was silenced as another error was raised in "
-                      f"forward: {error}")
-
-
-class Module:
+class Module(States):
     """A part of a network: parameters, buffers and modules that became attributes, and a `forward`."""
 
     training = True
+    dump_patches = False
+    call_super_init = False
     _version = 1
 
     def __init__(self, *args, **kwargs):
-        if type(self).__init__ is Module.__init__ and (args or kwargs):
-            raise TypeError(f"{type(self).__name__}.__init__() takes no arguments")
-        for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-            object.__setattr__(self, name, {})
-        object.__setattr__(self, "_transient", set())
-        object.__setattr__(self, "training", True)
+        if not self.call_super_init and (args or kwargs):
+            name = type(self).__name__
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument '{next(iter(kwargs))}'" if kwargs
+                            else f"{name}.__init__() takes 1 positional argument but {len(args) + 1} were given")
+        own = self.__dict__
+        for name in _DICTIONARIES:
+            own[name] = {}
+        own.update(training=True, _non_persistent_buffers_set=set(), _is_full_backward_hook=None)
+        if self.call_super_init:
+            super().__init__(*args, **kwargs)
 
     def forward(self, *args, **kwargs):
         """Computes the output; a subclass says how."""
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
-        if not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks):
+        if not _calls.is_hooked(self):
             return self.forward(*args, **kwargs)
-        return self._hooked(args, kwargs)
-
-    def _hooked(self, args, kwargs):
-        """Calls `forward` with the hooks around it."""
-        called = set()
-        try:
-            for _, (hook, with_kwargs) in in_order(self._forward_pre_hooks):
-                changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
-                if changed is None:
-                    continue
-                if not with_kwargs:
-                    args = changed if isinstance(changed, tuple) else (changed,)
-                elif isinstance(changed, tuple) and len(changed) == 2:
-                    args, kwargs = changed
-                else:
-                    raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
-            backward = None
-            if self._backward_hooks or self._backward_pre_hooks:
-                backward = BackwardHook(self, *([hook for _, hook in in_order(hooks)] for hooks in (self._backward_hooks, self._backward_pre_hooks)))
-                args = backward.setup_input_hook(args)
-            result = self.forward(*args, **kwargs)
-            for number, (hook, with_kwargs, _) in in_order(self._forward_hooks):
-                called.add(number)
-                changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
-                result = result if changed is None else changed
-            return result if backward is None else backward.setup_output_hook(result)
-        except Exception:
-            for number, (hook, with_kwargs, always) in in_order(self._forward_hooks):
-                if always and number not in called:
-                    _called_after_failure(self, hook, args, kwargs if with_kwargs else None)
-            raise
+        return _calls.hooked_call(self, args, kwargs)
 
     def __setstate__(self, state):
-        """Takes what a file has of the module; of one that PyTorch wrote, all but its hooks."""
-        Module.__init__(self)
-        is_own = "_transient" in state
-        own = {"_transient": set(state.get("_non_persistent_buffers_set", ())), **state}
-        for name, value in own.items():
-            if is_own or not name.startswith("_") or name in ("_parameters", "_buffers", "_modules", "_transient"):
-                object.__setattr__(self, name, dict(value) if name in ("_parameters", "_buffers", "_modules") else value)
+        """Takes what a file has of the module, also one that PyTorch wrote."""
+        self.__dict__.update(state)
+        for name in _DICTIONARIES:
+            self.__dict__.setdefault(name, {})
+        self.__dict__.setdefault("_non_persistent_buffers_set", set())
+        self.__dict__.setdefault("_is_full_backward_hook", None)
 
     # ---- Attributes -----------------------------------------------------------------------------------------------
 
     def __setattr__(self, name, value):
         own = self.__dict__
+        kind = "parameters" if isinstance(value, Parameter) else "module" if isinstance(value, Module) else \
+            "buffer" if isinstance(value, Buffer) else None
         if "_parameters" not in own:
-            if isinstance(value, (Parameter, Module, Buffer)):
-                raise AttributeError(f"cannot assign {type(value).__name__} before Module.__init__() call")
+            if kind is not None:
+                raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
             return object.__setattr__(self, name, value)
-        if isinstance(value, Parameter):
-            self._forget(name)
-            self._parameters[name] = value
-        elif name in self._parameters and (value is None or not isinstance(value, Module)):
+        if kind == "parameters":
+            self._check_leaf(name, value)
+            self._forget(name, self._parameters)
+            self.register_parameter(name, value)
+        elif name in self._parameters and kind != "module":
             if value is not None:
-                raise TypeError(f"cannot assign '{type(value).__name__}' as parameter '{name}' (torch.nn.Parameter or None expected)")
-            self._parameters[name] = None
-        elif isinstance(value, Module):
-            self._forget(name)
-            self._modules[name] = value
-        elif name in self._modules and value is None:
-            self._modules[name] = None
-        elif isinstance(value, Buffer):
-            self.register_buffer(name, value, value.persistent)
-        elif name in self._buffers:
-            if value is not None and not isinstance(value, _core.Tensor):
-                raise TypeError(f"cannot assign '{type(value).__name__}' object to buffer '{name}' (torch.Tensor or None expected)")
-            self._buffers[name] = value
+                raise TypeError(f"cannot assign '{_typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)")
+            self.register_parameter(name, value)
+        elif kind == "module":
+            self._forget(name, self._modules)
+            self._modules[name] = _calls.replaced(_calls._global_module_registration_hooks, self, name, value)
+        elif name in self._modules:
+            if value is not None:
+                raise TypeError(f"cannot assign '{_typename(value)}' as child module '{name}' (torch.nn.Module or None expected)")
+            self._modules[name] = _calls.replaced(_calls._global_module_registration_hooks, self, name, value)
+        elif kind == "buffer" or name in self._buffers:
+            self._set_buffer(name, value)
         else:
             object.__setattr__(self, name, value)
+
+    def _set_buffer(self, name, value):
+        if value is not None and not isinstance(value, _core.Tensor):
+            raise TypeError(f"cannot assign '{_typename(value)}' as buffer '{name}' (torch.nn.Buffer, torch.Tensor or None expected)")
+        persistent = value.persistent if isinstance(value, Buffer) else name not in self._non_persistent_buffers_set
+        if "persistent" in inspect.signature(self.register_buffer).parameters:
+            self.register_buffer(name, value, persistent)
+        elif persistent:
+            self.register_buffer(name, value)
+        else:
+            raise RuntimeError("Registering a non-persistent buffer on a Module subclass that implements register_buffer() without the persistent "
+                               "argument is not allowed.")
 
     def __getattr__(self, name):
         for kind in ("_parameters", "_buffers", "_modules"):
@@ -129,33 +105,61 @@ class Module:
         for kind in (self._parameters, self._buffers, self._modules):
             if name in kind:
                 del kind[name]
+                self._non_persistent_buffers_set.discard(name)
                 return
         object.__delattr__(self, name)
 
     def __dir__(self):
-        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
+        names = {*super().__dir__(), *self._parameters, *self._buffers, *self._modules}
+        return sorted(name for name in names if not name[0].isdigit())
 
-    def _forget(self, name):
+    def _forget(self, name, kept):
+        """Removes an attribute from where it is, but for the dictionary in which it keeps its place."""
         self.__dict__.pop(name, None)
         for kind in (self._parameters, self._buffers, self._modules):
-            kind.pop(name, None)
-        self._transient.discard(name)
+            if kind is not kept:
+                kind.pop(name, None)
+        self._non_persistent_buffers_set.discard(name)
+
+    def _check_name(self, kind, name, members):
+        """Refuses a name that a member cannot have."""
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+        if not isinstance(name, str):
+            raise TypeError(f"{kind} name should be a string. Got {_typename(name)}")
+        if "." in name:
+            raise KeyError(f'{kind} name can\'t contain "."' + (f", got: {name}" if kind == "module" else ""))
+        if name == "":
+            raise KeyError(f'{kind} name can\'t be empty string ""')
+        if name not in members and hasattr(self, name):
+            raise KeyError(f"attribute '{name}' already exists")
+
+    @staticmethod
+    def _check_leaf(name, parameter):
+        if parameter is not None and parameter.grad_fn is not None:
+            raise ValueError(f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly. To express '{name}' "
+                             "as a function of another Tensor, compute the value in the forward() method.")
 
     def register_parameter(self, name, param):
         """Adds a parameter, or the place of one that is left out."""
-        if param is not None and not isinstance(param, Parameter):
-            raise TypeError(f"cannot assign '{type(param).__name__}' object to parameter '{name}' (torch.nn.Parameter or None required)")
-        self._forget(name)
+        self._check_name("parameter", name, self.__dict__.get("_parameters", ()))
+        if param is not None:
+            if not isinstance(param, Parameter):
+                raise TypeError(f"cannot assign '{_typename(param)}' object to parameter '{name}' (torch.nn.Parameter or None required)")
+            self._check_leaf(name, param)
+            param = _calls.replaced(_calls._global_parameter_registration_hooks, self, name, param)
         self._parameters[name] = param
 
     def register_buffer(self, name, tensor, persistent=True):
         """Adds a tensor that is not a parameter and moves with the module."""
+        self._check_name("buffer", name, self.__dict__.get("_buffers", ()))
         if tensor is not None and not isinstance(tensor, _core.Tensor):
-            raise TypeError(f"cannot assign '{type(tensor).__name__}' object to buffer '{name}' (torch Tensor or None required)")
-        self._forget(name)
-        self._buffers[name] = tensor
-        if not persistent:
-            self._transient.add(name)
+            raise TypeError(f"cannot assign '{_typename(tensor)}' object to buffer '{name}' (torch Tensor or None required)")
+        self._buffers[name] = _calls.replaced(_calls._global_buffer_registration_hooks, self, name, tensor)
+        if persistent:
+            self._non_persistent_buffers_set.discard(name)
+        else:
+            self._non_persistent_buffers_set.add(name)
 
     def register_module(self, name, module):
         """Adds a module under a name."""
@@ -164,30 +168,61 @@ class Module:
     def add_module(self, name, module):
         """Adds a module under a name."""
         if module is not None and not isinstance(module, Module):
-            raise TypeError(f"{type(module).__name__} is not a Module subclass")
-        self._forget(name)
-        self._modules[name] = module
+            raise TypeError(f"{_typename(module)} is not a Module subclass")
+        self._check_name("module", name, self.__dict__.get("_modules", ()))
+        self._modules[name] = _calls.replaced(_calls._global_module_registration_hooks, self, name, module)
+
+    # ---- Hooks ----------------------------------------------------------------------------------------------------
 
     def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
-        """Adds a function `hook(module, args, output)` that is called behind `forward` and may give another output."""
-        return _registered(self._forward_hooks, (hook, with_kwargs, always_call), prepend)
+        """Adds a function `hook(module, args, output)` that is called after `forward` and may give another output."""
+        return _calls.added(self._forward_hooks, hook, prepend, with_kwargs=(self._forward_hooks_with_kwargs, with_kwargs),
+                            always=(self._forward_hooks_always_called, always_call))
 
     def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
-        """Adds a function `hook(module, args)` that is called in front of `forward` and may give other arguments."""
-        return _registered(self._forward_pre_hooks, (hook, with_kwargs), prepend)
+        """Adds a function `hook(module, args)` that is called before `forward` and may give other arguments."""
+        return _calls.added(self._forward_pre_hooks, hook, prepend, with_kwargs=(self._forward_pre_hooks_with_kwargs, with_kwargs))
 
     def register_full_backward_hook(self, hook, prepend=False):
         """Adds a function `hook(module, grad_input, grad_output)` that backward passes call, and that may give other gradients of the
         inputs."""
-        return _registered(self._backward_hooks, hook, prepend)
+        return _calls.added(self._backward_hooks, hook, prepend)
 
     def register_full_backward_pre_hook(self, hook, prepend=False):
         """Adds a function `hook(module, grad_output)` that backward passes call, and that may give other gradients of the outputs."""
-        return _registered(self._backward_pre_hooks, hook, prepend)
+        return _calls.added(self._backward_pre_hooks, hook, prepend)
 
     def register_backward_hook(self, hook):
         """Raises: these hooks are deprecated in PyTorch."""
         raise NotImplementedError("Module.register_backward_hook is left out: use register_full_backward_hook")
+
+    def register_state_dict_pre_hook(self, hook):
+        """Adds a function `hook(module, prefix, keep_vars)` that is called before the module's state is gathered."""
+        return _calls.added(self._state_dict_pre_hooks, hook)
+
+    def register_state_dict_post_hook(self, hook):
+        """Adds a function `hook(module, state_dict, prefix, local_metadata)` that may change a state that was gathered."""
+        hook._from_public_api = True
+        return _calls.added(self._state_dict_hooks, hook)
+
+    def _register_state_dict_hook(self, hook):
+        """Adds a function as `register_state_dict_post_hook` does, which may return another state."""
+        if getattr(hook, "_from_public_api", False):
+            raise RuntimeError("Cannot register the same function as the state dict post hook that was previously registered via "
+                               "register_state_dict_post_hook")
+        return _calls.added(self._state_dict_hooks, hook)
+
+    def register_load_state_dict_pre_hook(self, hook):
+        """Adds a function that is called before the module's own tensors are loaded, with the module and the arguments of
+        `_load_from_state_dict`."""
+        return self._register_load_state_dict_pre_hook(hook, with_module=True)
+
+    def _register_load_state_dict_pre_hook(self, hook, with_module=False):
+        return _calls.added(self._load_state_dict_pre_hooks, WithModule(hook, self) if with_module else hook)
+
+    def register_load_state_dict_post_hook(self, hook):
+        """Adds a function `hook(module, incompatible_keys)` that is called when states are loaded, and may change the lists of keys."""
+        return _calls.added(self._load_state_dict_post_hooks, hook)
 
     # ---- Walks ----------------------------------------------------------------------------------------------------
 
@@ -203,9 +238,9 @@ class Module:
                 seen.add(module)
                 yield name, module
 
-    def modules(self):
+    def modules(self, remove_duplicate=True):
         """Yields this module and all below it, each once."""
-        return (module for _, module in self.named_modules())
+        return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_modules(self, memo=None, prefix="", remove_duplicate=True):
         """Yields this module and all below it with their names."""
@@ -218,11 +253,11 @@ class Module:
                 if module is not None:
                     yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
-    def _named_members(self, members, prefix, recurse, remove_duplicate):
+    def _named_members(self, get_members_fn, prefix="", recurse=True, remove_duplicate=True):
         seen = set()
         modules = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, self)]
         for path, module in modules:
-            for name, tensor in members(module).items():
+            for name, tensor in get_members_fn(module):
                 if tensor is None or id(tensor) in seen:
                     continue
                 if remove_duplicate:
@@ -235,7 +270,7 @@ class Module:
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         """Yields the parameters with their names."""
-        return self._named_members(lambda module: module._parameters, prefix, recurse, remove_duplicate)
+        return self._named_members(lambda module: module._parameters.items(), prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse=True):
         """Yields the buffers, each once."""
@@ -243,21 +278,48 @@ class Module:
 
     def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
         """Yields the buffers with their names."""
-        return self._named_members(lambda module: module._buffers, prefix, recurse, remove_duplicate)
+        return self._named_members(lambda module: module._buffers.items(), prefix, recurse, remove_duplicate)
 
     def get_submodule(self, target):
         """Returns the module of a path of names."""
-        return functools.reduce(getattr, target.split("."), self) if target else self
+        module = self
+        for name in target.split(".") if target else ():
+            module = module._member(name, Module, "Module")
+        return module
+
+    def _member(self, name, kind, title):
+        if not hasattr(self, name):
+            raise AttributeError(f"{self._get_name()} has no attribute `{name}`")
+        member = getattr(self, name)
+        if not isinstance(member, kind):
+            raise AttributeError(f"`{name}` is not an nn.{title}")
+        return member
+
+    def set_submodule(self, target, module, strict=False):
+        """Puts a module at a path of names; where there is one already, if `strict`."""
+        if target == "":
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not an nn.Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        if strict or hasattr(parent, name):
+            parent._member(name, Module, "Module")
+        setattr(parent, name, module)
 
     def get_parameter(self, target):
         """Returns the parameter of a path of names."""
         path, _, name = target.rpartition(".")
-        return self.get_submodule(path)._parameters[name]
+        return self.get_submodule(path)._member(name, Parameter, "Parameter")
 
     def get_buffer(self, target):
         """Returns the buffer of a path of names."""
         path, _, name = target.rpartition(".")
-        return self.get_submodule(path)._buffers[name]
+        module = self.get_submodule(path)
+        member = module._member(name, _core.Tensor, "Buffer")
+        if name not in module._buffers:
+            raise AttributeError(f"`{name}` is not a buffer")
+        return member
 
     def apply(self, fn):
         """Calls a function with every module below this one, and with this one last."""
@@ -270,8 +332,11 @@ class Module:
 
     def train(self, mode=True):
         """Sets whether this module and all below it train."""
-        for module in self.modules():
-            object.__setattr__(module, "training", bool(mode))
+        if not isinstance(mode, bool):
+            raise ValueError("training mode is expected to be boolean")
+        self.training = mode
+        for module in self.children():
+            module.train(mode)
         return self
 
     def eval(self):
@@ -293,33 +358,70 @@ class Module:
                 else:
                     parameter.grad.detach().zero_()
 
-    def _apply(self, change):
-        for module in self.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    gradient = parameter.grad
-                    parameter.data = change(parameter.data)
-                    if gradient is not None:
-                        parameter.grad = change(gradient.detach())
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = change(buffer)
+    def _apply(self, fn, recurse=True):
+        """Changes parameters, their gradients and buffers by a function: all of them, or none where the function raises for one."""
+        modules = [self]
+        if recurse:
+            # Modules with an `_apply` of their own change what is below them themselves.
+            below = list(self.children())
+            while below:
+                module = below.pop()
+                if type(module)._apply is Module._apply:
+                    modules.append(module)
+                    below.extend(module.children())
+                else:
+                    module._apply(fn)
+        parameters = {id(parameter): parameter for module in modules for parameter in module._parameters.values() if parameter is not None}
+        mode = _core._set_grad_enabled(False)
+        try:
+            changed = [(parameter, fn(parameter.data), None if parameter.grad is None else fn(parameter.grad.detach()))
+                       for parameter in parameters.values()]
+            buffers = [(module, name, fn(buffer)) for module in modules for name, buffer in module._buffers.items() if buffer is not None]
+        finally:
+            _core._set_grad_enabled(mode)
+        for parameter, data, gradient in changed:
+            parameter.data = data
+            if gradient is not None:
+                parameter.grad = gradient
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
         return self
 
     def to(self, *args, **kwargs):
-        """Moves parameters and buffers to a device, and those of floats to a dtype, in place."""
+        """Moves parameters and buffers to a device, those of floats to a dtype, and those of rank 4 or 5 into a memory format, in place."""
+        memory_format = kwargs.pop("memory_format", None)
         values = (*args, *kwargs.values())
         wanted = [value for value in values if isinstance(value, _core.dtype)]
-        if any(not dtype.is_floating_point for dtype in wanted):
+        wanted += [value.dtype for value in values if isinstance(value, _core.Tensor)]
+        if any(not (dtype.is_floating_point or dtype.is_complex) for dtype in wanted):
             raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={wanted[0]}")
-        places = tuple(value for value in args if not isinstance(value, _core.dtype))
+        if any(dtype.is_complex for dtype in wanted):
+            warnings.warn("Complex modules are a new feature under active development whose design may change, and some modules might not work as "
+                          "expected when using complex tensors as parameters or buffers.", stacklevel=2)
+        places = tuple(value.device if isinstance(value, _core.Tensor) else value for value in args if not isinstance(value, _core.dtype))
         names = {name: value for name, value in kwargs.items() if name != "dtype"}
 
         def change(tensor):
-            if tensor.is_floating_point():
-                return tensor.to(*args, **kwargs)
-            return tensor.to(*places, **names) if places or names else tensor
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor = tensor.to(*args, **kwargs) if args or kwargs else tensor
+            elif places or names:
+                tensor = tensor.to(*places, **names)
+            if memory_format is not None and tensor.dim() in (4, 5):
+                tensor = tensor.contiguous(memory_format=memory_format)
+            return tensor
         return self._apply(change)
+
+    def to_empty(self, *, device, recurse=True):
+        """Moves parameters and buffers to a device, in place, without their elements, which are not written."""
+        return self._apply(lambda tensor: _core.empty_strided(list(tensor.shape), list(tensor.stride()), dtype=tensor.dtype, device=device), recurse)
+
+    def share_memory(self):
+        """Raises: memory is not shared between processes."""
+        return self._apply(lambda tensor: tensor.share_memory_())
+
+    def compile(self, *args, **kwargs):
+        """Compiles nothing, with a warning: the module runs eagerly."""
+        warnings.warn("Module.compile compiles nothing: the module runs eagerly", stacklevel=2)
 
     def cuda(self, device=None):
         """Moves parameters and buffers to a GPU, in place."""
@@ -349,51 +451,6 @@ class Module:
         """Converts parameters and buffers of floats to bfloat16, in place."""
         return self.to(_core.bfloat16)
 
-    # ---- States ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
-        """Returns parameters and persistent buffers by their names; they share memory with the module."""
-        state = collections.OrderedDict() if destination is None else destination
-        for name, parameter in self._parameters.items():
-            if parameter is not None:
-                state[prefix + name] = parameter if keep_vars else parameter.detach()
-        for name, buffer in self._buffers.items():
-            if buffer is not None and name not in self._transient:
-                state[prefix + name] = buffer if keep_vars else buffer.detach()
-        for name, module in self._modules.items():
-            if module is not None:
-                module.state_dict(destination=state, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
-        return state
-
-    def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Overwrites parameters and persistent buffers with saved ones, converted and moved."""
-        own = self.state_dict(keep_vars=True)
-        missing = [name for name in own if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in own]
-        errors = []
-        if strict and unexpected:
-            errors.append(f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}. ")
-        if strict and missing:
-            errors.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}. ")
-        for name, tensor in own.items():
-            saved = state_dict.get(name)
-            if saved is not None and tuple(saved.shape) != tuple(tensor.shape):
-                errors.append(f"size mismatch for {name}: copying a param with shape {saved.shape} from checkpoint, "
-                              f"the shape in current model is {tensor.shape}.")
-        if errors:
-            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
-        former = _core._set_grad_enabled(False)
-        try:
-            for name, tensor in own.items():
-                if name in state_dict:
-                    if assign:
-                        tensor.data = state_dict[name]
-                    else:
-                        tensor.copy_(state_dict[name])
-        finally:
-            _core._set_grad_enabled(former)
-        return _IncompatibleKeys(missing, unexpected)
-
     # ---- Text -----------------------------------------------------------------------------------------------------
 
     def extra_repr(self):
@@ -411,3 +468,10 @@ class Module:
             return f"{self._get_name()}({', '.join(lines)})" if len(lines) <= 1 else \
                 f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"
         return f"{self._get_name()}(\n  " + "\n  ".join(lines + children) + "\n)"
+
+
+def _typename(value):
+    """Returns the name of a value's class, as messages have it."""
+    kind = type(value)
+    module = kind.__module__
+    return kind.__name__ if module == "builtins" else f"{module}.{kind.__qualname__}"

@@ -3,7 +3,10 @@
 import sys
 import types
 
+from .. import _left_out
+from . import _calls
 from . import activations as _activations
+from . import adaptive as _adaptive
 from . import containers as _containers
 from . import layers as _layers
 from . import losses as _losses
@@ -24,7 +27,8 @@ def _named(source, *parts):
 
 _PLACES = {
     "activation": _named(_activations),
-    "batchnorm": _named(_layers, "BatchNorm"),
+    "adaptive": {"AdaptiveLogSoftmaxWithLoss": _adaptive.AdaptiveLogSoftmaxWithLoss},
+    "batchnorm": _named(_layers, "BatchNorm", "_NormBase"),
     "channelshuffle": _named(_layers, "ChannelShuffle"),
     "container": _named(_containers),
     "conv": _named(_layers, "Conv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
@@ -36,7 +40,7 @@ _PLACES = {
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity)}
     | {"NonDynamicallyQuantizableLinear": _layers.Linear},
     "loss": _named(_losses),
-    "module": {"Module": _module.Module},
+    "module": {"Module": _module.Module, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
@@ -58,3 +62,7 @@ def _made():
 
 
 _made()
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
+# Other modules below, as `torch.nn.modules.lazy`, are imported as if they were there.
+__path__ = []
+__getattr__ = _left_out.attributes(__name__)

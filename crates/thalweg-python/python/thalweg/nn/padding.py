@@ -40,10 +40,17 @@ class _ZeroPad(_ConstantPad):
         return f"{self.padding}"
 
 
+class _CircularPad(_Pad):
+    def forward(self, input):
+        if input.dim() not in (self._dims + 1, self._dims + 2):
+            raise ValueError(f"expected {self._dims + 1}D or {self._dims + 2}D input (got {input.dim()}D input)")
+        return super().forward(input)
+
+
 _DOCS = {"Constant": "a given value", "Zero": "zeros", "Reflection": "elements mirrored at the edge", "Replication": "the element at the edge",
          "Circular": "elements of the other end"}
 _KINDS = {"Constant": (_ConstantPad, "constant"), "Zero": (_ZeroPad, "constant"), "Reflection": (_Pad, "reflect"),
-          "Replication": (_Pad, "replicate"), "Circular": (_Pad, "circular")}
+          "Replication": (_Pad, "replicate"), "Circular": (_CircularPad, "circular")}
 
 
 def _made(kind, dims):

@@ -1,8 +1,11 @@
 """Modules on several GPUs (`torch.nn.parallel`): here of one process, so that programs that may use more run on one GPU."""
 
 import contextlib
+import sys
+import types
 
 from .. import distributed
+from ._data_parallel import DataParallel, data_parallel
 from .module import Module
 
 
@@ -47,13 +50,15 @@ class DistributedDataParallel(Module):
         raise NotImplementedError(f"DistributedDataParallel.join is left out: {distributed._RUST}")
 
 
-_LEFT_OUT = {
-    "DataParallel": "it replicates a module per thread; run a process per GPU",
-    "data_parallel": "it replicates a module per thread; run a process per GPU",
-}
+def _place(name, **members):
+    """Makes a module below this one, by the place in which PyTorch has some names."""
+    made = types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.nn.parallel.{name}`.")
+    vars(made).update(members)
+    sys.modules[made.__name__] = made
+    return made
 
 
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.nn.parallel.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.nn.parallel' has no attribute '{name}'")
+_place("distributed", DistributedDataParallel=DistributedDataParallel)
+_place("data_parallel", DataParallel=DataParallel, data_parallel=data_parallel)
+# The modules are imported by their names, and the function `data_parallel` stays what `nn.parallel.data_parallel` is.
+__path__ = []

@@ -16,6 +16,12 @@ class Parameter(_core.Tensor):
     def _of(cls, tensor):
         return cls(tensor, tensor.requires_grad)
 
+    def __deepcopy__(self, memo):
+        """Returns a copy of the elements, in memory of its own and without the gradient."""
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
     def __repr__(self):
         return "Parameter containing:\n" + super().__repr__()
 

@@ -200,3 +200,42 @@ class AdaptiveMaxPool3d(_AdaptiveMax):
     """The greatest elements of as many windows of 3 dimensions as the output has places."""
 
     _function = "adaptive_max_pool3d"
+
+
+class _FractionalMaxPool(Module):
+    _dims = 0
+
+    def __init__(self, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        super().__init__()
+        name, dims = type(self).__name__, self._dims
+        sizes = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+        if dims == 3 and not all(size > 0 for size in sizes):
+            raise ValueError(f"kernel_size must greater than 0, but got {kernel_size}")
+        if output_size is None and output_ratio is None:
+            raise ValueError(f"{name} requires specifying either an output size, or a pooling ratio")
+        if output_size is not None and output_ratio is not None:
+            raise ValueError("only one of output_size and output_ratio may be specified")
+
+        def each(value):
+            return value if value is None or isinstance(value, (tuple, list)) else (value,) * dims
+        if output_ratio is not None and not all(0 < ratio < 1 for ratio in each(output_ratio)):
+            raise ValueError(f"output_ratio must be between 0 and 1 (got {output_ratio})")
+        self.kernel_size, self.output_size, self.output_ratio = (each(value) for value in (kernel_size, output_size, output_ratio))
+        self.return_indices = return_indices
+        self.register_buffer("_random_samples", _random_samples)
+
+    def forward(self, input):
+        pool = getattr(F, f"fractional_max_pool{self._dims}d")
+        return pool(input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, _random_samples=self._random_samples)
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """The greatest element of each window of 2 dimensions, whose places are drawn."""
+
+    _dims = 2
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """The greatest element of each window of 3 dimensions, whose places are drawn."""
+
+    _dims = 3

@@ -1,8 +1,10 @@
 """Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`), by operators: a step of time after the other."""
 
 import math
+import numbers
 
 from .. import _core
+from ..amp import get_autocast_dtype
 from . import functional as F
 from . import init
 from .module import Module
@@ -16,26 +18,86 @@ def _kept(reached, following, state):
     return _core.where(reached, following, state)
 
 
+def _in_region(state):
+    """Returns a state in the dtype that autocast gives the products of a step, in a region."""
+    if _core.is_autocast_enabled() and state.dtype in (_core.float32, _core.float16, _core.bfloat16):
+        return state.to(get_autocast_dtype())
+    return state
+
+
 class _Recurrent(Module):
     _gates = 1
 
     def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
-                 device=None, dtype=None):
+                 device=None, dtype=None, **others):
+        if "proj_size" in others:
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+        if others:
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument '{next(iter(others))}'")
+        self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
+
+    def _make(self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype):
+        """Makes the parameters of all layers; those of hidden states that are projected have a weight more."""
         super().__init__()
+        self._check_options(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
+        self.proj_size = proj_size
+        outputs = proj_size or hidden_size
         self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         from .layers import _empty
         for layer in range(num_layers):
             for direction in range(2 if bidirectional else 1):
-                width = input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
+                width = input_size if layer == 0 else outputs * (2 if bidirectional else 1)
                 suffix = f"l{layer}" + ("_reverse" if direction else "")
                 rows = self._gates * hidden_size
                 setattr(self, f"weight_ih_{suffix}", _empty((rows, width), device, dtype))
-                setattr(self, f"weight_hh_{suffix}", _empty((rows, hidden_size), device, dtype))
+                setattr(self, f"weight_hh_{suffix}", _empty((rows, outputs), device, dtype))
                 if bias:
                     setattr(self, f"bias_ih_{suffix}", _empty((rows,), device, dtype))
                     setattr(self, f"bias_hh_{suffix}", _empty((rows,), device, dtype))
+                if proj_size:
+                    setattr(self, f"weight_hr_{suffix}", _empty((proj_size, hidden_size), device, dtype))
         self.reset_parameters()
+
+    def _check_options(self, input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size):
+        if isinstance(dropout, bool) or not isinstance(dropout, numbers.Number) or not 0 <= dropout <= 1:
+            raise ValueError("dropout should be a number in range [0, 1] representing the probability of an element being zeroed")
+        for name, value, kind in (("bias", bias, bool), ("batch_first", batch_first, bool), ("input_size", input_size, int),
+                                  ("hidden_size", hidden_size, int)):
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} should be of type {kind.__name__}, got: {type(value).__name__}")
+        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if value <= 0:
+                raise ValueError(f"{name} must be greater than zero")
+        if proj_size < 0:
+            raise ValueError("proj_size should be a positive integer or zero to disable projections")
+        if proj_size >= hidden_size:
+            raise ValueError("proj_size has to be smaller than hidden_size")
+
+    def _check_call(self, input, states):
+        """Refuses inputs and initial states of other shapes than the network has; `states` are pairs of a name and a state."""
+        if input.dim() not in (2, 3):
+            raise ValueError(f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead")
+        ranks = [state.dim() for _, state in states]
+        if any(rank != input.dim() for rank in ranks):
+            found = f"{ranks[0]}-D tensor" if len(ranks) == 1 else f"({', '.join(f'{rank}-D' for rank in ranks)}) tensors"
+            title = "For batched 3-D input, " if input.dim() == 3 else "For unbatched 2-D input, "
+            raise RuntimeError(f"{title}{'hx' if len(ranks) == 1 else 'hx and cx'} should also be {input.dim()}-D but got {found}")
+        weight = self.weight_ih_l0
+        if input.dtype != weight.dtype and not _core.is_autocast_enabled():
+            raise ValueError(f"RNN input dtype ({input.dtype}) does not match weight dtype ({weight.dtype}). Convert input: input.to({weight.dtype}), "
+                             f"or convert model: model.to({input.dtype})")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}")
+        batch = () if input.dim() == 2 else (input.shape[0 if self.batch_first else 1],)
+        self._check_states(states, batch)
+
+    def _check_states(self, states, batch):
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        for place, (name, state) in enumerate(states):
+            wanted = (layers, *batch, (self.proj_size or self.hidden_size) if place == 0 else self.hidden_size)
+            if tuple(state.shape) != wanted:
+                raise RuntimeError(f"Expected {name} size {wanted}, got {list(state.shape)}")
 
     def reset_parameters(self):
         """Draws new initial values."""
@@ -49,11 +111,11 @@ class _Recurrent(Module):
     def extra_repr(self):
         return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
 
-    def _start(self, input, state):
+    def _start(self, input, state, size=None):
         layers = self.num_layers * (2 if self.bidirectional else 1)
-        if state is not None:
-            return state
-        return _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
+        if state is None:
+            state = _core.zeros([layers, input.shape[1], size or self.hidden_size], dtype=input.dtype, device=input.device)
+        return _in_region(state)
 
     def _direction(self, steps, suffix, state, backwards, reached):
         bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
@@ -63,6 +125,8 @@ class _Recurrent(Module):
         results = []
         for step in range(len(inputs))[::-1] if backwards else range(len(inputs)):
             following = self._cell(inputs[step], weight_hh, bias_hh, state)
+            if self.proj_size:
+                following = F.linear(following[0], getattr(self, f"weight_hr_{suffix}")), following[1]
             state = following if reached is None else _kept(reached[step], following, state)
             results.append(state[0] if isinstance(state, tuple) else state)
         return _core.stack(results[::-1] if backwards else results), state
@@ -116,7 +180,9 @@ class _Recurrent(Module):
     def forward(self, input, hx=None):
         """Returns the outputs of all times, and the last state of each layer."""
         if isinstance(input, PackedSequence):
+            self._check_states([] if hx is None else [("hidden", hx)], (int(input.batch_sizes[0]),))
             return self._packed(input, hx)
+        self._check_call(input, [] if hx is None else [("hidden", hx)])
         input, back, unbatched = self._turned(input, hx)
         if unbatched and hx is not None:
             hx = hx.unsqueeze(1)
@@ -127,8 +193,11 @@ class _Recurrent(Module):
 class RNN(_Recurrent):
     """h = tanh(W · x + U · h + b), over time."""
 
-    def __init__(self, *args, nonlinearity="tanh", **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
+                 bidirectional=False, device=None, dtype=None, **others):
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype, **others)
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
         self.nonlinearity = nonlinearity
 
     def _cell(self, input, weight, bias, state):
@@ -150,9 +219,13 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory, over time."""
+    """Long short-term memory, over time; hidden states are projected to `proj_size` numbers where it is not 0."""
 
     _gates = 4
+
+    def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False, proj_size=0,
+                 device=None, dtype=None):
+        self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype)
 
     def _cell(self, input, weight, bias, state):
         hidden, cell = state
@@ -162,14 +235,16 @@ class LSTM(_Recurrent):
 
     def _over(self, input, hx, reached=None):
         hidden, cell = (None, None) if hx is None else hx
-        states = list(zip(self._start(input, hidden).unbind(0), self._start(input, cell).unbind(0)))
+        states = list(zip(self._start(input, hidden, self.proj_size).unbind(0), self._start(input, cell).unbind(0)))
         output, last = self._run(input, states, reached)
         return output, tuple(_core.stack([state[place] for state in last]) for place in range(2))
 
     def forward(self, input, hx=None):
         """Returns the outputs of all times, and the last hidden states and cells of each layer."""
         if isinstance(input, PackedSequence):
+            self._check_states([] if hx is None else [("hidden[0]", hx[0]), ("hidden[1]", hx[1])], (int(input.batch_sizes[0]),))
             return self._packed(input, hx)
+        self._check_call(input, [] if hx is None else [("hidden[0]", hx[0]), ("hidden[1]", hx[1])])
         input, back, unbatched = self._turned(input, hx)
         if unbatched and hx is not None:
             hx = tuple(state.unsqueeze(1) for state in hx)
@@ -198,6 +273,21 @@ class _RecurrentCell(Module):
     def extra_repr(self):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
+    def _check_call(self, input, **states):
+        name = type(self).__name__
+        for title, tensor in {"input": input, **states}.items():
+            if tensor is not None and tensor.dim() not in (1, 2):
+                raise ValueError(f"{name}: Expected {title} to be 1D or 2D, got {tensor.dim()}D instead")
+        for place, (title, state) in enumerate(states.items()):
+            if state is None:
+                continue
+            if state.dim() == input.dim() == 2 and state.shape[0] != input.shape[0]:
+                raise RuntimeError(f"Input batch size {input.shape[0]} doesn't match hidden{place} batch size {state.shape[0]}")
+            if state.shape[-1] != self.hidden_size:
+                raise RuntimeError(f"hidden{place} has inconsistent hidden_size: got {state.shape[-1]}, expected {self.hidden_size}")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(f"input has inconsistent input_size: got {input.shape[-1]} expected {self.input_size}")
+
     def _next(self, input, state):
         return self._cell(F.linear(input, self.weight_ih, self.bias_ih), self.weight_hh, self.bias_hh, state)
 
@@ -206,7 +296,8 @@ class _RecurrentCell(Module):
 
     def forward(self, input, hx=None):
         """Returns the next state."""
-        return self._next(input, self._zeros(input) if hx is None else hx)
+        self._check_call(input, hidden=hx)
+        return self._next(input, _in_region(self._zeros(input) if hx is None else hx))
 
 
 class RNNCell(_RecurrentCell):
@@ -217,6 +308,12 @@ class RNNCell(_RecurrentCell):
     def __init__(self, input_size, hidden_size, bias=True, nonlinearity="tanh", device=None, dtype=None):
         super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
+
+    def forward(self, input, hx=None):
+        """Returns the next state."""
+        if self.nonlinearity not in ("tanh", "relu"):
+            raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
+        return super().forward(input, hx)
 
 
 class GRUCell(_RecurrentCell):
@@ -232,4 +329,6 @@ class LSTMCell(_RecurrentCell):
 
     def forward(self, input, hx=None):
         """Returns the next hidden state and cell."""
-        return self._next(input, (self._zeros(input),) * 2 if hx is None else hx)
+        states = (None, None) if hx is None else hx
+        self._check_call(input, **{"hx[0]": states[0], "hx[1]": states[1]})
+        return self._next(input, tuple(map(_in_region, (self._zeros(input),) * 2 if hx is None else hx)))

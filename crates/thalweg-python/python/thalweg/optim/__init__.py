@@ -1,17 +1,26 @@
 """Optimizers (`torch.optim`): most step all parameters of a group in one kernel; `LBFGS`, `Muon` and `Adafactor` are made of operators."""
 
-from . import lr_scheduler
+import sys as _sys
+import types as _types
+
+from .._left_out import attributes as _attributes
+from . import lr_scheduler, swa_utils
 from .composed import Adafactor, Muon
 from .lbfgs import LBFGS
-from .optimizer import (
-    ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, Optimizer, RAdam, RMSprop, Rprop)
-
-_LEFT_OUT = {
-    "SparseAdam": "there are no sparse tensors",
-}
+from .fused import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RAdam, RMSprop, Rprop
+from .optimizer import Optimizer
 
 
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.optim.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.optim' has no attribute '{name}'")
+def _placed(*classes):
+    """Makes the modules in which PyTorch defines its optimizers, by whose names files and programs have them."""
+    for one in classes:
+        name = f"_{one.__name__.lower()}" if one in (Adafactor, Muon) else one.__name__.lower()
+        if f"{__name__}.{name}" not in _sys.modules:
+            made = _types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.optim.{name}`.")
+            vars(made).update({one.__name__: one, "Optimizer": Optimizer})
+            _sys.modules[made.__name__] = globals()[name] = made
+
+
+_placed(ASGD, SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, RAdam, RMSprop, Rprop)
+
+__getattr__ = _attributes(__name__)

@@ -1,37 +1,39 @@
-"""`Optimizer`: the base of rules of one's own, and of the fused optimizers, which step all parameters of a group in one kernel."""
+"""`Optimizer`: the base of all optimizers, and of rules of one's own (`torch.optim.Optimizer`)."""
 
 import collections
+import contextlib
+import copy
 import functools
-import inspect
+import itertools
+import warnings
 
 from .. import _core
-from ..utils.hooks import RemovableHandle, in_order
+from ..utils.hooks import RemovableHandle
 
-_RULES = _core._optimizers()
-_PAIRS = ("betas", "etas", "step_sizes")
-_IGNORED = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+# The value of a default that every group has to name.
+required = type("_Required", (), {"__repr__": lambda self: "<required parameter>"})()
 
-
-def _defaults(rule):
-    """Returns the options of a rule with their defaults, as PyTorch's groups have them."""
-    options, known = {}, _RULES[rule]
-    for name, value in known.items():
-        pair, _, part = name.partition(".")
-        if part:
-            options.setdefault(pair, [0.0, 0.0])[int(part)] = value
-        else:
-            options[name] = value
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+_every_pre_hook, _every_post_hook = collections.OrderedDict(), collections.OrderedDict()
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
+          "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
 
 
-def _numbers(rule, group):
-    """Returns the options of a group as numbers by their names in the table of optimizers."""
-    numbers = {}
-    for name in _RULES[rule]:
-        pair, _, part = name.partition(".")
-        value = group[pair][int(part)] if part else group[pair]
-        numbers[name] = float(value.item() if isinstance(value, _core.Tensor) else value)
-    return numbers
+def register_optimizer_step_pre_hook(hook):
+    """Has a function called before each step of every optimizer."""
+    return _registered(_every_pre_hook, hook)
+
+
+def register_optimizer_step_post_hook(hook):
+    """Has a function called after each step of every optimizer."""
+    return _registered(_every_post_hook, hook)
+
+
+def _registered(hooks, hook, prepend=False):
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    if prepend:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
 
 
 def _hooked(step):
@@ -39,6 +41,7 @@ def _hooked(step):
     @functools.wraps(step)
     def hooked(self, *args, **kwargs):
         return self._around(functools.partial(step, self), args, kwargs)
+    hooked.hooked = True
     return hooked
 
 
@@ -46,202 +49,233 @@ class Optimizer:
     """Steps parameters by their gradients. A subclass has a `step` of its own, which keeps its states in `state[parameter]`; those of
     `thalweg.optim` name a rule that is fused."""
 
-    _rule = ""
-    _flags = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
+    profile_hook_step = staticmethod(_hooked)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "step" in vars(cls):
-            cls.step = _hooked(vars(cls)["step"])
+        step = vars(cls).get("step")
+        if step is not None and not hasattr(step, "hooked"):
+            cls.step = _hooked(step)
 
     def __init__(self, params, defaults):
-        self.defaults = dict(defaults)
-        self._step_pre_hooks, self._step_post_hooks = {}, {}
-        self.param_groups = []
-        self.state = collections.defaultdict(dict)
-        self._fused = None
-        self._rates = None
-        self._options = None
-        self._loaded = None
+        self.defaults = defaults
+        self._add_hooks()
         if isinstance(params, _core.Tensor):
             raise TypeError(f"params argument given to the optimizer should be an iterable of Tensors or dicts, but got {type(params)}")
+        self.state = collections.defaultdict(dict)
+        self.param_groups = []
         groups = list(params)
         if not groups:
             raise ValueError("optimizer got an empty parameter list")
         for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
             self.add_param_group(group)
 
+    def _add_hooks(self):
+        for name in _HOOKS:
+            self.__dict__.setdefault(name, collections.OrderedDict())
+
+    def __getstate__(self):
+        return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+
+    def __setstate__(self, state):
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._add_hooks()
+        self.defaults.setdefault("differentiable", False)
+
+    # ---- Groups ---------------------------------------------------------------------------------------------------
+
     def add_param_group(self, param_group):
         """Adds parameters with options of their own."""
-        group = {**self.defaults, **param_group}
-        params = group["params"]
-        group["params"] = [params] if isinstance(params, _core.Tensor) else [
-            entry[1] if isinstance(entry, tuple) else entry for entry in params]
-        unknown = [name for name in group if name not in self.defaults and name not in ("params", "initial_lr", "name", "param_names")]
-        if unknown and self._rule:
-            raise TypeError(f"{type(self).__name__} has no option {unknown[0]!r}")
-        for name, default in _IGNORED.items() if self._rule else ():
-            group.setdefault(name, default)
-        known = {id(parameter) for other in self.param_groups for parameter in other["params"]}
-        for parameter in group["params"]:
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
+        group = self._checked(param_group)
+        self._check_group(group)
+        param_group.update(group)
+        self.param_groups.append(param_group)
+
+    def _checked(self, given):
+        """Returns a group as it is added: its parameters as a list, and all options."""
+        params = given["params"]
+        if isinstance(params, set):
+            raise TypeError("optimizer parameters need to be organized in ordered collections, but the ordering of tensors in sets will "
+                            "change between runs. Please use a list instead.")
+        params = [params] if isinstance(params, _core.Tensor) else list(params)
+        names = [entry[0] for entry in params if isinstance(entry, tuple)]
+        if names and len(names) != len(params):
+            raise ValueError("all optimizer params should be with/without names. Some param names are missing")
+        params = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
+        for parameter in params:
             if not isinstance(parameter, _core.Tensor):
                 raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(parameter).__name__}")
-            if not parameter.is_leaf:
+            if not self.defaults.get("differentiable") and not (parameter.is_leaf or parameter.retains_grad):
                 raise ValueError("can't optimize a non-leaf Tensor")
-            if id(parameter) in known:
-                raise ValueError("some parameters appear in more than one parameter group")
-            known.add(id(parameter))
-        if self._rule:
-            _core_check(self._rule, group)
-        if self._fused is not None:
-            self._loaded = self._saved()
-            self._fused = None
-        self.param_groups.append(group)
+        group = {**self.defaults, **given, "params": params}
+        if names:
+            group["param_names"] = names
+        for name, value in group.items():
+            if value is required:
+                raise ValueError(f"parameter group didn't specify a value of required optimization parameter {name}")
+        return group
+
+    def _check_group(self, group):
+        """Refuses a group that does not fit those that are there."""
+        if len(group["params"]) != len({id(parameter) for parameter in group["params"]}):
+            warnings.warn("optimizer contains a parameter group with duplicate parameters; in future, this will cause an error", stacklevel=4)
+        for other in self.param_groups:
+            if ("param_names" in group) != ("param_names" in other):
+                kind = "with names" if "param_names" in group else "without names"
+                raise ValueError("all optimizer param groups should be with/without names. cannot add param group "
+                                 f"{kind} to the optimizer")
+        known = {id(parameter) for parameter in self._parameters()}
+        if any(id(parameter) in known for parameter in group["params"]):
+            raise ValueError("some parameters appear in more than one parameter group")
 
     def _parameters(self):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _made(self):
-        """Returns the fused optimizer over the parameters as they are now: it is made at the first step, when they have moved where
-        they stay."""
-        options = [_numbers(self._rule, group) for group in self.param_groups]
-        if self._fused is not None and not self._fused.steps(self._parameters()):
-            self._loaded = self._saved()
-            self._fused = None
-        if self._fused is None:
-            self._fused = _core._FusedOptimizer(
-                self._rule, [(group["params"], numbers) for group, numbers in zip(self.param_groups, options)])
-            if self._loaded is not None:
-                self._load(self._loaded, options)
-                self._loaded = None
-            self._options = options
-        elif options != self._options:
-            def others(numbers):
-                return {name: value for name, value in numbers.items() if name != "lr"}
-            if [others(numbers) for numbers in options] != [others(numbers) for numbers in self._options]:
-                self._load(self._saved(), options)
-            else:
-                self._fused.set_learning_rates([numbers["lr"] for numbers in options])
-            self._options = options
-        return self._fused
-
-    def _saved(self):
-        return self._fused.state()[0]
-
-    def _load(self, states, options):
-        parameters = self._parameters()
-        moved = {
-            number: {name: _core.tensor(value, device=parameters[number].device) if not isinstance(value, _core.Tensor)
-                     else value.to(parameters[number].device) for name, value in own.items()}
-            for number, own in states.items() if number < len(parameters)
-        }
-        places, start = [], 0
-        for group, numbers in zip(self.param_groups, options):
-            count = len(group["params"])
-            places.append((numbers, list(range(start, start + count))))
-            start += count
-        self._fused.load(moved, places)
+    # ---- Steps ----------------------------------------------------------------------------------------------------
 
     def register_step_pre_hook(self, hook):
-        """Has a function called in front of each step, with the optimizer and the step's arguments, of which it may return others."""
-        handle = RemovableHandle(self._step_pre_hooks)
-        self._step_pre_hooks[handle.id] = hook
-        return handle
+        """Has a function called before each step, with the optimizer and the step's arguments, of which it may return others."""
+        return _registered(self._optimizer_step_pre_hooks, hook)
 
     def register_step_post_hook(self, hook):
-        """Has a function called behind each step, with the optimizer and the step's arguments."""
-        handle = RemovableHandle(self._step_post_hooks)
-        self._step_post_hooks[handle.id] = hook
-        return handle
+        """Has a function called after each step, with the optimizer and the step's arguments."""
+        return _registered(self._optimizer_step_post_hooks, hook)
 
     def _around(self, step, args, kwargs):
-        """Calls a step with the hooks around it."""
-        for _, hook in in_order(self._step_pre_hooks):
-            changed = hook(self, args, kwargs)
-            if changed is None:
-                continue
-            if not (isinstance(changed, tuple) and len(changed) == 2):
-                raise RuntimeError(f"{hook} must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
-            args, kwargs = changed
-        result = step(*args, **kwargs)
-        for _, hook in in_order(self._step_post_hooks):
-            hook(self, args, kwargs)
-        return result
+        """Calls a step with the hooks around it; one within another, of a base class, has none."""
+        own = self.__dict__
+        if own.get("_is_stepping"):
+            return step(*args, **kwargs)
+        own["_is_stepping"] = True
+        try:
+            for hook in [*_every_pre_hook.values(), *own.get("_optimizer_step_pre_hooks", {}).values()]:
+                changed = hook(self, (self, *args), kwargs)
+                if changed is None:
+                    continue
+                if not (isinstance(changed, tuple) and len(changed) == 2):
+                    raise RuntimeError(f"{hook} must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
+                args, kwargs = changed
+                args = args[1:] if args and args[0] is self else args
+            result = step(*args, **kwargs)
+            own["_opt_called"] = True
+            for hook in [*own.get("_optimizer_step_post_hooks", {}).values(), *_every_post_hook.values()]:
+                hook(self, (self, *args), kwargs)
+            return result
+        finally:
+            del own["_is_stepping"]
 
     @_hooked
     def step(self, closure=None):
-        """Updates every parameter that has a gradient. Asynchronous."""
-        if not self._rule:
-            raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
-        loss = evaluated(closure)
-        self._step(None)
-        return loss
-
-    def _step(self, scaler, is_unscaled=False):
-        self._made().step(scaler, is_unscaled)
-
-    def _unscale(self, scaler):
-        self._made().unscale(scaler)
+        """Updates every parameter that has a gradient; a subclass says how."""
+        raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
 
     def zero_grad(self, set_to_none=True):
         """Removes the gradients, or sets them to 0."""
         for parameter in self._parameters():
-            if set_to_none:
+            gradient = None if set_to_none else parameter.grad
+            if gradient is None:
                 parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach().zero_()
+            else:
+                gradient.detach().zero_()
+
+    # ---- States ---------------------------------------------------------------------------------------------------
+
+    def register_state_dict_pre_hook(self, hook, prepend=False):
+        """Has a function called before `state_dict`, with the optimizer."""
+        return _registered(self._optimizer_state_dict_pre_hooks, hook, prepend)
+
+    def register_state_dict_post_hook(self, hook, prepend=False):
+        """Has a function called after `state_dict`, with the optimizer and the dictionary, in whose place it may return another."""
+        return _registered(self._optimizer_state_dict_post_hooks, hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook, prepend=False):
+        """Has a function called before `load_state_dict`, with the optimizer and the dictionary, in whose place it may return another."""
+        return _registered(self._optimizer_load_state_dict_pre_hooks, hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook, prepend=False):
+        """Has a function called after `load_state_dict`, with the optimizer."""
+        return _registered(self._optimizer_load_state_dict_post_hooks, hook, prepend)
 
     def state_dict(self):
         """Returns states and options in PyTorch's form; the tensors are those that later steps change."""
-        if not self._rule:
-            places = {id(parameter): place for place, parameter in enumerate(self._parameters())}
-            states = {places.get(id(key), key): value for key, value in self.state.items()}
-        elif self._fused is not None:
-            states = self._saved()
-        else:
-            states = self._loaded or {}
-        groups, start = [], 0
-        for group in self.param_groups:
-            count = len(group["params"])
-            groups.append({**{name: value for name, value in group.items() if name != "params"},
-                           "params": list(range(start, start + count))})
-            start += count
-        return {"state": dict(states), "param_groups": groups}
+        for hook in list(self._optimizer_state_dict_pre_hooks.values()):
+            hook(self)
+        places = {}
+        for parameter in self._parameters():
+            places.setdefault(id(parameter), len(places))
+        groups = [{**{name: value for name, value in group.items() if name != "params"},
+                   "params": [places[id(parameter)] for parameter in group["params"]]} for group in self.param_groups]
+        states = {places[id(key)] if isinstance(key, _core.Tensor) else key: value for key, value in self.state.items()}
+        result = {"state": states, "param_groups": groups}
+        for hook in list(self._optimizer_state_dict_post_hooks.values()):
+            changed = hook(self, result)
+            result = result if changed is None else changed
+        return result
 
     def load_state_dict(self, state_dict):
         """Overwrites states and options with saved ones."""
-        groups = state_dict["param_groups"]
-        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+        state_dict = dict(state_dict)
+        for hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups, saved = self.param_groups, copy.deepcopy(state_dict["param_groups"])
+        if len(groups) != len(saved):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
             raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
-        order = [number for group in groups for number in group["params"]]
-        for own, saved in zip(self.param_groups, groups):
-            own.update({name: value for name, value in saved.items()
-                        if name != "params" and (name in own or name == "initial_lr" or not self._rule)})
-        states = {place: state_dict["state"][number] for place, number in enumerate(order) if number in state_dict["state"]}
-        if not self._rule:
-            parameters = self._parameters()
-            self.state = collections.defaultdict(dict)
-            for place, own in states.items():
-                self.state[parameters[place]] = {name: _moved(name, value, parameters[place]) for name, value in own.items()}
-            return
-        self._loaded = states
-        self._fused = None
+        owners = dict(zip(itertools.chain.from_iterable(group["params"] for group in saved), self._parameters()))
+        states = collections.defaultdict(dict)
+        for key, own in state_dict["state"].items():
+            if key in owners:
+                states[owners[key]] = _moved(None, own, owners[key])
+            else:
+                states[key] = own
+        for own, loaded in zip(groups, saved):
+            loaded["params"] = own["params"]
+            if "param_names" in own:
+                loaded.setdefault("param_names", own["param_names"])
+        self.__setstate__({"state": states, "param_groups": saved})
+        for hook in list(self._optimizer_load_state_dict_post_hooks.values()):
+            hook(self)
 
     def __repr__(self):
-        text = type(self).__name__ + " (\n"
+        text = type(self).__name__ + " ("
         for number, group in enumerate(self.param_groups):
-            text += f"Parameter Group {number}\n"
+            text += f"\nParameter Group {number}\n"
             text += "".join(f"    {name}: {group[name]}\n" for name in sorted(group) if name != "params")
         return text + ")"
+
+
+def _moved(name, value, parameter):
+    """Returns a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
+    if isinstance(value, _core.Tensor):
+        if name == "step":
+            return value
+        return value.to(device=parameter.device, dtype=parameter.dtype if parameter.is_floating_point() else value.dtype)
+    if isinstance(value, dict):
+        return {key: _moved(key, element, parameter) for key, element in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return type(value)(_moved(None, element, parameter) for element in value)
+    return value
 
 
 def evaluated(closure):
     """Returns the loss of a step's closure, computed with gradients; None where there is no closure."""
     if closure is None:
         return None
-    former = _core._set_grad_enabled(True)
-    try:
+    with recording(True):
         return closure()
+
+
+@contextlib.contextmanager
+def recording(mode):
+    """Sets whether operators are recorded, for as long as a block runs."""
+    former = _core._set_grad_enabled(mode)
+    try:
+        yield
     finally:
         _core._set_grad_enabled(former)
 
@@ -253,77 +287,9 @@ def refuse_below(least, **options):
             raise ValueError(f"{name} should be >= {least:g} but is: {value}")
 
 
-def _moved(name, value, parameter):
-    """Returns a copy of a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
-    if isinstance(value, list):
-        return [_moved(name, element, parameter) for element in value]
-    if not isinstance(value, _core.Tensor):
-        return value
-    dtype = parameter.dtype if name != "step" and parameter.is_floating_point() else value.dtype
-    return value.detach().to(device=parameter.device, dtype=dtype).clone()
-
-
-def _core_check(rule, group):
-    """Refuses options that the rule cannot have, as its constructor in PyTorch does."""
-    numbers = _numbers(rule, group)
-    if numbers["lr"] < 0.0:
-        raise ValueError(f"Invalid learning rate: {group['lr']}")
-    for place, beta in enumerate(group.get("betas", ())):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
-    for name in ("eps", "weight_decay", "momentum"):
-        if numbers.get(name, 0.0) < 0.0:
-            raise ValueError(f"Invalid {name} value: {group[name]}")
-
-
-def _signature(order, defaults):
-    """Returns the signature of a rule's constructor, for `help`, editors and stubs."""
-    kinds = inspect.Parameter
-    places = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", "params")]
-    places += [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=defaults[name]) for name in order]
-    rest = {**{name: value for name, value in defaults.items() if name not in order}, **_IGNORED}
-    return inspect.Signature(places + [kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in rest.items()])
-
-
-def _optimizer(rule, order, overrides=None):
-    """Makes the class of a rule; `order` are the options that may be passed by their places."""
-    overrides = overrides or {}
-    defaults = {**_defaults(rule), **overrides}
-    flags = [name for name in Optimizer._flags if name in defaults]
-    for name in flags:
-        defaults[name] = bool(defaults[name])
-
-    def __init__(self, params, *args, **kwargs):
-        options = dict(defaults)
-        if len(args) > len(order):
-            raise TypeError(f"{rule}() takes {len(order)} options by their places")
-        options.update(zip(order, args))
-        for name, value in kwargs.items():
-            if name in _IGNORED:
-                if name == "differentiable" and value:
-                    raise NotImplementedError(f"{rule}(differentiable=True) is left out: steps record nothing")
-            elif name in defaults:
-                options[name] = value
-            else:
-                raise TypeError(f"{rule}.__init__() got an unexpected keyword argument {name!r}")
-        Optimizer.__init__(self, params, options)
-    __init__.__signature__ = _signature(order, defaults)
-    return type(rule, (Optimizer,), {
-        "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
-        "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in defaults.items())}.",
-    })
-
-
-_DECAY = ("lr", "betas", "eps", "weight_decay")
-SGD = _optimizer("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov"))
-Adam = _optimizer("Adam", (*_DECAY, "amsgrad"))
-AdamW = _optimizer("AdamW", (*_DECAY, "amsgrad"))
-Adamax = _optimizer("Adamax", _DECAY)
-NAdam = _optimizer("NAdam", (*_DECAY, "momentum_decay"))
-RAdam = _optimizer("RAdam", _DECAY)
-Adadelta = _optimizer("Adadelta", ("lr", "rho", "eps", "weight_decay"))
-Adagrad = _optimizer("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"))
-ASGD = _optimizer("ASGD", ("lr", "lambd", "alpha", "t0", "weight_decay"))
-RMSprop = _optimizer("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"))
-Rprop = _optimizer("Rprop", ("lr", "etas", "step_sizes"))
-Lion = _optimizer("Lion", ("lr", "betas", "weight_decay"))
+def check_rate(rate, text="Invalid learning rate: {}"):
+    """Refuses a learning rate below 0, or a tensor of several."""
+    if isinstance(rate, _core.Tensor) and rate.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not 0.0 <= rate:
+        raise ValueError(text.format(rate))

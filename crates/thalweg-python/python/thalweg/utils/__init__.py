@@ -1,3 +1,6 @@
 """Helpers (`torch.utils`)."""
 
-from . import checkpoint, data, deterministic, dlpack, hooks
+from .._left_out import attributes as _attributes
+from . import _import_utils, _pytree, checkpoint, data, deterministic, dlpack, hooks
+
+__getattr__ = _attributes(__name__)

@@ -14,7 +14,7 @@ class RemovableHandle:
     _lock = threading.RLock()
 
     def __init__(self, hooks_dict, *, extra_dict=None, prepend=False):
-        self._dicts = [hooks_dict] + ([] if extra_dict is None else [extra_dict])
+        self._dicts = [hooks_dict, *([] if extra_dict is None else extra_dict if isinstance(extra_dict, list) else [extra_dict])]
         with RemovableHandle._lock:
             number = next(RemovableHandle._numbers)
         # A hook in front of the others has a number below 0.

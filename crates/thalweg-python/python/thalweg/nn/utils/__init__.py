@@ -29,12 +29,19 @@ def clip_grad_value_(parameters, clip_value, foreach=None):
 
 def parameters_to_vector(parameters):
     """Returns all parameters in one row."""
+    parameters = list(parameters)
+    if not parameters:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     return _core.cat([parameter.reshape(-1) for parameter in parameters])
 
 
 def vector_to_parameters(vec, parameters):
     """Overwrites parameters with the parts of one row."""
-    start = 0
+    if not isinstance(vec, _core.Tensor):
+        raise TypeError(f"expected torch.Tensor, but got: {type(vec).__name__}")
+    parameters, start = list(parameters), 0
+    if sum(parameter.numel() for parameter in parameters) > vec.numel():
+        raise RuntimeError(f"a row of {vec.numel()} elements is too short for parameters of {sum(one.numel() for one in parameters)}")
     for parameter in parameters:
         count = parameter.numel()
         parameter.data = vec[start:start + count].reshape(parameter.shape).clone()
@@ -64,3 +71,11 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
 def skip_init(module_cls, *args, **kwargs):
     """Makes a module, on a device where one is named; its values are drawn all the same."""
     return module_cls(*args, **kwargs)
+
+
+# These use what is above, or have functions of their modules' names.
+from . import fusion, memory_format, parametrizations, parametrize, prune  # noqa: E402,F401
+from .fusion import fuse_conv_bn_eval, fuse_conv_bn_weights, fuse_linear_bn_eval, fuse_linear_bn_weights  # noqa: E402,F401
+from .memory_format import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format  # noqa: E402,F401
+from .spectral_norm import remove_spectral_norm, spectral_norm  # noqa: E402,F401
+from .weight_norm import remove_weight_norm, weight_norm  # noqa: E402,F401

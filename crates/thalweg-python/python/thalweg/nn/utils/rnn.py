@@ -35,6 +35,8 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
     """Returns sequences side by side, each padded to the length of the longest."""
     if padding_side not in ("right", "left"):
         raise ValueError(f"padding_side is right or left, not {padding_side!r}")
+    if not hasattr(sequences, "__iter__"):
+        raise RuntimeError(f"pad_sequence: Expected iterable for input sequences, but got arg of type: {type(sequences)}")
     sequences = list(sequences)
     if not sequences:
         raise RuntimeError("received an empty list of sequences")

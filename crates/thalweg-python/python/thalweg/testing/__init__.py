@@ -1,15 +1,20 @@
 """Programs under the simulated GPU of a check: many orders that CUDA allows, with a sanitizer that finds races and lifetime bugs.
 
-`check(program)` is the function; the fixture `thalweg_check` of pytest runs a test under it.
+`check(program)` is the function; the fixture `thalweg_check` of pytest runs a test under it. `assert_close` and `make_tensor` are PyTorch's
+(`torch.testing`).
 """
 
 import re
 
-from . import _core
+from .. import _core
+from .._left_out import placeholder
+from ._close import assert_allclose, assert_close
+from ._made import make_tensor
 
 # An operator with the line of Python that called it, and behind it the line of the extension module.
 _PLACE = re.compile(r"`?(\w+)\s+\(([^()]+?):\s*(\d+)\)`?\s+at\s+\S+\.rs:\d+")
 SEEDS = 100
+FileCheck = placeholder(f"{__name__}.FileCheck", "it looks at the text of compiled programs")
 
 
 class CheckFailed(AssertionError):

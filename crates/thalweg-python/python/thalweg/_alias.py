@@ -1,0 +1,176 @@
+"""The package under PyTorch's name: `install_as_torch`, after which `import torch` gives this package, for programs and libraries of others."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import re
+import sys
+
+from . import _core
+
+PACKAGE = __package__
+# The release of PyTorch whose names and behaviour this package follows.
+VERSION = "2.11.0"
+# Modules that are read from a folder with PyTorch's own files where one is named: what its tests are made of.
+_TESTS = ("testing._internal", "testing._comparison", "testing._creation", "testing._utils", "_vendor")
+_FOLDER = "THALWEG_TORCH_TESTING"
+
+
+class TorchVersion(str):
+    """A version that compares by its numbers with texts, tuples and versions."""
+
+    __slots__ = ()
+
+    def _numbers(self, other):
+        if isinstance(other, (tuple, list)):
+            return tuple(int(part) for part in other)
+        release = re.match(r"\d+(\.\d+)*", str(other).strip())
+        if release is None:
+            raise ValueError(f"{other!r} is not a version")
+        numbers = [int(part) for part in release.group().split(".")]
+        # A version that comes before its release: 2.12.0a0, 2.12.0.dev.
+        is_before = re.match(r"[.\-_]?(a|b|c|rc|alpha|beta|pre|dev)", str(other).strip()[release.end():]) is not None
+        while numbers and numbers[-1] == 0:
+            numbers.pop()
+        return (*numbers, -1) if is_before else tuple(numbers)
+
+    def _both(self, other):
+        mine, theirs = self._numbers(str(self)), self._numbers(other)
+        while theirs and theirs[-1] == 0:
+            theirs = theirs[:-1]
+        return mine, theirs
+
+    def __lt__(self, other):
+        mine, theirs = self._both(other)
+        return mine < theirs
+
+    def __le__(self, other):
+        mine, theirs = self._both(other)
+        return mine <= theirs
+
+    def __gt__(self, other):
+        return not self <= other
+
+    def __ge__(self, other):
+        return not self < other
+
+    def __eq__(self, other):
+        try:
+            mine, theirs = self._both(other)
+        except (TypeError, ValueError):
+            return False
+        return mine == theirs
+
+    def __ne__(self, other):
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """The distribution `torch`, for those who ask whether PyTorch is installed and which release."""
+
+    _FILES = {
+        "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION}\nSummary: Thalweg under PyTorch's name\n",
+        "top_level.txt": "torch\n",
+        "INSTALLER": "thalweg\n",
+    }
+
+    def read_text(self, filename):
+        """Returns the text of a file of the distribution."""
+        return self._FILES.get(filename)
+
+    def locate_file(self, path):
+        """Returns the place of a file of the distribution."""
+        return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
+
+
+class _SameModule(importlib.abc.Loader):
+    """Loads `torch.NAME` as the module `thalweg.NAME`: there is one object of it."""
+
+    def __init__(self, own):
+        self._own, self._spec = own, None
+
+    def create_module(self, spec):
+        module = importlib.import_module(self._own)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        """Gives the module the description back that it had as part of this package."""
+        module.__spec__ = self._spec
+        rename(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds `torch` and all below it in this package, and the distribution."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def find_spec(self, fullname, path=None, target=None):
+        package, _, name = fullname.partition(".")
+        if package == "torchgen" and self.folder is not None:
+            return importlib.machinery.PathFinder.find_spec(fullname, path or [self.folder])
+        if package != "torch":
+            return None
+        if self.folder is not None and any(name == known or name.startswith(f"{known}.") for known in _TESTS):
+            parent = os.path.join(self.folder, *fullname.split(".")[:-1])
+            return importlib.machinery.PathFinder.find_spec(fullname, [parent])
+        own = PACKAGE + fullname.removeprefix("torch")
+        if own not in sys.modules and importlib.util.find_spec(own) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, _SameModule(own), is_package=True)
+
+    def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
+        """Returns the distribution, if it is the one that is asked for."""
+        return [_Distribution()] if context.name in (None, "torch") else []
+
+    def invalidate_caches(self):
+        """Does nothing: nothing is kept."""
+
+
+def rename(module):
+    """Gives the classes and functions of a module PyTorch's name in `__module__`: libraries look at it."""
+    for value in list(vars(module).values()):
+        origin = getattr(value, "__module__", None)
+        if not isinstance(origin, str) or origin.partition(".")[0] != PACKAGE or not (isinstance(value, type) or callable(value)):
+            continue
+        try:
+            value.__module__ = "torch" + origin.removeprefix(PACKAGE)
+        except (AttributeError, TypeError):
+            continue  # Functions of the extension module keep theirs.
+
+
+def install_as_torch(*, simulated_as=None, testing=None):
+    """Makes `import torch` give this package, with all modules below it, and `importlib.metadata` find a distribution `torch`.
+
+    Without a GPU, `cuda` then means the simulated one, which is said once; the simulated GPU is shown as `simulated_as`: `cpu`, or `cuda`
+    for programs that take nothing else (the variable `THALWEG_SIMULATED_AS` is the default). `testing` is a folder of installed packages with
+    PyTorch in it, whose `torch.testing._internal` is then read (the variable `THALWEG_TORCH_TESTING`). Raises `ImportError` where the real
+    PyTorch has been imported.
+    """
+    own = sys.modules[PACKAGE]
+    former = sys.modules.get("torch")
+    if former is not None and former is not own:
+        raise ImportError(f"thalweg.install_as_torch(): PyTorch itself has been imported already, from {getattr(former, '__file__', '?')}; "
+                          "call it before the first `import torch`")
+    if testing is None:
+        testing = os.environ.get(_FOLDER)
+    if testing is not None and not os.path.isdir(os.path.join(testing, "torch", "testing", "_internal")):
+        raise FileNotFoundError(f"install_as_torch: {testing} has no torch/testing/_internal; name the site-packages of an installed PyTorch")
+    _core._show_simulated_as(simulated_as or os.environ.get("THALWEG_SIMULATED_AS") or "cpu")
+    installed = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if installed is not None:
+        installed.folder = testing or installed.folder
+        return
+    sys.meta_path.insert(0, _Finder(testing))
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == PACKAGE or name.startswith(f"{PACKAGE}.")):
+            rename(module)
+            sys.modules["torch" + name.removeprefix(PACKAGE)] = module
+    own.__version__, own.torch = TorchVersion(VERSION), own
+    # PyTorch has no function of this name, and programs ask whether it is there.
+    vars(own).pop("copy", None)

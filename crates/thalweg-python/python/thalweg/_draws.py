@@ -1,0 +1,139 @@
+"""Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers): the host waits for what was rejected."""
+
+from . import _core
+from ._functions import broadcast_tensors
+from .autograd import Function, no_grad
+
+
+def _rejected(propose):
+    """Returns numbers, each the first that was accepted: `propose` gives candidates and whether they are accepted."""
+    drawn, accepted = propose()
+    while not bool(accepted.all()):
+        again, is_accepted = propose()
+        drawn = _core.where(accepted, drawn, again)
+        accepted = accepted | is_accepted
+    return drawn
+
+
+def _gamma_of(shape, generator=None):
+    """Returns gamma numbers of scale 1 (Marsaglia and Tsang, 2000), in float64 of float64 and float32 of others."""
+    alpha = shape if shape.dtype is _core.float64 else shape.float()
+    is_small = alpha < 1
+    # A gamma number of shape a is one of shape a + 1 times a uniform number to the power 1 / a.
+    d = _core.where(is_small, alpha + 1, alpha) - 1.0 / 3.0
+    c = (9 * d).rsqrt()
+
+    def propose():
+        x = _core.randn(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
+        u = 1 - _core.rand(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
+        v = (1 + c * x) ** 3
+        accepted = (v > 0) & (u.log() < 0.5 * x * x + d - d * v + d * v.clamp_min(1e-30).log())
+        return d * v, accepted | ~(alpha > 0)
+    drawn = _rejected(propose)
+    u = 1 - _core.rand(list(alpha.shape), dtype=alpha.dtype, device=alpha.device, generator=generator)
+    return _core.where(is_small, drawn * (u.log() / alpha).exp(), drawn)
+
+
+def _gamma_gradient(alpha, x):
+    """Returns the derivative of gamma numbers by their shape at a fixed probability: −(∂P/∂a) / density, by differences in float64."""
+    a, x = alpha.double(), x.double()
+    step = 1e-4 * a.clamp_min(1e-2)
+    slope = (-_core.igamma(a + 2 * step, x) + 8 * _core.igamma(a + step, x) - 8 * _core.igamma(a - step, x) + _core.igamma(a - 2 * step, x)) / (12 * step)
+    density = ((a - 1) * x.log() - x - a.lgamma()).exp()
+    # Where numbers vanish, P is x^a / (a Γ(a)), whose logarithm has the derivative log x − digamma(a + 1).
+    near_zero = -x / a * (x.log() - _core.digamma(a + 1))
+    return _core.where(x < 1e-5, near_zero, -slope / density.clamp_min(1e-300)).to(alpha.dtype)
+
+
+class _StandardGamma(Function):
+    @staticmethod
+    def forward(ctx, alpha):
+        drawn = _gamma_of(alpha).to(alpha.dtype)
+        ctx.save_for_backward(alpha, drawn)
+        return drawn
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * _gamma_gradient(*ctx.saved_tensors)
+
+
+def _standard_gamma(input, generator=None):
+    """Returns gamma numbers of the scale 1, through which gradients flow to the shape."""
+    if generator is not None:
+        return _gamma_of(input, generator).to(input.dtype)
+    return _StandardGamma.apply(input)
+
+
+def _sample_dirichlet(input, generator=None):
+    """Returns gamma numbers divided by their sums along the last dimension."""
+    drawn = _standard_gamma(input, generator)
+    return drawn / drawn.sum(-1, keepdim=True)
+
+
+def _small_poisson(rate, generator):
+    """Returns Poisson numbers of rates up to some 10: the numbers of uniform factors until a product is small."""
+    limit = (-rate).exp()
+    product, count = _core.ones_like(rate), _core.zeros_like(rate)
+    is_open = rate > 0
+    while bool(is_open.any()):
+        product = product * _core.rand(list(rate.shape), dtype=rate.dtype, device=rate.device, generator=generator)
+        is_open = is_open & (product > limit)
+        count = count + is_open.to(rate.dtype)
+    return count
+
+
+def _large_poisson(rate, generator):
+    """Returns Poisson numbers of rates from 10 on by transformed rejection (Hörmann, 1993)."""
+    b = 0.931 + 2.53 * rate.sqrt()
+    a = -0.059 + 0.02483 * b
+    inverse = 1.1239 + 1.1328 / (b - 3.4)
+    most = 0.9277 - 3.6224 / (b - 2)
+
+    def propose():
+        u, v = (_core.rand(list(rate.shape), dtype=rate.dtype, device=rate.device, generator=generator) for _ in range(2))
+        u, v = u - 0.5, 1 - v
+        us = 0.5 - u.abs()
+        k = ((2 * a / us + b) * u + rate + 0.43).floor()
+        is_sure = (us >= 0.07) & (v <= most)
+        is_possible = (k >= 0) & ~((us < 0.013) & (v > us))
+        is_below = (v * inverse / (a / (us * us) + b)).log() <= k * rate.log() - rate - (k.clamp_min(0) + 1).lgamma()
+        return k, is_sure | (is_possible & is_below)
+    return _rejected(propose)
+
+
+@no_grad()
+def poisson(input, generator=None):
+    """Returns Poisson numbers, whose means are the elements."""
+    rate = input.detach() if input.dtype is _core.float64 else input.detach().double()
+    if bool((rate < 0).any()):
+        raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
+    is_small = rate < 10
+    small = _small_poisson(_core.where(is_small, rate, 0.0), generator)
+    if bool(is_small.all()):
+        return small.to(input.dtype)
+    return _core.where(is_small, small, _large_poisson(rate.clamp_min(10.0), generator)).to(input.dtype)
+
+
+@no_grad()
+def binomial(count, prob, generator=None):
+    """Returns the numbers of successes among `count` trials of probability `prob`: trial by trial, some thousand at once."""
+    count, prob = broadcast_tensors(count, prob)
+    if bool((count < 0).any()):
+        raise RuntimeError("binomial: count must not be negative")
+    most = int(count.max()) if count.numel() else 0
+    trials = max(1, min(most, (1 << 22) // max(count.numel(), 1)))
+    successes = _core.zeros(list(count.shape), dtype=prob.dtype, device=prob.device)
+    for first in range(0, most, trials):
+        numbers = _core.arange(first, min(first + trials, most), device=count.device).view([-1] + [1] * count.dim())
+        drawn = _core.rand([len(numbers)] + list(count.shape), dtype=_core.float32, device=prob.device, generator=generator)
+        successes = successes + ((drawn < prob) & (numbers < count)).sum(0)
+    return successes.to(count.dtype)
+
+
+
+
+def add(namespace):
+    """Adds the functions to a namespace."""
+    namespace.update(poisson=poisson, binomial=binomial, _standard_gamma=_standard_gamma, _sample_dirichlet=_sample_dirichlet)
+
+

@@ -1,0 +1,238 @@
+"""Names of PyTorch that this package leaves out: they can be imported, named in annotations and asked for by `isinstance`, and raise a
+`NotImplementedError` with the reason when they are used.
+
+`MODULES` has whole modules, `NAMES` what is missing of modules that are there.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+
+_EAGER = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
+_RANKS = "groups of several ranks are in the Rust crate (`thalweg::distributed`)"
+_SPARSE = "there are no sparse tensors"
+_QUANTIZED = "there are no quantized tensors"
+_NOT_YET = "the operator is not in the table"
+_INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
+
+# Modules that are left out with all that is in them, by their names under `thalweg`.
+MODULES = {
+    **dict.fromkeys((
+        "export", "fx", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
+    **dict.fromkeys((
+        "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
+        "distributed.launch", "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.run",
+        "distributed.tensor", "distributed._tensor", "distributed._composable", "distributed._functional_collectives",
+        "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
+        "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
+        "distributed.logging_handlers", "cuda.nccl"), _RANKS),
+    "ops": "operators are functions of `thalweg`, and have no overloads by name", "signal": "windows are left out",
+    "nn.modules.lazy": "shapes of modules are said when they are made",
+    "nn.grad": "ask autograd for gradients of convolutions",
+    "nested": "there are no nested tensors", "masked": "there are no masked tensors",
+    **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
+    **dict.fromkeys((
+        "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
+        "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
+        "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+    **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
+    "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER, "utils.flop_counter": _EAGER,
+    "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
+    "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
+    "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
+    "nn.utils.fusion": _EAGER, "nn.utils._expanded_weights": "transforms of functions are left out",
+    "nn.utils._per_sample_grad": "transforms of functions are left out",
+    "autograd.forward_ad": "there is no forward-mode differentiation",
+}
+
+# Names that are left out of modules that are there.
+NAMES = {
+    "optim": {"SparseAdam": _SPARSE},
+    "nn": dict.fromkeys((
+        *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
+        "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
+            "AdaptiveLogSoftmaxWithLoss", "Container", "CrossMapLRN2d", "NLLLoss2d", "FractionalMaxPool2d", "FractionalMaxPool3d", "TripletMarginWithDistanceLoss"),
+            _NOT_YET),
+    "nn.functional": dict.fromkeys((
+        "affine_grid", "conv_tbc", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
+        "fractional_max_pool3d_with_indices", "grouped_mm", "multi_head_attention_forward", "scaled_grouped_mm", "scaled_mm", "ScalingType",
+        "SwizzleType", "triplet_margin_with_distance_loss", "upsample", "upsample_bilinear", "upsample_nearest"), _NOT_YET),
+    "utils.data": dict.fromkeys((
+        "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "functional_datapipe", "argument_validation", "runtime_validation",
+        "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
+    "": {
+        **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
+                         "sparse_compressed_tensor"), _SPARSE),
+        **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
+        "vmap": "transforms of functions are left out",
+        **dict.fromkeys(("cond", "while_loop"), _EAGER),
+        **dict.fromkeys(("SymInt", "SymFloat", "SymBool"), _EAGER),
+        **dict.fromkeys((
+            "affine_grid_generator", "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
+            "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "binomial", "conv_tbc", "embedding_renorm_",
+            "from_file", "gru", "gru_cell", "hash_tensor", "histogramdd", "lobpcg", "lstm", "lstm_cell", "lu", "native_channel_shuffle",
+            "native_norm", "norm_except_dim", "orgqr", "pca_lowrank", "poisson", "resize_as_", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
+            "rnn_tanh_cell", "slice_inverse", "svd_lowrank", "unravel_index", "unsafe_split_with_sizes", "values_copy", "vander",
+            "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
+        **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
+    },
+    "distributed": dict.fromkeys((
+        "new_group", "send", "recv", "isend", "irecv", "batch_isend_irecv", "P2POp", "scatter", "gather", "all_to_all",
+        "all_to_all_single", "reduce_scatter", "monitored_barrier", "init_device_mesh", "DeviceMesh", "TCPStore", "FileStore", "HashStore",
+        "PrefixStore", "Store", "ProcessGroup", "ProcessGroupNCCL", "ProcessGroupGloo"), _RANKS),
+}
+
+class _LeftOut(type):
+    """The class of names that are left out: they raise when they are called."""
+
+    def __call__(cls, *args, **kwargs):
+        raise NotImplementedError(cls._refusal)
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
+        return placeholder(f"{cls._full}.{name}", cls._reason)
+
+    def __repr__(cls):
+        return f"<{cls._full}, which is left out: {cls._reason}>"
+
+    def __iter__(cls):
+        raise NotImplementedError(cls._refusal)
+
+    def __getitem__(cls, item):
+        return cls
+
+    def __or__(cls, other):
+        return types.UnionType if other is cls else _union(cls, other)
+
+    def __ror__(cls, other):
+        return _union(other, cls)
+
+
+def _union(one, other):
+    import typing
+    return typing.Union[one, other]
+
+
+_made = {}
+
+
+def _named(full, reason):
+    """Returns a function that gives the object of a name that is left out, whatever it is called with."""
+    return lambda *args, **kwargs: placeholder(full, reason)
+
+
+def placeholder(full, reason):
+    """Returns the object of a name that is left out: one for each name."""
+    if full not in _made:
+        module, _, name = full.rpartition(".")
+        _made[full] = _LeftOut(name, (), {
+            "__module__": module, "__qualname__": name, "__doc__": f"Left out: {reason}.", "__all__": [], "_full": full, "_reason": reason,
+            "_refusal": f"{full} is left out: {reason}"})
+    return _made[full]
+
+
+# Modules that are there, and are imported when they are first asked for.
+LATER = {"_dynamo", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
+
+
+def attributes(module, names=None):
+    """Returns the `__getattr__` of a module that is there: of names and modules below it that are left out."""
+    own = module.partition(".")[2]
+    names = NAMES.get(own, {}) if names is None else names
+
+    def __getattr__(name):
+        if (f"{own}.{name}" if own else name) in MODULES or (not own and name in LATER):
+            return importlib.import_module(f"{module}.{name}")
+        if name in names:
+            return placeholder(f"{module}.{name}", names[name])
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+    return __getattr__
+
+
+class _Module(types.ModuleType):
+    """A module that is left out: all that is asked of it is there, and raises when it is used."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
+        if f"{self.__name__}.{name}".partition(".")[2] in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        return placeholder(f"{self.__name__}.{name}", self._reason)
+
+    def __call__(self, *args, **kwargs):
+        raise NotImplementedError(f"{self.__name__} is left out: {self._reason}")
+
+
+def reason_of(name):
+    """Returns why a module is left out, by its name under `thalweg`; None where it is not."""
+    while name:
+        if name in MODULES:
+            return MODULES[name]
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _idle(*args, **kwargs):
+    """Does nothing."""
+
+
+def _false(*args, **kwargs):
+    """Returns False."""
+    return False
+
+
+def _kept(fn=None, *args, **kwargs):
+    """Returns the function as it is, or a decorator that does."""
+    return fn if fn is not None else lambda function: function
+
+
+# What programs read, call or set at their import of modules that are left out.
+_GIVEN = {
+    "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
+    "_dynamo.decorators": {"disable": _kept},
+    "_dynamo.compiled_autograd": {"reset": _idle},
+    "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
+    "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
+    "utils._triton": {"has_triton": _false, "has_triton_package": _false},
+    "cuda.jiterator": {
+        name: _named(f"{__package__}.cuda.jiterator.{name}", MODULES["cuda.jiterator"])
+        for name in ("_create_jit_fn", "_create_multi_output_jit_fn")},
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules that are left out."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        package, _, name = fullname.partition(".")
+        if package != __package__ or reason_of(name) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec):
+        made = _Module(spec.name)
+        made._reason = reason_of(spec.name.partition(".")[2])
+        made.__doc__ = f"Left out: {made._reason}."
+        made.__dict__.update(_GIVEN.get(spec.name.partition(".")[2], {}))
+        made.__all__ = []
+        return made
+
+    def exec_module(self, module):
+        """Does nothing: there is no code."""
+
+
+def install():
+    """Lets the modules be imported, after all others."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.append(_Finder())
+    for name in MODULES:
+        parent = sys.modules.get(f"{__package__}.{name}".rpartition(".")[0])
+        if parent is not None and not hasattr(parent, "__path__"):
+            # Only of packages are modules imported.
+            parent.__path__ = []

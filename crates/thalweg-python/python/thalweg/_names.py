@@ -1,0 +1,64 @@
+"""Layouts and switches of `torch` that are names here: programs compare with them, and nothing computes with them."""
+
+import sys
+
+from . import _core
+
+__all__ = [
+    "chalf", "get_device_module", "is_warn_always_enabled", "jagged", "layout", "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo",
+    "sparse_csc", "sparse_csr",
+]
+
+
+class _Named:
+    """An object that is known by its name, and is one object also after pickling."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name):
+        self._name = name
+
+    def __repr__(self):
+        return f"torch.{self._name}"
+
+    def __reduce__(self):
+        return self._name
+
+
+class _IsLayout(type):
+    def __instancecheck__(cls, instance):
+        return instance is _core.strided or type(instance) is cls
+
+
+class layout(_Named, metaclass=_IsLayout):
+    """A layout of tensors in memory; all tensors are `strided`."""
+
+    __slots__ = ()
+
+
+chalf = _core.complex32
+for _name in ("sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "jagged"):
+    globals()[_name] = layout(_name)
+
+_warns_always = False
+
+
+def set_warn_always(b, /):
+    """Sets whether warnings that are given once are given always: it is kept, and nothing asks for it."""
+    global _warns_always
+    _warns_always = bool(b)
+
+
+def is_warn_always_enabled():
+    """Returns what `set_warn_always` has set."""
+    return _warns_always
+
+
+def get_device_module(device=None):
+    """Returns the module of a kind of device: `torch.cuda` of a GPU, `torch.cpu` of the host."""
+    kind = _core.device(device).type if device is not None else _core.get_default_device().type
+    name = {"sim": "cuda"}.get(kind, kind)
+    module = sys.modules.get(f"{__package__}.{name}")
+    if module is None:
+        raise RuntimeError(f"Device '{device}' does not have a corresponding module registered as 'torch.{device}'.")
+    return module

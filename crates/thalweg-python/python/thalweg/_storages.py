@@ -1,0 +1,55 @@
+"""Memory that several tensors share: what of it files and deep copies keep."""
+
+from . import _core
+
+
+class Shared:
+    """The memory of a tensor with the elements of all its views, as a row of elements of one dtype."""
+
+    def __init__(self, tensor):
+        plain, size = tensor.detach(), tensor.dtype.itemsize
+        self.dtype = plain.dtype
+        self.start = plain.data_ptr() - plain.storage_offset() * size
+        self.row = plain.as_strided([plain._storage_bytes() // size], [1], 0)
+        # While this is alive no other memory has its address.
+        self.identity = (str(plain.device), self.start, plain._storage_bytes())
+
+
+def view(row, size, stride, offset):
+    """Returns a tensor over the memory of a row of elements that is no view of another for autograd."""
+    return row.as_strided(list(size), list(stride), offset).detach()
+
+
+def has_memory(tensor):
+    """Returns whether a tensor has elements in memory."""
+    return tensor.device.type != "meta" and tensor._storage_bytes() > 0
+
+
+def copied(tensor, memo):
+    """Returns a tensor over a copy of the memory of another; those that share it share the copy, by the memory of `copy.deepcopy`."""
+    # Another thread may put other data into the tensor meanwhile.
+    tensor = tensor.detach()
+    if not has_memory(tensor):
+        return tensor.clone()
+    shared = Shared(tensor)
+    key = ("storage", *shared.identity, shared.dtype)
+    if key not in memo:
+        memo[key] = shared.row.clone()
+    return view(memo[key], tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def attributes(tensor):
+    """Returns what a program has made attributes of a tensor."""
+    return getattr(tensor, "__dict__", None) or {}
+
+
+def with_attributes(tensor, values):
+    """Returns a tensor with attributes."""
+    for name, value in values.items():
+        setattr(tensor, name, value)
+    return tensor
+
+
+def plain_class(tensor):
+    """Returns whether a tensor is of no subclass."""
+    return type(tensor) is _core.Tensor

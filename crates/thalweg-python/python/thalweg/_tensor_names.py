@@ -1,0 +1,114 @@
+"""Methods and attributes of PyTorch's tensors that libraries ask for: kinds of tensors that there are none of, older spellings, subclasses."""
+
+from . import _core
+from ._results import Size
+
+Tensor = _core.Tensor
+
+_SPARSE = "there are no sparse tensors"
+_QUANTIZED = "there are no quantized tensors"
+_NAMED = "dimensions have no names"
+_LEFT_OUT = {
+    **dict.fromkeys((
+        "ccol_indices", "coalesce", "col_indices", "crow_indices", "indices", "is_coalesced", "resize_as_sparse_", "row_indices", "smm",
+        "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sspaddmm", "to_sparse", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo",
+        "to_sparse_csc", "to_sparse_csr", "values", "_indices", "_values", "_nnz"), _SPARSE),
+    **dict.fromkeys((
+        "dequantize", "int_repr", "q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points", "q_scale", "q_zero_point", "qscheme"),
+        _QUANTIZED),
+    **dict.fromkeys(("align_as", "align_to", "refine_names", "rename", "rename_"), _NAMED),
+    **dict.fromkeys(("map_", "map2_"), "it calls Python for each element; write it with operators"),
+    **dict.fromkeys(("to_mkldnn", "ipu", "xpu", "mtia", "to_padded_tensor"), "there is no backend of it"),
+}
+
+
+def _left_out(name, reason):
+    def refuse(self, *args, **kwargs):
+        raise NotImplementedError(f"Tensor.{name} is left out: {reason}")
+    refuse.__name__, refuse.__qualname__, refuse.__doc__ = name, f"Tensor.{name}", f"Left out: {reason}."
+    return refuse
+
+
+def _new(self, *data, device=None):
+    """Returns a tensor with this one's dtype: of data, or of sizes with elements that are not written."""
+    device = device or self.device
+    if len(data) == 1 and not isinstance(data[0], (int, Size)):
+        return _core.tensor(data[0], dtype=self.dtype, device=device)
+    sizes = data[0] if len(data) == 1 and isinstance(data[0], Size) else data or (0,)
+    return _core.empty(list(sizes), dtype=self.dtype, device=device)
+
+
+def _as_subclass(self, cls):
+    """Returns the tensor as an object of a subclass."""
+    return Tensor.__new__(cls, self)
+
+
+def _make_subclass(cls, data, require_grad=False, **options):
+    """Returns data as an object of a subclass."""
+    return Tensor.__new__(cls, data.detach(), requires_grad=require_grad)
+
+
+def _torch_function(cls, func, types, args=(), kwargs=None):
+    """Returns the result of a function: nothing is taken over."""
+    return func(*args, **(kwargs or {}))
+
+
+def _reversed(self):
+    """Returns the tensor with the first dimension backwards."""
+    return self if self.dim() == 0 else self.flip(0)
+
+
+def _rdiv(self, other):
+    """Returns another value divided by the tensor."""
+    return other / self
+
+
+def _idiv(self, other):
+    """Divides the tensor in place."""
+    return self.div_(other)
+
+
+def _array_wrap(self, array, context=None, return_scalar=False):
+    """Returns an array of NumPy, which a function of it has made of this tensor, as a tensor."""
+    return _core.tensor(array)
+
+
+def _dim_order(self, *, ambiguity_check=False):
+    """Returns the dimensions from the one with the largest stride on."""
+    strides = self.stride()
+    return tuple(sorted(range(self.dim()), key=lambda dim: -strides[dim]))
+
+
+def _fill_diagonal_(self, fill_value, wrap=False):
+    """Fills the diagonal, in place; of a tall matrix again below it where it wraps."""
+    if self.dim() < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if self.dim() > 2 and len(set(self.shape)) != 1:
+        raise RuntimeError("all dimensions of input must be of equal length")
+    if wrap and self.dim() == 2 and self.shape[0] > self.shape[1] + 1:
+        rows, columns = self.shape
+        for first in range(0, rows, columns + 1):
+            self[first:first + columns].diagonal().fill_(fill_value)
+    else:
+        self.as_strided([min(self.shape)], [sum(self.stride())]).fill_(fill_value)
+    return self
+
+
+def add():
+    """Adds the names to `Tensor`, but for those that it has."""
+    made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
+    made |= dict.fromkeys((
+        "is_distributed", "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
+    made |= {
+        "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass), "__torch_function__": classmethod(_torch_function),
+        "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
+        "dim_order": _dim_order, "fill_diagonal_": _fill_diagonal_, "is_conj": lambda self: False, "is_neg": lambda self: False,
+        "is_shared": lambda self: False, "is_distributed": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
+        "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,
+        "names": property(lambda self: (None,) * self.dim()), "_is_zerotensor": lambda self: False,
+        "_is_all_true": lambda self: self.all(), "_is_any_true": lambda self: self.any(),
+        "cfloat": lambda self: self.to(_core.complex64), "cdouble": lambda self: self.to(_core.complex128),
+    }
+    for name, value in made.items():
+        if name not in vars(Tensor):
+            setattr(Tensor, name, value)

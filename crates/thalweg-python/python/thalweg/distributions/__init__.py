@@ -1,0 +1,50 @@
+"""Probability distributions (`torch.distributions`)."""
+
+import sys
+import types
+
+from . import composed as _composed
+from . import constraint_registry, constraints, kl, transforms, utils
+from . import continuous as _continuous
+from . import discrete as _discrete
+from . import multivariate as _multivariate
+from .composed import (
+    Gumbel, HalfCauchy, HalfNormal, Independent, InverseGamma, Kumaraswamy, LogisticNormal, LogNormal, MixtureSameFamily, Pareto,
+    RelaxedBernoulli, RelaxedOneHotCategorical, TransformedDistribution, Weibull)
+from .constraint_registry import biject_to, transform_to
+from .continuous import (
+    Beta, Cauchy, Chi2, ContinuousBernoulli, Exponential, FisherSnedecor, Gamma, GeneralizedPareto, Laplace, Normal, StudentT, Uniform, VonMises)
+from .discrete import (
+    Bernoulli, Binomial, Categorical, Geometric, Multinomial, NegativeBinomial, OneHotCategorical, OneHotCategoricalStraightThrough, Poisson)
+from .distribution import Distribution, ExponentialFamily
+from .kl import kl_divergence, register_kl
+from .multivariate import Dirichlet, LKJCholesky, LowRankMultivariateNormal, MultivariateNormal, Wishart
+from .transforms import *  # noqa: F401,F403
+
+# The modules in which PyTorch defines the classes, where the name is not that of the class in small letters with underscores.
+_PLACES = {
+    "chi2": ["Chi2"], "exp_family": ["ExponentialFamily"], "fishersnedecor": ["FisherSnedecor"], "lkj_cholesky": ["LKJCholesky"],
+    "lowrank_multivariate_normal": ["LowRankMultivariateNormal"], "one_hot_categorical": ["OneHotCategorical", "OneHotCategoricalStraightThrough"],
+    "relaxed_bernoulli": ["RelaxedBernoulli", "LogitRelaxedBernoulli"], "relaxed_categorical": ["RelaxedOneHotCategorical", "ExpRelaxedCategorical"],
+    "studentT": ["StudentT"], "von_mises": ["VonMises"], "logistic_normal": ["LogisticNormal"]}
+_NAMES = (
+    "bernoulli", "beta", "binomial", "categorical", "cauchy", "continuous_bernoulli", "dirichlet", "exponential", "gamma", "generalized_pareto",
+    "geometric", "gumbel", "half_cauchy", "half_normal", "independent", "inverse_gamma", "kumaraswamy", "laplace", "log_normal",
+    "mixture_same_family", "multinomial", "multivariate_normal", "negative_binomial", "normal", "pareto", "poisson", "transformed_distribution",
+    "uniform", "weibull", "wishart")
+
+
+def _made():
+    """Makes the modules in which PyTorch defines the classes."""
+    known = {**vars(_continuous), **vars(_discrete), **vars(_multivariate), **vars(_composed), "ExponentialFamily": ExponentialFamily}
+    known["LogitRelaxedBernoulli"] = known["_LogitRelaxedBernoulli"]
+    places = {**{name: ["".join(part.capitalize() for part in name.split("_"))] for name in _NAMES}, **_PLACES}
+    for place, names in places.items():
+        module = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.distributions.{place}`.")
+        vars(module).update({name: known[name] for name in names})
+        sys.modules[module.__name__] = globals()[place] = module
+
+
+_made()
+__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Distribution)] + [
+    "kl_divergence", "register_kl", "biject_to", "transform_to"]

@@ -1,0 +1,81 @@
+"""Functions of modules with other parameters (`torch.func`); transforms of functions are left out, but those that autograd has."""
+
+import contextlib
+
+from ._left_out import placeholder
+
+_REASON = "transforms of functions are left out"
+
+
+@contextlib.contextmanager
+def _replaced(module, values, tie_weights, strict):
+    """A region in which a module has other tensors as parameters and buffers, by their names."""
+    names = {name: value for source in (module.named_parameters, module.named_buffers) for name, value in source(remove_duplicate=False)}
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        raise KeyError(f"the module has no parameter or buffer {unknown[0]!r}")
+    if strict and set(names) - set(values):
+        raise RuntimeError(f"Missing key(s): {', '.join(sorted(set(names) - set(values)))}.")
+    if tie_weights:
+        given = {id(names[name]): value for name, value in values.items()}
+        values = {**{name: given[id(value)] for name, value in names.items() if id(value) in given}, **values}
+    places = []
+    for name, value in values.items():
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        table = owner._parameters if last in owner._parameters else owner._buffers
+        places.append((table, last, table[last]))
+        table[last] = value
+    try:
+        yield
+    finally:
+        for table, last, former in reversed(places):
+            table[last] = former
+
+
+def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):
+    """Returns what a module computes with other tensors as its parameters and buffers."""
+    if not isinstance(parameter_and_buffer_dicts, dict):
+        merged = {}
+        for part in parameter_and_buffer_dicts:
+            if set(part) & set(merged):
+                raise ValueError(f"{sorted(set(part) & set(merged))} appeared in multiple dictionaries; behavior of functional call is ambiguous")
+            merged |= part
+        parameter_and_buffer_dicts = merged
+    args = () if args is None else args if isinstance(args, tuple) else (args,)
+    with _replaced(module, parameter_and_buffer_dicts, tie_weights, strict):
+        return module(*args, **(kwargs or {}))
+
+
+def stack_module_state(models):
+    """Returns the parameters and the buffers of equal modules, each stacked along a new first dimension."""
+    from . import _core
+    models = list(models)
+    if not models:
+        raise RuntimeError("stack_module_state: Expected at least one model, got 0.")
+    parameters = {name: _core.stack([dict(model.named_parameters())[name].detach() for model in models]).requires_grad_(value.requires_grad)
+                  for name, value in models[0].named_parameters()}
+    buffers = {name: _core.stack([dict(model.named_buffers())[name] for model in models]) for name, _ in models[0].named_buffers()}
+    return parameters, buffers
+
+
+def grad_and_value(func, argnums=0, has_aux=False):
+    """Returns a function that gives the gradients of a scalar function, and its value."""
+    def computed(*args, **kwargs):
+        from . import autograd
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        args = list(args)
+        for number in numbers:
+            leaf = args[number].detach()
+            args[number] = (leaf if not args[number].requires_grad else args[number]).requires_grad_()
+        with autograd.enable_grad():
+            value = func(*args, **kwargs)
+            value, *aux = value if has_aux else (value,)
+            found = autograd.grad(value, [args[number] for number in numbers], create_graph=autograd.is_grad_enabled(), allow_unused=False)
+        found = found[0] if isinstance(argnums, int) else tuple(found)
+        return (found, (value, aux[0])) if has_aux else (found, value)
+    return computed
+
+
+for _name in ("vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "functionalize", "linearize", "grad", "chunk_vmap", "debug_unwrap"):
+    globals()[_name] = placeholder(f"{__name__}.{_name}", _REASON)

@@ -1,0 +1,148 @@
+"""Marks for TorchScript (`torch.jit`): programs run eagerly, so functions and modules stay what they are."""
+
+import contextlib
+import typing
+import warnings
+
+from ._left_out import placeholder
+from .nn.module import Module
+
+_REASON = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
+T = typing.TypeVar("T")
+Final = typing.Final
+_is_warned = False
+
+
+def _warn(name):
+    global _is_warned
+    if not _is_warned:
+        _is_warned = True
+        warnings.warn(f"jit.{name} compiles nothing: what it is given runs eagerly", stacklevel=3)
+
+
+def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None):
+    """Returns the function, class or module as it is, with a warning at the first call."""
+    if obj is None:
+        return script
+    _warn("script")
+    return obj
+
+
+def trace(func=None, example_inputs=None, **options):
+    """Returns the function or module as it is, with a warning at the first call."""
+    if func is None:
+        return lambda function: trace(function)
+    _warn("trace")
+    return func
+
+
+def script_if_tracing(fn):
+    """Returns the function as it is."""
+    return fn
+
+
+def ignore(drop=False, **kwargs):
+    """Returns the function as it is, or a decorator that does."""
+    return drop if callable(drop) else lambda function: function
+
+
+def _kept(fn):
+    """Returns the function as it is."""
+    return fn
+
+
+unused = export = interface = _script_if_tracing = _overload = _overload_method = _kept
+
+
+def annotate(the_type, the_value):
+    """Returns the value."""
+    return the_value
+
+
+def isinstance(obj, target_type):
+    """Returns whether an object is of a type."""
+    import builtins
+    return builtins.isinstance(obj, typing.get_origin(target_type) or target_type)
+
+
+class Attribute(typing.NamedTuple):
+    """A value with its type."""
+
+    value: typing.Any
+    type: typing.Any
+
+
+class Error(RuntimeError):
+    """The exception of scripted programs."""
+
+
+class ScriptModule(Module):
+    """A module as it is."""
+
+
+class _IsNever(type):
+    def __instancecheck__(cls, instance):
+        return False
+
+
+class RecursiveScriptModule(metaclass=_IsNever):
+    """The class of compiled modules, of which there are none."""
+
+
+class ScriptFunction(metaclass=_IsNever):
+    """The class of compiled functions, of which there are none."""
+
+
+class TopLevelTracedModule(metaclass=_IsNever):
+    """The class of traced modules, of which there are none."""
+
+
+def script_method(fn):
+    """Returns the method as it is."""
+    return fn
+
+
+def is_scripting():
+    """Returns False."""
+    return False
+
+
+is_tracing = is_scripting
+
+
+@contextlib.contextmanager
+def optimized_execution(should_optimize):
+    """Returns a region that changes nothing."""
+    yield
+
+
+@contextlib.contextmanager
+def fuser(name):
+    """Returns a region that changes nothing."""
+    yield
+
+
+def set_fusion_strategy(strategy):
+    """Returns the strategy: nothing is fused."""
+    return strategy
+
+
+class strict_fusion(contextlib.ContextDecorator):
+    """A region that changes nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+# Modules below, as `torch.jit.annotations`, are imported as if they were there.
+__path__ = []
+CompilationUnit = placeholder(f"{__name__}.CompilationUnit", _REASON)
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return placeholder(f"{__name__}.{name}", _REASON)

@@ -1,0 +1,100 @@
+"""Attention with a function of the scores (`torch.nn.attention.flex_attention`): computed over the matrix of scores, by operators."""
+
+import math
+
+from ... import _core
+from ..._left_out import placeholder
+
+_DEFAULT_SPARSE_BLOCK_SIZE = 128
+_mask_mod_signature = _score_mod_signature = "Callable"
+AuxOutput, AuxRequest, FlexKernelOptions = (
+    placeholder(f"{__name__}.{name}", "kernels have no options") for name in ("AuxOutput", "AuxRequest", "FlexKernelOptions"))
+
+
+def noop_mask(batch, head, token_q, token_kv):
+    """Returns the mask that hides nothing."""
+    return _core.ones([], dtype=getattr(_core, "bool"), device=getattr(token_q, "device", None))
+
+
+def _places(batch, heads, queries, keys, device):
+    """Returns the numbers of batches, heads, queries and keys, of four dimensions each."""
+    sizes = (batch, heads, queries, keys)
+    return [_core.arange(size, device=device).view([-1 if place == dim else 1 for dim in range(4)]) for place, size in enumerate(sizes)]
+
+
+class BlockMask:
+    """A mask by a function of batch, head, query and key."""
+
+    def __init__(self, mask_mod, sizes, block_size):
+        self.mask_mod, self.seq_lengths, self.BLOCK_SIZE = mask_mod, sizes[2:], block_size
+        self._sizes = sizes
+
+    @property
+    def shape(self):
+        """The sizes of the mask."""
+        return self._sizes
+
+    def to(self, device):
+        """Returns the mask itself: its function takes tensors of any device."""
+        return self
+
+    def to_dense(self, device=None):
+        """Returns the mask as truth values."""
+        batch, heads, queries, keys = self._sizes
+        return self.mask_mod(*_places(batch or 1, heads or 1, queries, keys, device)).expand(batch or 1, heads or 1, queries, keys)
+
+
+def create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device=None):
+    """Returns a mask as truth values, of a function."""
+    return BlockMask(mod_fn, (B, H, Q_LEN, KV_LEN), None).to_dense(device)
+
+
+def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, BLOCK_SIZE=_DEFAULT_SPARSE_BLOCK_SIZE, _compile=False, **options):
+    """Returns a mask by a function."""
+    size = BLOCK_SIZE if isinstance(BLOCK_SIZE, tuple) else (BLOCK_SIZE, BLOCK_SIZE)
+    return BlockMask(mask_mod, (B, H, Q_LEN, KV_LEN), size)
+
+
+def _create_empty_block_mask(query, key):
+    return BlockMask(noop_mask, (1, 1, query.shape[-2], key.shape[-2]), (_DEFAULT_SPARSE_BLOCK_SIZE,) * 2)
+
+
+def and_masks(*mask_mods):
+    """Returns the function of a mask that shows what all show."""
+    def both(*places):
+        result = noop_mask(*places)
+        for mask in mask_mods:
+            result = result & mask(*places)
+        return result
+    return both
+
+
+def or_masks(*mask_mods):
+    """Returns the function of a mask that shows what one of them shows."""
+    def either(*places):
+        result = ~noop_mask(*places)
+        for mask in mask_mods:
+            result = result | mask(*places)
+        return result
+    return either
+
+
+def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, **others):
+    """Returns attention whose scores a function changes and a mask hides; with the logarithms of the sums where they are asked for."""
+    if others.get("return_aux") is not None:
+        raise NotImplementedError("flex_attention(return_aux=...) is left out: say return_lse=True")
+    if enable_gqa:
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query @ key.transpose(-1, -2)) * scale
+    places = _places(*scores.shape, scores.device)
+    if score_mod is not None:
+        scores = score_mod(scores, *places)
+    is_seen = None
+    if block_mask is not None:
+        is_seen = block_mask.mask_mod(*places)
+        scores = scores.masked_fill(~is_seen, -math.inf)
+    logarithms = scores.float().logsumexp(-1)
+    weights = (scores - logarithms.unsqueeze(-1).masked_fill(logarithms.unsqueeze(-1) == -math.inf, 0.0)).exp().to(value.dtype)
+    result = weights @ value
+    return (result, logarithms) if return_lse else result

@@ -1,0 +1,343 @@
+"""The fused optimizers: one kernel steps all parameters of a group, and the states are on the device."""
+
+import collections
+import inspect
+
+from .. import _core
+from .optimizer import Optimizer, check_rate, evaluated
+
+_RULES = _core._optimizers()
+# Options that choose between ways of PyTorch to compute a step, of which there is one here. It can be captured.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+# Options that choose states and kernels.
+_FLAGS = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
+
+
+def _numbers(rule, group):
+    """Returns the options of a group as numbers by their names in the table of optimizers."""
+    numbers = {}
+    for name in _RULES[rule]:
+        pair, _, part = name.partition(".")
+        value = group[pair][int(part)] if part else group[pair]
+        numbers[name] = float(value.item() if isinstance(value, _core.Tensor) else value)
+    return numbers
+
+
+def _kind(numbers):
+    """Returns what decides on states and kernels: the flags, and whether there is momentum."""
+    return [numbers.get(name) for name in _FLAGS] + [numbers.get("momentum", 0.0) != 0.0]
+
+
+def _without_rate(numbers):
+    return {name: value for name, value in numbers.items() if name != "lr"}
+
+
+class Fused(Optimizer):
+    """Steps by a rule of the table of optimizers. Its states are made at the first step, when the parameters have moved where they stay;
+    from then on `state` has views of them, and what a program puts in their places is taken over by the next step."""
+
+    # States that the kernels have and PyTorch's optimizer has not.
+    _hidden = ()
+
+    def __init__(self, params, defaults):
+        self._fused = self._options = None
+        # Parameters that no step had a gradient for, and what of the states `state` has shown: by the identity of the parameter.
+        self._waiting, self._shown = {}, {}
+        super().__init__(params, defaults)
+        if defaults.get("fused"):
+            if defaults.get("differentiable"):
+                raise RuntimeError("`fused` does not support `differentiable`")
+            if defaults.get("foreach"):
+                raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+            self._step_supports_amp_scaling = True
+        if defaults.get("differentiable"):
+            raise NotImplementedError(f"{type(self).__name__}(differentiable=True) is left out: steps record nothing")
+
+    def _checked(self, given):
+        group = super()._checked(given)
+        self._check_options(group)
+        return group
+
+    def _check_options(self, group):
+        """Refuses options that the rule cannot have, as its constructor in PyTorch does."""
+        check_rate(group["lr"])
+        for place, beta in enumerate(group.get("betas", ())):
+            if isinstance(beta, _core.Tensor) and beta.numel() != 1:
+                raise ValueError(f"Tensor betas[{place}] must be 1-element")
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
+        for name, text in (("eps", "epsilon"), *((name, name) for name in (
+                "weight_decay", "momentum", "momentum_decay", "lr_decay", "initial_accumulator_value"))):
+            if not 0.0 <= group.get(name, 0.0):
+                raise ValueError(f"Invalid {text} value: {group[name]}")
+        if not 0.0 <= group.get("rho", 0.0) <= 1.0:
+            raise ValueError(f"Invalid rho value: {group['rho']}")
+        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+
+    def add_param_group(self, param_group):
+        """Adds parameters with options of their own."""
+        super().add_param_group(param_group)
+        self._give_up()
+        self._waiting.update((id(parameter), parameter) for parameter in param_group["params"])
+
+    def __setstate__(self, state):
+        """Takes defaults, groups and states; groups of older files lack options, which get their defaults."""
+        self._fused, self._options, self._shown = None, None, {}
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, default in self.defaults.items():
+                group.setdefault(name, default)
+        self._wait()
+
+    def _wait(self):
+        self._waiting = {id(parameter): parameter for parameter in self._parameters() if not self._state.get(parameter)}
+
+    # ---- States ---------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self):
+        """The states of each parameter by their names."""
+        if self._fused is not None:
+            self._show()
+        return self._state
+
+    @state.setter
+    def state(self, value):
+        self._fused, self._shown, self._state = None, {}, value
+        if "param_groups" in self.__dict__:
+            self._wait()
+
+    def _show(self):
+        """Puts the states of parameters that were stepped into `state`."""
+        if all(id(parameter) in self._shown or id(parameter) in self._waiting for parameter in self._parameters()) and not self._derives:
+            return
+        states, parameters = self._fused.state()[0], self._parameters()
+        for number, parameter in enumerate(parameters):
+            if id(parameter) in self._waiting or not states.get(number):
+                continue
+            if id(parameter) not in self._shown:
+                # The number of steps is the first, as in PyTorch.
+                shown = {name: tensor for name, tensor in sorted(states[number].items(), key=lambda state: state[0] != "step")
+                         if name not in self._hidden}
+                self._shown[id(parameter)], self._state[parameter] = shown, dict(shown)
+        self._derive()
+
+    _derives = False
+
+    def _derive(self):
+        """Puts states into `state` that PyTorch's optimizer has and that follow from the others."""
+
+    def _is_touched(self):
+        """Returns whether a program has put other states into `state` than were there."""
+        if not (self._state or self._shown):
+            return False
+        for parameter in self._parameters():
+            own, shown = self._state.get(parameter), self._shown.get(id(parameter))
+            if (shown is None and own) or (shown is not None and (
+                    own is None or any(own.get(name) is not tensor for name, tensor in shown.items()))):
+                return True
+        return False
+
+    def _give_up(self):
+        """Leaves the states to `state` alone, from which the next step makes others of its own."""
+        if self._fused is not None:
+            self._show()
+            self._fused, self._shown = None, {}
+
+    def _made(self):
+        """Returns the fused optimizer over the parameters, options and states as they are now."""
+        options = [_numbers(self._rule, group) for group in self.param_groups]
+        if self._fused is not None:
+            is_same = self._fused.steps(self._parameters()) and [_kind(one) for one in options] == [_kind(one) for one in self._options]
+            if self._is_touched():
+                self._give_up()
+                self._wait()
+            elif not is_same:
+                self._give_up()
+        if self._fused is None:
+            self._fused = self._new(options)
+            for parameter in self._parameters():
+                self._state.pop(parameter, None)
+        elif options != self._options:
+            if [_without_rate(one) for one in options] == [_without_rate(one) for one in self._options]:
+                self._fused.set_learning_rates([numbers["lr"] for numbers in options])
+            else:
+                self._fused.set_options(options)
+        self._options = options
+        return self._fused
+
+    def _new(self, options):
+        """Returns a fused optimizer with the states of `state`."""
+        unique = [list({id(parameter): parameter for parameter in group["params"]}.values()) for group in self.param_groups]
+        made = _core._FusedOptimizer(self._rule, list(zip(unique, options)))
+        parameters = [parameter for group in unique for parameter in group]
+        states = {number: _tensors(self._state[parameter], parameter) for number, parameter in enumerate(parameters)
+                  if self._state.get(parameter)}
+        states = {number: own for number, own in states.items() if own}
+        if states:
+            counts = iter(range(len(parameters)))
+            made.load(states, [(numbers, [next(counts) for _ in group]) for group, numbers in zip(unique, options)])
+        return made
+
+    # ---- Steps ----------------------------------------------------------------------------------------------------
+
+    def step(self, closure=None):
+        """Updates every parameter that has a gradient. Asynchronous."""
+        loss = evaluated(closure)
+        self._step(None)
+        return loss
+
+    def _step(self, scaler, is_unscaled=False):
+        made = self._made()
+        made.step(scaler, is_unscaled)
+        if self._waiting:
+            self._waiting = {key: parameter for key, parameter in self._waiting.items() if parameter.grad is None}
+
+    def _unscale(self, scaler):
+        self._made().unscale(scaler)
+
+
+def _tensors(own, parameter):
+    """Returns the states of a parameter as tensors beside it."""
+    return {name: value.detach().to(parameter.device) if isinstance(value, _core.Tensor) else _core.tensor(float(value), device=parameter.device)
+            for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
+
+
+def _signature(places, names):
+    """Returns the signature of a rule's constructor."""
+    kinds = inspect.Parameter
+    first = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", "params")]
+    first += [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=default) for name, default in places.items()]
+    return inspect.Signature(first + [kinds(name, kinds.KEYWORD_ONLY, default=default) for name, default in names.items()])
+
+
+_DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiable": False, "maximize": False}
+
+
+def _optimizer(rule, places, names):
+    """Makes the class of a rule; `places` are the options that may be passed by their places, `names` those that are passed by name."""
+    places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
+    signature = _signature(places, names)
+
+    def __init__(self, *args, **kwargs):
+        try:
+            given = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{rule}.__init__() {error}") from None
+        given.apply_defaults()
+        options = dict(given.arguments)
+        del options["self"]
+        params = options.pop("params")
+        if isinstance(options.get("betas"), (list, tuple)):
+            options["betas"] = tuple(options["betas"])
+        Fused.__init__(self, params, options)
+    __init__.__signature__ = signature
+    return type(rule, (Fused,), {
+        "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
+        "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in {**places, **names}.items())}.",
+    })
+
+
+_DECAY = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
+_FOREACH = {"foreach": None}
+SGD = _optimizer("SGD", {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}, "maximize foreach differentiable fused")
+SGD._hidden = ("step",)
+Adamax = _optimizer("Adamax", {**_DECAY, "lr": 2e-3, **_FOREACH}, "maximize differentiable capturable")
+NAdam = _optimizer("NAdam", {**_DECAY, "lr": 2e-3, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
+                   "foreach maximize capturable differentiable")
+RAdam = _optimizer("RAdam", {**_DECAY, "decoupled_weight_decay": False}, "foreach maximize capturable differentiable")
+Adadelta = _optimizer("Adadelta", {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0, **_FOREACH}, "capturable maximize differentiable")
+_RMSprop = _optimizer("RMSprop", {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False, "capturable": False,
+                                 **_FOREACH, "maximize": False, "differentiable": False}, "")
+Lion = _optimizer("Lion", {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0}, "maximize")
+
+
+class Adam(_optimizer("Adam", {**_DECAY, "amsgrad": False}, {
+        **_FOREACH, "maximize": False, "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": False})):
+    """Adam, fused; with `decoupled_weight_decay` it is AdamW."""
+
+    __module__ = "thalweg.optim"
+
+    def _check_options(self, group):
+        super()._check_options(group)
+        betas, is_on_host = group["betas"], group.get("foreach") and not group.get("capturable")
+        if not any(all(isinstance(beta, kind) for beta in betas) for kind in (float, _core.Tensor)):
+            raise ValueError("betas must be either both floats or both Tensors")
+        for name, value in (("lr", group["lr"]), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
+            if is_on_host and isinstance(value, _core.Tensor):
+                raise ValueError(f"{name} as a Tensor is not supported for capturable=False and foreach=True")
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay, fused."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, *, maximize=False, foreach=None,
+                 capturable=False, differentiable=False, fused=None):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
+                         differentiable=differentiable, fused=fused, decoupled_weight_decay=True)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True
+
+
+class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH},
+                         "maximize differentiable fused")):
+    """Adagrad, fused. Its states are there from the start."""
+
+    __module__ = "thalweg.optim"
+
+    @property
+    def state(self):
+        """The states of each parameter by their names."""
+        if self._fused is None and not self._state and self.param_groups:
+            self._waiting = {}
+            self._made()
+        return Fused.state.fget(self)
+
+    @state.setter
+    def state(self, value):
+        Fused.state.fset(self, value)
+
+
+class ASGD(_optimizer("ASGD", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
+                               "differentiable": False, "capturable": False}, "")):
+    """Averaged stochastic gradient descent, fused. The step size and the weight of the average follow from the number of the step."""
+
+    __module__ = "thalweg.optim"
+    _derives = True
+
+    def _derive(self):
+        for group in self.param_groups:
+            rate = group["lr"].item() if isinstance(group["lr"], _core.Tensor) else group["lr"]
+            for parameter in group["params"]:
+                own = self._state.get(parameter)
+                if own and id(parameter) in self._shown:
+                    step = own["step"]
+                    own["eta"] = rate / (1 + group["lambd"] * rate * step) ** group["alpha"]
+                    own["mu"] = 1 / (step - group["t0"]).clamp_min(1.0)
+
+
+class RMSprop(_RMSprop):
+    """RMSprop, fused."""
+
+    __module__ = "thalweg.optim"
+
+    def _check_options(self, group):
+        super()._check_options(group)
+        if not 0.0 <= group["alpha"]:
+            raise ValueError(f"Invalid alpha value: {group['alpha']}")
+
+
+class Rprop(_optimizer("Rprop", {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50)}, "capturable foreach maximize differentiable")):
+    """Resilient propagation, fused."""
+
+    __module__ = "thalweg.optim"
+
+    def _check_options(self, group):
+        super()._check_options(group)
+        low, high = group["etas"]
+        if not 0.0 < low < 1.0 < high:
+            raise ValueError(f"Invalid eta values: {low}, {high}")

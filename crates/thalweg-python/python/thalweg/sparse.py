@@ -1,0 +1,50 @@
+"""What programs ask of `torch.sparse` of dense tensors; there are no sparse ones."""
+
+from . import _core
+from ._left_out import placeholder
+
+_REASON = "there are no sparse tensors"
+mm, addmm = _core.mm, _core.addmm
+
+
+class check_sparse_tensor_invariants:
+    """The switch of checks of sparse tensors, of which there are none: it is kept."""
+
+    _is_on = False
+
+    def __init__(self, enable=True):
+        self._wanted, self._former = enable, None
+
+    @staticmethod
+    def is_enabled():
+        """Returns the switch."""
+        return check_sparse_tensor_invariants._is_on
+
+    @staticmethod
+    def enable():
+        """Sets the switch."""
+        check_sparse_tensor_invariants._is_on = True
+
+    @staticmethod
+    def disable():
+        """Unsets the switch."""
+        check_sparse_tensor_invariants._is_on = False
+
+    def __enter__(self):
+        self._former = check_sparse_tensor_invariants._is_on
+        check_sparse_tensor_invariants._is_on = self._wanted
+
+    def __exit__(self, *_):
+        check_sparse_tensor_invariants._is_on = self._former
+
+    def __call__(self, function):
+        def wrapped(*args, **kwargs):
+            with type(self)(self._wanted):
+                return function(*args, **kwargs)
+        return wrapped
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return placeholder(f"{__name__}.{name}", _REASON)

@@ -1,0 +1,166 @@
+"""Summaries for TensorBoard (`torch.utils.tensorboard`), written by the package `tensorboard`, which has to be installed."""
+
+import os
+import time
+
+try:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+except ImportError as _error:
+    raise ImportError("utils.tensorboard needs the package tensorboard: pip install tensorboard") from _error
+
+
+def _number(value):
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _array(values):
+    import numpy
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return numpy.asarray(values)
+
+
+class FileWriter:
+    """A file of events."""
+
+    def __init__(self, log_dir, max_queue=10, flush_secs=120, filename_suffix=""):
+        self.event_writer = EventFileWriter(str(log_dir), max_queue, flush_secs, filename_suffix)
+
+    def get_logdir(self):
+        """Returns the folder of the file."""
+        return self.event_writer.get_logdir()
+
+    def add_summary(self, summary, global_step=None, walltime=None):
+        """Adds a summary."""
+        event = Event(wall_time=time.time() if walltime is None else walltime, summary=summary)
+        if global_step is not None:
+            event.step = int(_number(global_step))
+        self.event_writer.add_event(event)
+
+    def flush(self):
+        """Writes what has been added."""
+        self.event_writer.flush()
+
+    def close(self):
+        """Writes what has been added, and closes the file."""
+        self.event_writer.close()
+
+
+class SummaryWriter:
+    """Writes scalars, histograms, texts and pictures to a folder that TensorBoard reads."""
+
+    def __init__(self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120, filename_suffix=""):
+        if not log_dir:
+            import datetime
+            import socket
+            log_dir = os.path.join("runs", f"{datetime.datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}{comment}")
+        self.log_dir, self._options, self._writers = str(log_dir), (max_queue, flush_secs, filename_suffix), {}
+        self.file_writer = self._writer(self.log_dir)
+
+    def _writer(self, folder):
+        if folder not in self._writers:
+            self._writers[folder] = FileWriter(folder, *self._options)
+        return self._writers[folder]
+
+    def get_logdir(self):
+        """Returns the folder."""
+        return self.log_dir
+
+    def _add(self, tag, global_step, walltime, folder=None, **value):
+        summary = Summary(value=[Summary.Value(tag=tag, **value)])
+        self._writer(folder or self.log_dir).add_summary(summary, global_step, walltime)
+
+    def add_scalar(self, tag, scalar_value, global_step=None, walltime=None, new_style=False, double_precision=False):
+        """Adds a number."""
+        self._add(tag, global_step, walltime, simple_value=_number(scalar_value))
+
+    def add_scalars(self, main_tag, tag_scalar_dict, global_step=None, walltime=None):
+        """Adds numbers, each as a run of its own."""
+        for tag, value in tag_scalar_dict.items():
+            folder = os.path.join(self.log_dir, main_tag.replace("/", "_") + "_" + tag)
+            self._add(main_tag, global_step, walltime, folder, simple_value=_number(value))
+
+    def add_histogram(self, tag, values, global_step=None, bins="tensorflow", walltime=None, max_bins=None):
+        """Adds the distribution of numbers."""
+        import numpy
+        array = _array(values).astype(numpy.float64).ravel()
+        if not array.size:
+            raise ValueError("The input has no element.")
+        counts, limits = numpy.histogram(array, bins=bins if isinstance(bins, (int, list)) else 30)
+        proto = HistogramProto(min=array.min(), max=array.max(), num=array.size, sum=array.sum(), sum_squares=(array * array).sum(),
+                               bucket_limit=limits[1:].tolist(), bucket=counts.tolist())
+        self._add(tag, global_step, walltime, histo=proto)
+
+    def add_text(self, tag, text_string, global_step=None, walltime=None):
+        """Adds a text."""
+        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text_string.encode()], tensor_shape=TensorShapeProto(
+            dim=[TensorShapeProto.Dim(size=1)]))
+        data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._add(f"{tag}/text_summary", global_step, walltime, metadata=data, tensor=tensor)
+
+    def add_image(self, tag, img_tensor, global_step=None, walltime=None, dataformats="CHW"):
+        """Adds a picture, of floats from 0 to 1 or of bytes."""
+        import io
+
+        import numpy
+        from PIL import Image
+        array = _array(img_tensor) if hasattr(img_tensor, "detach") else numpy.asarray(img_tensor)
+        order = [dataformats.upper().index(letter) for letter in "HWC" if letter in dataformats.upper()]
+        array = array.transpose(order)
+        is_bytes = getattr(getattr(img_tensor, "dtype", None), "_name", str(getattr(img_tensor, "dtype", ""))) == "uint8"
+        array = (array if is_bytes else array * 255.0).clip(0, 255).astype(numpy.uint8)
+        if array.ndim == 2:
+            array = numpy.stack([array] * 3, axis=2)
+        elif array.shape[2] == 1:
+            array = numpy.concatenate([array] * 3, axis=2)
+        buffer = io.BytesIO()
+        Image.fromarray(array).save(buffer, format="PNG")
+        image = Summary.Image(height=array.shape[0], width=array.shape[1], colorspace=array.shape[2], encoded_image_string=buffer.getvalue())
+        self._add(tag, global_step, walltime, image=image)
+
+    def add_images(self, tag, img_tensor, global_step=None, walltime=None, dataformats="NCHW"):
+        """Adds pictures side by side."""
+        import numpy
+        array = _array(img_tensor)
+        order = [dataformats.upper().index(letter) for letter in "NHWC"]
+        row = numpy.concatenate(list(array.transpose(order)), axis=1)
+        self.add_image(tag, row.astype(numpy.uint8) if array.max() > 1.0 else row, global_step, walltime, "HWC")
+
+    def add_hparams(self, hparam_dict, metric_dict, hparam_domain_discrete=None, run_name=None, global_step=None):
+        """Adds settings as a text, and what came out as numbers."""
+        self.add_text("hparams", "\n\n".join(f"{name}: {value}" for name, value in hparam_dict.items()), global_step)
+        for name, value in metric_dict.items():
+            self.add_scalar(name, value, global_step)
+
+    def add_figure(self, tag, figure, global_step=None, close=True, walltime=None):
+        """Adds a figure of matplotlib."""
+        import numpy
+        for number, one in enumerate(figure if isinstance(figure, list) else [figure]):
+            one.canvas.draw()
+            picture = numpy.asarray(one.canvas.buffer_rgba())[..., :3] / 255.0
+            self.add_image(tag if number == 0 else f"{tag}/{number}", picture, global_step, walltime, "HWC")
+
+    def add_graph(self, model, input_to_model=None, verbose=False, use_strict_trace=True):
+        """Raises: programs are not traced."""
+        raise NotImplementedError("SummaryWriter.add_graph is left out: programs run eagerly")
+
+    def flush(self):
+        """Writes what has been added."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self):
+        """Writes what has been added, and closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

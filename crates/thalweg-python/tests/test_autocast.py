@@ -1,0 +1,75 @@
+"""Autocast against what PyTorch gives on a GPU (`autocast/pytorch.json.gz`, which `autocast/cases.py` writes there): for every operator of its lists,
+and for functions and modules made of them, the dtypes of results and gradients, and numbers that tell in which dtype was computed."""
+
+import gzip
+import json
+import math
+import pathlib
+import sys
+
+import support
+import thalweg
+
+FOLDER = pathlib.Path(__file__).parent / "autocast"
+
+# What half a unit in the last place of a dtype is, relative to the largest number of a tensor, times the units that results may differ.
+UNITS = {"float64": 1e-10, "float32": 3e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def loaded():
+    """Returns the module of the cases, and PyTorch's answers."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import cases
+    finally:
+        sys.path.pop(0)
+    return cases, json.loads(gzip.decompress((FOLDER / "pytorch.json.gz").read_bytes()))["answers"]
+
+
+def unit(answer, dtype):
+    """Returns how far numbers of a dtype may be off: by the narrowest dtype that PyTorch computed in or gave."""
+    computed = [SHORT[name] for call in answer["computed"].split() for name in call.split(":")[1].split(",") if name in SHORT]
+    return max(UNITS.get(name, 0.0) for name in [dtype, *computed])
+
+
+def apart(found, wanted, bound):
+    """Returns whether lists of numbers, as texts, differ by more than a bound relative to the largest."""
+    found, wanted = ([float(number) for number in numbers] for numbers in (found, wanted))
+    largest = max([abs(number) for number in wanted if math.isfinite(number)], default=0.0)
+    near = lambda a, b: a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= bound * max(largest, 1e-2)
+    return len(found) != len(wanted) or not all(map(near, found, wanted))
+
+
+def difference(found, wanted):
+    """Returns how an answer differs from PyTorch's; None where it does not."""
+    if "error" in wanted or "error" in found:
+        return None if "error" in wanted and "error" in found else f"{found} is not {wanted}"
+    if found["dtypes"] != wanted["dtypes"]:
+        return f"results are {found['dtypes']}, not {wanted['dtypes']}"
+    if found.get("gradients") != wanted.get("gradients"):
+        return f"gradients are {found.get('gradients')}, not {wanted.get('gradients')}"
+    for mine, its, dtype in zip(found["values"], wanted["values"], wanted["dtypes"]):
+        if apart(mine, its, unit(wanted, dtype)):
+            return f"the result is {mine}, not {its} ({wanted['computed']})"
+    for mine, its, dtype in zip(found.get("slopes", []), wanted.get("slopes", []), wanted.get("gradients", [])):
+        if apart(mine, its, 2 * max(unit(wanted, dtype), *(UNITS.get(name, 0.0) for name in wanted["dtypes"]))):
+            return f"a gradient is {mine}, not {its} ({wanted['computed']})"
+    return None
+
+
+def test_every_operator_computes_in_the_dtypes_of_pytorch():
+    cases, answers = loaded()
+    differ, held = [], 0
+    for case in cases.cases(thalweg):
+        for region in ("bfloat16", "float16"):
+            for variant in cases.VARIANTS:
+                wanted = answers.get(f"{case[0]}|{region}|{variant}")
+                if wanted is None:
+                    continue
+                found = cases.run(thalweg, "sim", case, region, variant)
+                reason = difference(found, wanted)
+                held += reason is None
+                if reason:
+                    differ.append(f"{case[0]} in {region} of {variant}: {reason}")
+    assert not differ, f"{held} agree; these do not:\n" + "\n".join(differ)
