@@ -5,7 +5,7 @@
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyNotImplemented};
-use thalweg::Tensor;
+use thalweg::{DType, Device, Tensor};
 
 use crate::call::Passed;
 use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
@@ -14,6 +14,21 @@ use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
+
+/// Returns a number as a tensor without dimensions that the device fills, in a capture too; `None` of what is no number of the dtype's kind.
+fn number_on(
+    py: Python<'_>,
+    value: &Bound<'_, PyAny>,
+    dtype: DType,
+    device: &Device,
+) -> PyResult<Option<Tensor>> {
+    if let Some(number) = read_complex(value).filter(|_| dtype.is_complex()) {
+        let part = |part: f64| Tensor::full(&[], part, dtype.real(), device);
+        return run(py, || part(number.re)?.complex(&part(number.im)?)).map(Some);
+    }
+    let number = read_scalar(value, false)?;
+    number.map(|number| run(py, || Tensor::full(&[], number, dtype, device))).transpose()
+}
 
 /// Calls a function of the table by its number.
 pub fn call<'py>(
@@ -245,14 +260,8 @@ impl PyTensor {
             Ok(value) => value.tensor(),
             Err(_) => {
                 let (own, device) = (tensor.dtype(), tensor.device().clone());
-                match read_scalar(value, false)? {
-                    // On the device: in a capture, too.
-                    Some(number) => run(slf.py(), || Tensor::full(&[], number, own, &device))?,
-                    None => {
-                        let is_number = value.is_instance_of::<PyComplex>();
-                        tensor_of(value, is_number.then_some(own), Some(device))?
-                    }
-                }
+                number_on(slf.py(), value, own, &device)?
+                    .map_or_else(|| tensor_of(value, read_complex(value).map(|_| own), Some(device)), Ok)?
             }
         };
         run(slf.py(), || tensor.assign(indices, &value))
