@@ -19,7 +19,7 @@ from . import _core
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _aliases, _tensor, _typed
+from . import _aliases, _foreach, _tensor, _typed
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
 from . import safetensors, serialization, utils
 from ._dlpack import from_dlpack
@@ -36,6 +36,7 @@ globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _n
 from ._functions import *  # noqa: E402,F401,F403
 
 _aliases.add(globals())
+_foreach.add(globals())
 _typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")

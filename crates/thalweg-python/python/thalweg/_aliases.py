@@ -10,7 +10,7 @@ _ALIASES = {
     "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
     "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
 }
-_FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack", "chain_matmul": "linalg_multi_dot"}
+_FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
 # Functions of `torch` that work in place.
 _IN_PLACE = (
     "abs_", "acos_", "acosh_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
@@ -37,18 +37,35 @@ def _random_(self, *limits, generator=None):
     return self.copy_(drawn)
 
 
-def _changes_shape(name):
-    """Returns the form in place of an operator that gives a view."""
-    view = getattr(Tensor, name)
+def _fill_diagonal_(self, fill_value, wrap=False):
+    """Sets the main diagonal to a number, in place; with `wrap` that of each block of rows of a tall matrix."""
+    if self.dim() < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if self.dim() > 2 and len(set(self.shape)) > 1:
+        raise RuntimeError("all dimensions of input must be of equal length")
+    size, rows = min(self.shape), self.shape[0]
+    if wrap and self.dim() == 2 and rows > self.shape[1] + 1:
+        blocks = -(-rows // (self.shape[1] + 1))
+        for block in range(blocks):
+            self[block * (self.shape[1] + 1):].diagonal().fill_(fill_value)
+    elif size:
+        self.as_strided((size,), (sum(self.stride()),), self.storage_offset()).fill_(fill_value)
+    return self
 
-    def change(self, *args, **kwargs):
-        if self.requires_grad:
-            raise NotImplementedError(f"Tensor.{name}_ of a tensor that requires grad is left out: say x = x.{name}(...)")
-        self.data = view(self.data, *args, **kwargs)
-        return self
-    change.__name__, change.__qualname__ = f"{name}_", f"Tensor.{name}_"
-    change.__doc__ = f"Changes the shape in place, as `{name}` does."
-    return change
+
+def chain_matmul(*matrices, out=None):
+    """Returns the product of matrices, in the order that takes the fewest multiplications."""
+    if len(matrices) == 1:
+        return matrices[0]
+    return _core.linalg_multi_dot(list(matrices), **({} if out is None else {"out": out}))
+
+
+def vander(x, N=None, increasing=False):
+    """Returns the matrix of powers of a vector's elements, a row each, the highest first."""
+    if x.dim() != 1:
+        raise RuntimeError("x must be a one-dimensional tensor.")
+    powers = _core.linalg_vander(x, N=N)
+    return powers if increasing else powers.flip(-1)
 
 
 def _unique(self, sorted=True, return_inverse=False, return_counts=False, dim=None):
@@ -65,12 +82,15 @@ def add(namespace):
         setattr(Tensor, alias, Tensor.__dict__.get(name) if callable(getattr(Tensor, name)) else _from_property(name))
         if hasattr(Tensor, f"{name}_"):
             setattr(Tensor, f"{alias}_", getattr(Tensor, f"{name}_"))
-    for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze"):
-        setattr(Tensor, f"{name}_", _changes_shape(name))
     for name in _IN_PLACE:
         namespace[name] = getattr(Tensor, name)
     Tensor.random_ = _random_
     Tensor.unique = _unique
+    Tensor.fill_diagonal_ = _fill_diagonal_
+    namespace["vander"], namespace["chain_matmul"] = vander, chain_matmul
+    # Conjugates are computed at once: no tensor has that of another's memory.
+    Tensor.is_conj = lambda self: False
+    Tensor.is_neg = lambda self: False
     Tensor.ndimension = Tensor.dim
     Tensor.is_signed = lambda self: self.dtype.is_signed
     Tensor.is_same_size = lambda self, other: self.shape == other.shape
