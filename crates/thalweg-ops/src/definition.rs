@@ -386,6 +386,12 @@ impl LoopOp {
                 promote(0)?;
                 DType::Bool
             }
+            DTypeRule::Condition if !matches!(inputs[0], DType::Bool | DType::U8) => {
+                return Err(DTypeError::refused(format!(
+                    "where expected condition to be a boolean tensor, but got a tensor with dtype {}",
+                    inputs[0]
+                )));
+            }
             DTypeRule::Condition => promote(1)?,
             DTypeRule::Sum if inputs[0].is_differentiable() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,

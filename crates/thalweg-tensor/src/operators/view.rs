@@ -188,7 +188,7 @@ pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
 }
 
 pub(super) fn check_has_dimensions(x: &Tensor, refusal: &str) -> Result<()> {
-    if x.rank() == 0 { Err(Error::invalid(refusal.to_owned())) } else { Ok(()) }
+    if x.rank() == 0 { Err(Error::index(refusal.to_owned())) } else { Ok(()) }
 }
 
 /// Returns extents, none of which is negative.
