@@ -22,6 +22,7 @@ mod display;
 mod ergonomics;
 mod errors;
 mod external;
+mod extremes;
 mod factories;
 mod fused_attention;
 mod general_matrices;
