@@ -114,7 +114,7 @@ pub fn judge(file: &File) -> Score {
     if !score.missing.is_empty() {
         return score;
     }
-    for sample in samples {
+    for (index, sample) in samples.iter().enumerate() {
         let judged = Judged { file, sample };
         let mut strides = Ok(());
         let forward = guarded(|| judged.forward(false, &mut strides));
@@ -131,7 +131,8 @@ pub fn judge(file: &File) -> Score {
             let backward = guarded(|| judged.backward(false));
             score.backward.of += 1;
             score.backward.held += usize::from(score.note("backward", sample, backward));
-            if sample["strided"] == Json::Bool(true) && !BY_LAYOUT.contains(&score.name.as_str()) {
+            let is_drawn = index % 3 == 0 && sample["strided"] == Json::Bool(true);
+            if is_drawn && !BY_LAYOUT.contains(&score.name.as_str()) {
                 let backward = guarded(|| judged.backward(true));
                 _ = score.note("backward of another layout", sample, backward);
             }
