@@ -62,7 +62,7 @@ fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyR
     PyTensor::object(tensor.py(), tensor_of(number, None, Some(device))?)
 }
 
-/// Refuses a tensor of other than one element, which is no number of Python.
+/// Refuses a tensor of other than one element, which does not convert to a number of Python.
 fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
     match tensor.tensor().elements() {
         1 => Ok(()),

@@ -21,7 +21,7 @@ def loaded():
 
 
 def answer(probes, line):
-    """Returns what a line gives here; what only the device sees, it tells when something waits for it."""
+    """Returns what a line gives here; what only the device sees is reported when something waits for it."""
     found = probes.run(thalweg, line, "sim")
     try:
         thalweg.cuda.synchronize("sim")

@@ -192,7 +192,7 @@ struct Rooted {
     cotangents: Vec<Tensor>,
 }
 
-/// Returns a tensor of the same elements that is a view of a leaf: its dimensions lie in another order, with gaps, and behind an odd number of
+/// Returns a tensor of the same elements that is a view of a leaf: its dimensions are in another order, with gaps, after an odd number of
 /// elements.
 fn laid_out(tensor: &Tensor, salt: usize) -> Result<Tensor, thalweg_runtime::Error> {
     let tensor = tensor.detach();
