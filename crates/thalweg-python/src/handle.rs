@@ -89,9 +89,10 @@ impl PyTensor {
     pub fn one(slf: &Bound<'_, Self>) -> PyResult<Scalar> {
         let tensor = slf.tensor();
         if tensor.elements() != 1 {
-            return Err(crate::failure::value_error(
-                "only one element tensors can be converted to Python scalars",
-            ));
+            return Err(runtime(format!(
+                "a Tensor with {} elements cannot be converted to Scalar",
+                tensor.elements()
+            )));
         }
         item(slf.py(), &tensor)
     }

@@ -9,7 +9,7 @@ use thalweg::{DType, Device, Tensor};
 
 use crate::call::Passed;
 use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
-use crate::failure::{left_out, run, runtime, type_error};
+use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
@@ -76,6 +76,14 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
     PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
+}
+
+/// Refuses a tensor of other than one element, which does not convert to a number of Python.
+fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
+    match tensor.tensor().elements() {
+        1 => Ok(()),
+        _ => Err(value_error("only one element tensors can be converted to Python scalars")),
+    }
 }
 
 /// Operators of Python that are operators of the table: binary ones, with their forms in place.
@@ -310,15 +318,18 @@ impl PyTensor {
     }
 
     fn __float__(slf: &Bound<'_, Self>) -> PyResult<f64> {
+        check_one(slf)?;
         Ok(Self::one(slf)?.to_f64())
     }
 
     fn __complex__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyComplex>> {
+        check_one(slf)?;
         let number = Self::one_object(slf)?;
         slf.py().get_type::<PyComplex>().call1((number,))?.cast_into().map_err(PyErr::from)
     }
 
     fn __int__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        check_one(slf)?;
         let number = number_object(slf.py(), Self::one(slf)?)?;
         Ok(slf.py().import("builtins")?.getattr("int")?.call1((number,))?.unbind())
     }

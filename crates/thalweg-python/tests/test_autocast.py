@@ -11,7 +11,7 @@ import thalweg
 
 FOLDER = pathlib.Path(__file__).parent / "autocast"
 
-# What half a unit in the last place of a dtype is, relative to the largest number of a tensor, times the units that results may differ.
+# The difference that results of a dtype may have, relative to the largest number of a tensor.
 UNITS = {"float64": 1e-5, "float32": 3e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 

@@ -114,7 +114,7 @@ pub fn judge(file: &File) -> Score {
     if !score.missing.is_empty() {
         return score;
     }
-    for sample in samples {
+    for (index, sample) in samples.iter().enumerate() {
         let judged = Judged { file, sample };
         let mut strides = Ok(());
         let forward = guarded(|| judged.forward(false, &mut strides));
@@ -131,7 +131,8 @@ pub fn judge(file: &File) -> Score {
             let backward = guarded(|| judged.backward(false));
             score.backward.of += 1;
             score.backward.held += usize::from(score.note("backward", sample, backward));
-            if sample["strided"] == Json::Bool(true) && !BY_LAYOUT.contains(&score.name.as_str()) {
+            let is_drawn = index % 3 == 0 && sample["strided"] == Json::Bool(true);
+            if is_drawn && !BY_LAYOUT.contains(&score.name.as_str()) {
                 let backward = guarded(|| judged.backward(true));
                 _ = score.note("backward of another layout", sample, backward);
             }
@@ -191,7 +192,7 @@ struct Rooted {
     cotangents: Vec<Tensor>,
 }
 
-/// Returns a tensor of the same elements that is a view of a leaf: its dimensions lie in another order, with gaps, and behind an odd number of
+/// Returns a tensor of the same elements that is a view of a leaf: its dimensions are in another order, with gaps, after an odd number of
 /// elements.
 fn laid_out(tensor: &Tensor, salt: usize) -> Result<Tensor, thalweg_runtime::Error> {
     let tensor = tensor.detach();
