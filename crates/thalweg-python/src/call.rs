@@ -9,14 +9,14 @@
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{PyBool, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
 use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::random::with_generator;
-use thalweg::{Device, Tensor};
+use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{number_object, read_value};
+use crate::convert::{number_beside, number_object, read_value};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
@@ -50,7 +50,45 @@ pub struct Function {
     pub overloads: Vec<Overload>,
     /// The class of several named results.
     pub results: Option<Py<PyAny>>,
+    /// Whether numbers stand for its tensors, as in `remainder(5, x)`.
+    pub takes_numbers: bool,
 }
+
+/// The functions of two operands of which PyTorch takes numbers for tensors, without `_` and aliases in place.
+pub const TAKES_NUMBERS: &[&str] = &[
+    "add",
+    "bitwise_and",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "div",
+    "divide",
+    "float_power",
+    "floor_divide",
+    "mul",
+    "multiply",
+    "remainder",
+    "special_chebyshev_polynomial_t",
+    "special_chebyshev_polynomial_u",
+    "special_chebyshev_polynomial_v",
+    "special_chebyshev_polynomial_w",
+    "special_hermite_polynomial_h",
+    "special_hermite_polynomial_he",
+    "special_laguerre_polynomial_l",
+    "special_legendre_polynomial_p",
+    "special_shifted_chebyshev_polynomial_t",
+    "special_shifted_chebyshev_polynomial_u",
+    "special_shifted_chebyshev_polynomial_v",
+    "special_shifted_chebyshev_polynomial_w",
+    "special_xlog1py",
+    "special_zeta",
+    "sub",
+    "subtract",
+    "true_divide",
+    "xlogy",
+    "special_xlogy",
+];
 
 /// A call: the receiver of a method, and the arguments by place and by name.
 pub struct Passed<'a, 'py> {
@@ -118,6 +156,8 @@ impl Overload {
             "axis" => find("dim"),
             "keepdims" => find("keepdim"),
             "x2" => find("other"),
+            "other" => find("src"),
+            "from_" => find("from"),
             _ => None,
         })
     }
@@ -218,6 +258,10 @@ impl Function {
             }
             passed.names = &kept;
         }
+        let operands = self.numbers_as_tensors(py, &passed)?;
+        if let Some(operands) = &operands {
+            passed.places = operands;
+        }
         let mut bound = Read::new();
         for lenient in [false, true] {
             for overload in &self.overloads {
@@ -227,6 +271,39 @@ impl Function {
             }
         }
         Err(self.refusal(&passed))
+    }
+
+    /// Returns the arguments by place with tensors for numbers, of a function that takes these: a first operand, a second one where no
+    /// overload has a number there, and a truth value beside truth values, which kernels with a number do not take.
+    fn numbers_as_tensors<'py>(
+        &self,
+        py: Python<'py>,
+        passed: &Passed<'_, 'py>,
+    ) -> PyResult<Option<SmallVec<[Bound<'py, PyAny>; 2]>>> {
+        let second = usize::from(passed.receiver.is_none());
+        if !self.takes_numbers || passed.places.len() <= second {
+            return Ok(None);
+        }
+        let tensor = |value: &Bound<'py, PyAny>| Some(value.cast::<PyTensor>().ok()?.tensor());
+        let first = passed.receiver.unwrap_or(&passed.places[0]);
+        let (place, like) = match (tensor(first), tensor(&passed.places[second])) {
+            (None, Some(like)) => (0, like),
+            (Some(like), None) => (second, like),
+            _ => return Ok(None),
+        };
+        let value = &passed.places[place];
+        let is_truth = value.is_instance_of::<PyBool>() && like.dtype() == DType::Bool;
+        let takes_number = |overload: &Overload| {
+            overload.schema().parameters.get(1).is_some_and(|parameter| parameter.ty.kind == Kind::Scalar)
+        };
+        let is_second = passed.receiver.is_some() || place == 1;
+        if is_second && !is_truth && self.overloads.iter().any(takes_number) {
+            return Ok(None);
+        }
+        let Some(made) = number_beside(value, &like)? else { return Ok(None) };
+        let mut places: SmallVec<[_; 2]> = passed.places.iter().cloned().collect();
+        places[place] = PyTensor::object(py, made)?.into_any();
+        Ok(Some(places))
     }
 
     /// Returns whether it draws random numbers, and takes a generator.

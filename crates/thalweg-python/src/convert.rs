@@ -3,16 +3,17 @@
 //! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
 //! Python.
 
-use thalweg::ops::default_dtype;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PySequence, PyString, PyTuple};
 use thalweg::dispatch::Value;
+use thalweg::ir::Category;
+use thalweg::ops::default_dtype;
 use thalweg::ops::schema::{Kind, Type};
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::device;
 use crate::dtype::{self, Numbered};
-use crate::failure::{exception, run, type_error, value_error};
+use crate::failure::{exception, run, runtime, type_error, value_error};
 use crate::handle::{Held, PyTensor, complex_item, item};
 
 /// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
@@ -152,6 +153,29 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
     Ok(value.extract::<f64>().ok().map(Scalar::F64))
 }
 
+/// Returns a number as a tensor without dimensions beside another one, in whose dtype it is where that has numbers of its category;
+/// `None` where the object is no number.
+pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
+    if let Some(complex) = read_complex(number) {
+        let dtype = if like.dtype().is_complex() { like.dtype() } else { DType::C64 };
+        let made = || Tensor::from_slice(&[complex], &[], like.device())?.to_dtype(dtype);
+        return run(number.py(), made).map(Some);
+    }
+    let Some(scalar) = read_scalar(number, false)? else { return Ok(None) };
+    let category = scalar.category();
+    let dtype = if category <= like.dtype().category() { like.dtype() } else { dtype_of(category) };
+    run(number.py(), || Tensor::full(&[], scalar, dtype, like.device())).map(Some)
+}
+
+/// Returns the dtype of Python's numbers of a category.
+fn dtype_of(category: Category) -> DType {
+    match category {
+        Category::Bool => DType::Bool,
+        Category::Integer => DType::I64,
+        _ => default_dtype(),
+    }
+}
+
 /// Returns the number in a tensor without dimensions that wants no gradient.
 fn one_element(tensor: &Bound<'_, PyTensor>) -> PyResult<Option<Scalar>> {
     let inner = tensor.tensor();
@@ -209,10 +233,47 @@ fn nest<'py, T>(
     Ok(PyList::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any())
 }
 
+/// Returns whether an object is a sequence of elements: a list, a tuple, a range, a deque, but no text.
+pub fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyList>()
+        || value.is_instance_of::<PyTuple>()
+        || (!value.is_instance_of::<PyString>()
+            && !value.is_instance_of::<PyBytes>()
+            && value.cast::<PySequence>().is_ok())
+}
+
+/// Returns the dtype that an object of NumPy names, an array or a number.
+fn numpy_dtype(value: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
+    let is_plain = value.cast_exact::<PyFloat>().is_ok()
+        || value.cast_exact::<PyInt>().is_ok()
+        || value.is_instance_of::<PyBool>()
+        || value.is_instance_of::<PyTensor>()
+        || !value.hasattr("__array_interface__")?;
+    if is_plain {
+        return Ok(None);
+    }
+    let name: String = value.getattr("dtype")?.getattr("name")?.extract()?;
+    Ok(DType::ALL.iter().copied().find(|dtype| dtype.name() == name))
+}
+
+/// Returns the exception of an object that is no element of a tensor.
+fn no_element(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
+    let name = value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();
+    let remedy = "tensors are made of numbers, sequences of numbers, tensors and arrays";
+    match is_text {
+        true if depth == 0 => type_error(format!("new(): invalid data type '{name}': {remedy}")),
+        true => value_error(format!("too many dimensions '{name}': {remedy}")),
+        false => runtime(format!("Could not infer dtype of {name}: {remedy}")),
+    }
+}
+
 /// The shape and the numbers of nested lists, row-major.
 #[derive(Default)]
 struct Nested {
     shape: Vec<usize>,
+    /// The dtype in which those that were read meet.
+    own: Option<DType>,
     numbers: Vec<Scalar>,
     /// The imaginary parts, up to that of the last complex number; none where all numbers are real.
     imaginary: Vec<f64>,
@@ -221,65 +282,103 @@ struct Nested {
 impl Nested {
     /// Reads a value `depth` lists deep.
     fn read(&mut self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
-        if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-            let extent = value.len()?;
-            match self.shape.get(depth) {
-                None if self.numbers.is_empty() && self.shape.len() == depth => self.shape.push(extent),
-                Some(&first) if first == extent => {}
-                first => {
-                    return Err(value_error(format!(
-                        "expected sequence of length {} at dim {depth} (got {extent})",
-                        first.copied().unwrap_or(0)
-                    )));
-                }
-            }
-            if depth > 64 {
-                return Err(value_error("too many dimensions: lists are more than 64 deep"));
-            }
-            return value.try_iter()?.try_for_each(|element| self.read(&element?, depth + 1));
+        if is_sequence(value) {
+            return self.read_sequence(value, depth);
+        }
+        let named = numpy_dtype(value)?;
+        if let Some(dtype) = named
+            && value.getattr("ndim")?.extract::<usize>()? > 0
+        {
+            let former = self.own.take();
+            self.read_sequence(&value.call_method0("tolist")?, depth)?;
+            self.own = former;
+            return self.meet(dtype);
         }
         if depth != self.shape.len() {
-            return Err(type_error(format!("a list was expected at dim {depth}, not a number")));
+            return Err(type_error(format!(
+                "not a sequence: a list was expected at dim {depth}, not a number"
+            )));
         }
-        let complex = match value.cast::<PyTensor>() {
-            Ok(tensor) if tensor.tensor().dtype().is_complex() => {
-                let tensor = tensor.tensor();
-                if tensor.elements() == 1 { Some(complex_item(value.py(), &tensor)?) } else { None }
-            }
-            _ => read_complex(value),
+        if let Ok(tensor) = value.cast::<PyTensor>() {
+            return self.read_tensor(tensor);
+        }
+        if let Some(number) =
+            read_complex(value).or(named.filter(|dtype| dtype.is_complex()).and_then(|_| {
+                let number = value.call_method0("item").ok()?;
+                read_complex(&number)
+            }))
+        {
+            self.push_complex(number);
+            return self.meet(named.unwrap_or_else(|| default_dtype().complex()));
+        }
+        let number = match named {
+            Some(_) => read_scalar(&value.call_method0("item")?, false)?,
+            None => read_scalar(value, false)?,
         };
-        if let Some(number) = complex {
-            self.imaginary.resize(self.numbers.len(), 0.0);
-            self.imaginary.push(number.im);
-            self.numbers.push(Scalar::F64(number.re));
-            return Ok(());
-        }
-        let number = read_scalar(value, true)?.ok_or_else(|| {
-            type_error(format!(
-                "tensors are made of numbers, lists of numbers, tensors and buffers, not of {}",
-                value.get_type()
-            ))
-        })?;
+        let number = number.ok_or_else(|| no_element(value, depth))?;
         self.numbers.push(number);
+        self.meet(named.unwrap_or_else(|| dtype_of(number.category())))
+    }
+
+    /// Reads the elements of a sequence.
+    fn read_sequence(&mut self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
+        let extent = value.len()?;
+        match self.shape.get(depth) {
+            None if self.numbers.is_empty() && self.shape.len() == depth => self.shape.push(extent),
+            None => {
+                return Err(type_error(format!("a number was expected at dim {depth}, not a list")));
+            }
+            Some(&first) if first == extent => {}
+            Some(first) => {
+                return Err(value_error(format!(
+                    "expected sequence of length {first} at dim {depth} (got {extent})"
+                )));
+            }
+        }
+        if depth > 64 {
+            return Err(value_error("too many dimensions: lists are more than 64 deep"));
+        }
+        value.try_iter()?.try_for_each(|element| self.read(&element?, depth + 1))
+    }
+
+    /// Reads the element of a tensor that has one.
+    fn read_tensor(&mut self, tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
+        let inner = tensor.tensor();
+        if inner.elements() != 1 {
+            return Err(value_error("only one element tensors can be converted to Python scalars"));
+        }
+        if inner.dtype().is_complex() {
+            self.push_complex(complex_item(tensor.py(), &inner)?);
+        } else {
+            self.numbers.push(item(tensor.py(), &inner)?);
+        }
+        self.meet(inner.dtype())
+    }
+
+    /// Adds a complex number.
+    fn push_complex(&mut self, number: c128) {
+        self.imaginary.resize(self.numbers.len(), 0.0);
+        self.imaginary.push(number.im);
+        self.numbers.push(Scalar::F64(number.re));
+    }
+
+    /// Notes the dtype of a number, which is promoted with those that were read before it.
+    fn meet(&mut self, dtype: DType) -> PyResult<()> {
+        self.own = Some(match self.own {
+            None => dtype,
+            Some(former) => former.promote(dtype).map_err(|error| type_error(error.to_string()))?,
+        });
         Ok(())
     }
 
     /// Returns the dtype of the numbers, as PyTorch infers it.
     fn dtype(&self) -> DType {
-        if !self.imaginary.is_empty() {
-            return default_dtype().complex();
-        }
-        let category = self.numbers.iter().map(|number| number.category()).max();
-        match category {
-            Some(thalweg::ir::Category::Bool) => DType::Bool,
-            Some(thalweg::ir::Category::Integer) => DType::I64,
-            _ => default_dtype(),
-        }
+        self.own.unwrap_or_else(default_dtype)
     }
 
     /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
-        let Self { shape, numbers, imaginary } = self;
+        let Self { shape, numbers, imaginary, .. } = self;
         numbers.iter().try_for_each(|&number| thalweg::tensor::check_convertible(number, dtype))?;
         if !imaginary.is_empty() {
             if !dtype.is_complex() {
@@ -322,7 +421,7 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
         return copied(source, &device);
     }
     let device = current()?;
-    let is_list = data.is_instance_of::<PyList>() || data.is_instance_of::<PyTuple>();
+    let is_list = is_sequence(data) || data.is_instance_of::<PyBytes>();
     if !is_list && let Some((bytes, shape, own)) = read_buffer(data)? {
         let bytes = bytes.as_bytes();
         return run(py, || from_bytes(bytes, &shape, own, &device)?.to_dtype(dtype.unwrap_or(own)));

@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
 use smallvec::SmallVec;
 use thalweg::dispatch::{find_operator, operators};
-use thalweg::ops::schema::{Kind, base_name};
+use thalweg::ops::schema::{Kind, Schema, base_name};
 
-use crate::call::{Function, Overload, Passed};
+use crate::call::{Function, Overload, Passed, TAKES_NUMBERS};
 use crate::failure::{exception, guarded};
 use crate::handle::PyTensor;
 
@@ -134,12 +134,16 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
         }
     }
     for overloads in names.values_mut() {
-        // Tensors before numbers: a tensor is never a number at first sight.
+        // Tensors before numbers: a tensor is never a number at first sight. Numbers before lists: one number may stand for a list.
         let numbers = |overload: &Overload| {
             overload.schema().parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Scalar).count()
         };
+        let lists = |overload: &Overload| {
+            overload.schema().parameters.iter().filter(|parameter| parameter.ty.list).count()
+        };
         overloads.sort_by_key(|overload| {
-            (overload.schema().parameters.len(), numbers(overload), overload.operator.name())
+            let count = overload.schema().parameters.len();
+            (count, numbers(overload), lists(overload), overload.operator.name())
         });
     }
     Ok(names)
@@ -147,8 +151,10 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
 
 /// Returns the class of results that have names: a named tuple, as PyTorch's `return_types`.
 fn results_class(py: Python<'_>, name: &str, overloads: &[Overload]) -> PyResult<Option<Py<PyAny>>> {
-    let Some(schema) = overloads.iter().map(Overload::schema).find(|schema| schema.return_names.len() > 1)
-    else {
+    let is_named = |schema: &&Schema| {
+        schema.return_names.len() > 1 && schema.return_names.iter().all(|name| !name.is_empty())
+    };
+    let Some(schema) = overloads.iter().map(Overload::schema).find(is_named) else {
         return Ok(None);
     };
     let fields = PyList::new(py, &schema.return_names)?;
@@ -162,39 +168,44 @@ fn leaked(text: String) -> &'static CStr {
     Box::leak(text.into_boxed_c_str())
 }
 
-/// Returns the definition of a C function.
-fn definition(number: usize, function: &Function) -> *mut ffi::PyMethodDef {
+/// Returns the definition of a C function, or of a method.
+fn definition(number: usize, function: &Function, is_method: bool) -> *mut ffi::PyMethodDef {
     Box::leak(Box::new(ffi::PyMethodDef {
         ml_name: leaked(function.name.clone()).as_ptr(),
         ml_meth: ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: TRAMPOLINES[number] },
         ml_flags: (ffi::METH_FASTCALL | ffi::METH_KEYWORDS) as c_int,
-        ml_doc: leaked(crate::table::documentation(function)).as_ptr(),
+        ml_doc: leaked(crate::table::documentation(function, is_method)).as_ptr(),
     }))
 }
 
-/// Makes a function of the module, and a method where an overload has a `self`.
+/// Makes a function of the module, and a method where an overload has a `self`. Functions that work in place are entries of
+/// `in_place`: PyTorch has some of them in its module.
 fn install(
     module: &Bound<'_, PyModule>,
+    in_place: &Bound<'_, PyDict>,
     class: &Bound<'_, PyType>,
     number: usize,
     function: &Function,
 ) -> PyResult<()> {
     let py = module.py();
-    let definition = definition(number, function);
     let name = function.name.as_str();
     let is_in_place = name.ends_with('_') && !name.ends_with("__");
-    if !is_in_place {
-        // SAFETY: the definition lives as long as the process; the result is a new reference, or null with an exception set.
-        let object = unsafe {
-            Bound::from_owned_ptr_or_err(
-                py,
-                ffi::PyCFunction_NewEx(definition, std::ptr::null_mut(), std::ptr::null_mut()),
-            )
-        }?;
-        module.add(name, object)?;
+    let own = definition(number, function, false);
+    // SAFETY: the definition lives as long as the process; the result is a new reference, or null with an exception set.
+    let object = unsafe {
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyCFunction_NewEx(own, std::ptr::null_mut(), std::ptr::null_mut()),
+        )
+    }?;
+    if is_in_place {
+        in_place.set_item(name, object)?
+    } else {
+        module.add(name, object)?
     }
     // What the class has of its own does more than the operator.
     if function.overloads.iter().any(|overload| overload.receiver.is_some()) && !class.hasattr(name)? {
+        let definition = definition(number, function, true);
         // SAFETY: as above; `class` is a type object.
         let method = unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), definition))
@@ -210,7 +221,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut functions = Vec::new();
     for (name, overloads) in by_name()? {
         let results = results_class(py, &name, &overloads)?;
-        functions.push(Function { name, overloads, results });
+        // Forms in place have the rules of their functions; both operands of `add(2, 3)` may be numbers in PyTorch, which stays left out.
+        let takes_numbers = TAKES_NUMBERS.contains(&name.strip_suffix('_').unwrap_or(&name));
+        functions.push(Function { name, overloads, results, takes_numbers });
     }
     assert!(
         functions.len() <= TRAMPOLINES.len(),
@@ -219,8 +232,10 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     );
     let functions = FUNCTIONS.get_or_init(|| functions);
     let class = py.get_type::<PyTensor>();
+    let in_place = PyDict::new(py);
     for (number, function) in functions.iter().enumerate() {
-        install(module, &class, number, function)?;
+        install(module, &in_place, &class, number, function)?;
     }
+    module.add("_in_place", in_place)?;
     Ok(())
 }

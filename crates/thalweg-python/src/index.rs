@@ -1,21 +1,51 @@
 //! Subscripts of Python: `x[0, 1:3, ::2, None, ..., indices, mask]`.
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyEllipsis, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBool, PyEllipsis, PyInt, PySlice, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::{DType, Device, Index};
 
-use crate::convert::{read_int, tensor_of};
+use crate::convert::{is_sequence, read_int, tensor_of};
 use crate::failure::{type_error, value_error};
 use crate::handle::{Held, PyTensor};
 
 /// Reads the parts of a subscript of a tensor on a device.
 pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult<SmallVec<[Index; 4]>> {
-    match subscript.cast::<PyTuple>() {
-        Ok(parts) => parts.iter().map(|part| read_part(&part, device)).collect(),
-        Err(_) => Ok(SmallVec::from_iter([read_part(subscript, device)?])),
+    if let Ok(parts) = subscript.cast::<PyTuple>() {
+        return parts.iter().map(|part| read_part(&part, device)).collect();
     }
+    if stands_for_tuple(subscript)? {
+        return subscript.try_iter()?.map(|part| read_part(&part?, device)).collect();
+    }
+    Ok(SmallVec::from_iter([read_part(subscript, device)?]))
+}
+
+/// Returns whether a sequence is a subscript of several parts, as PyTorch takes it, with its warning: a short one with a part that is
+/// more than a number.
+fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let is_number = subscript.is_instance_of::<PyInt>() || subscript.is_instance_of::<PySlice>();
+    if is_number
+        || subscript.is_instance_of::<PyTensor>()
+        || !is_sequence(subscript)
+        || subscript.len()? >= 32
+    {
+        return Ok(false);
+    }
+    for part in subscript.try_iter()? {
+        let part = part?;
+        let is_part = part.is_none()
+            || part.is_instance_of::<PyTensor>()
+            || part.is_instance_of::<PySlice>()
+            || part.is_instance_of::<PyEllipsis>();
+        if is_part || is_sequence(&part) {
+            let text = c"Using a non-tuple sequence for multidimensional indexing is deprecated; use x[tuple(seq)] instead of x[seq]";
+            let py = subscript.py();
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
@@ -54,10 +84,7 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
     if let Ok(tensor) = part.cast::<PyTensor>() {
         return Ok(Index::Tensor(tensor.tensor()));
     }
-    if part.is_instance_of::<PyList>()
-        || part.is_instance_of::<PyTuple>()
-        || part.hasattr("__array_interface__")?
-    {
+    if is_sequence(part) || part.hasattr("__array_interface__")? {
         let dtype = if part.len().is_ok_and(|count| count == 0) { Some(DType::I64) } else { None };
         return Ok(Index::Tensor(tensor_of(part, dtype, Some(device.clone()))?));
     }

@@ -8,7 +8,7 @@ use pyo3::types::{PyComplex, PyNotImplemented};
 use thalweg::Tensor;
 
 use crate::call::Passed;
-use crate::convert::{number_object, read_complex, read_scalar, tensor_of};
+use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
@@ -57,10 +57,10 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
         || matches!(read_scalar(value, false), Ok(Some(_)))
 }
 
-/// Returns a number as a tensor without dimensions beside another tensor.
+/// Returns an operand that is no tensor as one without dimensions, beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
-    let device = tensor.tensor().device().clone();
-    PyTensor::object(tensor.py(), tensor_of(number, None, Some(device))?)
+    let made = number_beside(number, &tensor.tensor())?;
+    PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is no number"))?)
 }
 
 /// Operators of Python that are operators of the table: binary ones, with their forms in place.

@@ -61,9 +61,37 @@ pub fn signature(overload: &Overload, is_method: bool) -> String {
     text
 }
 
-/// Returns the documentation of a function: of each overload its schema and what it computes.
-pub fn documentation(function: &Function) -> String {
-    let mut text = String::new();
+/// Returns a function's parameters in Python's notation, for `inspect.signature`; `None` where it has overloads, or a parameter that
+/// Python cannot name.
+fn python_signature(function: &Function, is_method: bool) -> Option<String> {
+    let [overload] = function.overloads.as_slice() else { return None };
+    let mut parts = vec![if is_method { "$self" } else { "$module" }.to_owned()];
+    let mut is_named = false;
+    for (place, parameter) in overload.schema().parameters.iter().enumerate() {
+        if matches!(parameter.name.as_str(), "from" | "lambda" | "in" | "is") {
+            return None;
+        }
+        if Some(place) == overload.receiver && is_method {
+            continue;
+        }
+        if parameter.keyword_only && !is_named {
+            parts.push("*".to_owned());
+            is_named = true;
+        }
+        let name = if Some(place) == overload.receiver { "input" } else { &parameter.name };
+        let default = parameter.default.as_ref().map(|default| format!("={}", default_text(default)));
+        parts.push(format!("{name}{}", default.unwrap_or_default()));
+    }
+    Some(parts.join(", "))
+}
+
+/// Returns the documentation of a function: of each overload its schema and what it computes; before them its signature, which Python
+/// takes off.
+pub fn documentation(function: &Function, is_method: bool) -> String {
+    let mut text = match python_signature(function, is_method) {
+        Some(signature) => format!("{}({signature})\n--\n\n", function.name),
+        None => String::new(),
+    };
     for overload in &function.overloads {
         let doc = overload.operator.documentation().trim();
         _ = write!(text, "{}\n\n", overload.schema());
@@ -102,6 +130,7 @@ fn _table(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
             object.set_item("schema", schema.to_string())?;
             object.set_item("documentation", overload.operator.documentation().trim())?;
             object.set_item("receiver", overload.receiver)?;
+            object.set_item("generator", overload.operator.takes_generator())?;
             let parameters = schema.parameters.iter().map(|parameter| parameter_object(py, parameter));
             object.set_item("parameters", parameters.collect::<PyResult<Vec<_>>>()?)?;
             let results = schema.returns.iter().map(|ty| (ty.kind.name(), ty.list));

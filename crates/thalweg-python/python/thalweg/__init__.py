@@ -20,10 +20,10 @@ from . import _left_out as _omitted
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _absent, _aliases, _foreach, _tensor, _tensor_names, _typed
+from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
-from . import __config__, __future__, _C, compiler, func, functional, futures, jit, overrides, safetensors, serialization, sparse, storage, testing, types, utils, version
+from . import __config__, __future__, _C, compiler, func, functional, futures, jit, overrides, safetensors, serialization, signal, sparse, storage, testing, types, utils, version
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403
@@ -32,12 +32,17 @@ from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
+from .func import vmap
 from .serialization import load, save
+from .storage import TypedStorage, UntypedStorage
 
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
 from ._devices import *  # noqa: E402,F401,F403
+from ._lowrank import pca_lowrank, svd_lowrank
+from ._operators import *  # noqa: E402,F401,F403
+from .signal.windows import bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window
 
 _tensor_names.add()
 _absent.add(globals())
@@ -47,6 +52,7 @@ _typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
 linalg.matmul = matmul  # noqa: F405
+_operators.add_to_linalg(linalg)
 fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
 special = _module("special", "Special functions (`torch.special`).")
 

@@ -7,16 +7,16 @@ Tensor = _core.Tensor
 # Names of functions and methods; a method in place follows where the operator has one.
 _ALIASES = {
     "absolute": "abs", "adjoint": "mH", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
-    "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
+    "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "divide": "div", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
     "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
 }
-_FUNCTIONS = {"spmm": "mm", "dsmm": "mm", "concat": "cat", "concatenate": "cat", "row_stack": "vstack", "chain_matmul": "linalg_multi_dot"}
+_FUNCTIONS = {"spmm": "mm", "dsmm": "mm", "concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
 # Functions of `torch` that work in place.
 _IN_PLACE = (
-    "abs_", "acos_", "acosh_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
-    "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "cos_", "cosh_", "deg2rad_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",
+    "abs_", "acos_", "acosh_", "addmv_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
+    "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "as_strided_", "conj_physical_", "cos_", "cosh_", "deg2rad_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",
     "fill_", "fix_", "floor_", "frac_", "gcd_", "i0_", "index_put_", "lcm_", "ldexp_", "log_", "log10_", "log1p_", "log2_", "logit_",
-    "nan_to_num_", "neg_", "negative_", "rad2deg_", "reciprocal_", "relu_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_",
+    "nan_to_num_", "neg_", "negative_", "rad2deg_", "reciprocal_", "relu_", "resize_as_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_",
     "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
 
 
@@ -30,8 +30,16 @@ def _changes_shape(name):
         self.data = view(self.data, *args, **kwargs)
         return self
     change.__name__, change.__qualname__ = f"{name}_", f"Tensor.{name}_"
+    # Its signature is that of the operator, where that has one.
+    if getattr(view, "__text_signature__", None):
+        change.__wrapped__ = view
     change.__doc__ = f"Changes the shape in place, as `{name}` does."
     return change
+
+
+def _detach_(input):
+    """Takes a tensor out of its graph, in place."""
+    return input.detach_()
 
 
 def _unique(self, sorted=True, return_inverse=False, return_counts=False, dim=None):
@@ -50,12 +58,12 @@ def add(namespace):
             setattr(Tensor, f"{alias}_", getattr(Tensor, f"{name}_"))
     for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze"):
         setattr(Tensor, f"{name}_", _changes_shape(name))
+    in_place = _core._in_place
     for name in _IN_PLACE:
-        namespace[name] = getattr(Tensor, name)
+        namespace[name] = in_place.get(name) or in_place.get(f"{_ALIASES.get(name[:-1])}_") or getattr(Tensor, name)
+    namespace["detach_"] = _detach_
     Tensor.unique = _unique
     Tensor.ndimension = Tensor.dim
-    Tensor.is_signed = lambda self: self.dtype.is_signed
-    Tensor.is_same_size = lambda self, other: self.shape == other.shape
     Tensor.is_cpu = property(lambda self: not self.is_cuda and not self.is_meta, doc="Whether the tensor is on the simulated GPU.")
 
 

@@ -10,8 +10,9 @@ from ._results import Size
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
     "finfo", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
-    "norm", "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
-    "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
+    "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
+    "get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads", "set_flush_denormal", "set_warn_always",
+    "is_warn_always_enabled", "set_default_tensor_type", "get_float32_matmul_precision", "set_float32_matmul_precision",
     "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
     "set_deterministic_debug_mode", "get_deterministic_debug_mode", "broadcast_shapes", "can_cast", "promote_types", "result_type",
 ]
@@ -42,9 +43,9 @@ def is_complex(input):
     return input.dtype.is_complex
 
 
-def numel(input):
+def numel(self):
     """Returns the number of elements."""
-    return input.numel()
+    return self.numel()
 
 
 def set_default_device(device):
@@ -75,8 +76,45 @@ def get_num_threads():
     return 1
 
 
-def set_num_threads(count):
+def set_num_threads(num):
     """Does nothing: threads are those of the device."""
+
+
+def get_num_interop_threads():
+    """Returns 1: threads are those of the device."""
+    return 1
+
+
+def set_num_interop_threads(num):
+    """Does nothing: threads are those of the device."""
+
+
+def set_flush_denormal(mode):
+    """Returns False: subnormal numbers are kept."""
+    return False
+
+
+_warns_always = False
+
+
+def set_warn_always(b):
+    """Notes whether warnings are to be repeated: filters of Python's `warnings` decide it."""
+    global _warns_always
+    _warns_always = bool(b)
+
+
+def is_warn_always_enabled():
+    """Returns what `set_warn_always` was called with."""
+    return _warns_always
+
+
+def set_default_tensor_type(t):
+    """Makes the dtype of a kind of tensors the default (`torch.DoubleTensor`)."""
+    name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
+    kinds = {"FloatTensor": _core.float32, "DoubleTensor": _core.float64, "HalfTensor": _core.float16, "BFloat16Tensor": _core.bfloat16}
+    if name not in kinds:
+        raise TypeError(f"only floating-point types are supported as the default type, not {name}")
+    _core.set_default_dtype(kinds[name])
 
 
 def get_float32_matmul_precision():
@@ -161,45 +199,64 @@ def frombuffer(buffer, *, dtype, count=-1, offset=0, requires_grad=False):
 
 
 def _one_by_one(name):
-    """Returns an operator of a list of tensors that also takes them one by one."""
+    """Returns an operator of a list of tensors that takes them one by one, or as a list."""
     operator = getattr(_core, name)
 
-    def function(*tensors, **kwargs):
+    def function(*tensors):
         if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
             tensors = tensors[0]
         elif len(tensors) == 1 and name.startswith("atleast"):
             return operator(tensors[0])
-        return operator(list(tensors), **kwargs)
+        return operator(list(tensors))
     function.__name__ = function.__qualname__ = name
     function.__doc__ = operator.__doc__
     return function
 
 
 atleast_1d, atleast_2d, atleast_3d = (_one_by_one(f"atleast_{dims}d") for dims in (1, 2, 3))
-block_diag, broadcast_tensors, cartesian_prod, meshgrid = (
-    _one_by_one(name) for name in ("block_diag", "broadcast_tensors", "cartesian_prod", "meshgrid"))
+block_diag, broadcast_tensors, cartesian_prod = (_one_by_one(name) for name in ("block_diag", "broadcast_tensors", "cartesian_prod"))
 
 
-def einsum(equation, *operands):
-    """Returns sums of products by an equation (`"ij,jk->ik"`)."""
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = operands[0]
-    return _core.einsum(equation, list(operands))
+def meshgrid(*tensors, indexing=None):
+    """Returns the coordinates of a grid, a tensor for each dimension; the first one varies along rows (`"ij"`) or columns (`"xy"`)."""
+    if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+        tensors = tensors[0]
+    return _core.meshgrid(list(tensors), **({} if indexing is None else {"indexing": indexing}))
 
 
-def tensordot(a, b, dims=2):
+def einsum(*args):
+    """Returns sums of products by an equation (`"ij,jk->ik"`) of tensors, or by tensors with a list of numbers for the dimensions of each."""
+    if isinstance(args[0], str):
+        equation, *operands = args
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = operands[0]
+        return _core.einsum(equation, list(operands))
+    operands, lists = list(args[:len(args) // 2 * 2:2]), list(args[1::2])
+    equation = ",".join(_letters(dims) for dims in lists)
+    if len(args) % 2:
+        equation += f"->{_letters(args[-1])}"
+    return _core.einsum(equation, operands)
+
+
+def _letters(dims):
+    """Returns the dimensions of an operand as an equation of `einsum` has them: a letter for each number from 0 to 51."""
+    def letter(dim):
+        if dim is Ellipsis:
+            return "..."
+        if not 0 <= dim < 52:
+            raise ValueError(f"einsum(): subscripts are numbers from 0 to 51, not {dim}")
+        return chr(ord("A") + dim) if dim < 26 else chr(ord("a") + dim - 26)
+    return "".join(letter(dim) for dim in dims)
+
+
+def tensordot(a, b, dims=2, out=None):
     """Returns sums of products over dimensions: so many of the last and first ones, or two lists of them."""
-    if isinstance(dims, int):
-        return _core.tensordot(a, b, list(range(-dims, 0)), list(range(dims)))
-    return _core.tensordot(a, b, *(list(part) for part in dims))
-
-
-def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
-    """Returns a norm of the elements, or along dimensions."""
-    dims = [dim] if isinstance(dim, int) else dim
-    if p == "nuc":
-        return _core.linalg_matrix_norm(input, "nuc", dims or [-2, -1], keepdim, dtype=dtype)
-    return _core.linalg_vector_norm(input, 2 if p in ("fro", None) else p, dims, keepdim, dtype=dtype)
+    if isinstance(dims, _core.Tensor):
+        dims = dims.tolist()
+    lists = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+    # One number in the place of a list is a list of one.
+    lists = [[part] if isinstance(part, int) else list(part) for part in lists]
+    return _core.tensordot(a, b, *lists, out=out)
 
 
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
@@ -226,11 +283,11 @@ def broadcast_shapes(*shapes):
     return Size(result)
 
 
-def result_type(tensor1, tensor2):
+def result_type(tensor, other):
     """Returns the dtype of what an operator makes of two tensors or numbers."""
     def without_elements(value):
         return _core.empty([1] * value.dim(), dtype=value.dtype, device="meta") if isinstance(value, _core.Tensor) else value
-    one, other = without_elements(tensor1), without_elements(tensor2)
+    one, other = without_elements(tensor), without_elements(other)
     if not isinstance(one, _core.Tensor) and not isinstance(other, _core.Tensor):
         one, other = _core.tensor(one), _core.tensor(other)
     return (one + other).dtype

@@ -29,4 +29,11 @@ def results_class(name, fields):
     safe = [field if field.isidentifier() else f"result{place}" for place, field in enumerate(fields)]
     made = collections.namedtuple(name, safe, rename=True, module="thalweg.return_types")
     made.__doc__ = f"The results of `{name}`."
+    made.__repr__ = _printed
     return made
+
+
+def _printed(self):
+    """Returns the results as PyTorch prints them, each on lines of its own."""
+    lines = ",\n".join(f"{field}={value!r}" for field, value in zip(self._fields, self))
+    return f"torch.return_types.{type(self).__name__}(\n{lines})"

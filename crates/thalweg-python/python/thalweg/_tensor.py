@@ -4,7 +4,6 @@ import builtins
 import copy
 
 from . import _core, _storages
-from ._typed import KINDS
 
 Tensor = _core.Tensor
 
@@ -85,15 +84,7 @@ def _rebuild_meta(cls, shape, stride, dtype, requires_grad):
     return _of_class(cls, _core.empty_strided(list(shape), list(stride), dtype=dtype, device="meta"), requires_grad)
 
 
-def _type(self, dtype=None, non_blocking=False):
-    """Returns the name of the dtype; or the tensor in another dtype."""
-    if dtype is None:
-        name = KINDS.get(self.dtype._name, self.dtype._name)
-        return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
-    return self.to(dtype)
-
-
-def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
     """Returns a tensor of numbers, with this one's dtype and device where none are given."""
     return _core.tensor(data, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
 
@@ -110,7 +101,7 @@ def _array_namespace(self, /, *, api_version=None):
 
 
 def _left_out(name, reason):
-    def refuse(self, *args, **kwargs):
+    def refuse(self):
         raise NotImplementedError(f"Tensor.{name} is left out: {reason}")
     refuse.__name__ = name
     refuse.__doc__ = f"Left out: {reason}."
@@ -128,18 +119,14 @@ Tensor.__deepcopy__ = _deepcopy
 Tensor.__copy__ = _copy
 Tensor.__reduce_ex__ = _reduce
 Tensor.__module__ = "thalweg"
-Tensor.type = _type
 Tensor.new_tensor = _new_tensor
 Tensor.record_stream = _record_stream
 Tensor.type_as = lambda self, other: self.to(other)
 Tensor.pin_memory = lambda self, device=None: self
 Tensor.is_pinned = lambda self, device=None: False
-Tensor.is_sparse = False
-Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
 for _name, _reason in {
-    "apply_": "it calls Python for each element; write it with operators",
     "share_memory_": "memory is not shared between processes",
 }.items():
     setattr(Tensor, _name, _left_out(_name, _reason))

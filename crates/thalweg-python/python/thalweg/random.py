@@ -46,9 +46,9 @@ def get_rng_state(device=None):
     return _core.tensor([value - 2**64 if value >= 2**63 else value for value in _core._rng_state(device)], dtype=_core.int64)
 
 
-def set_rng_state(state, device=None):
+def set_rng_state(new_state, device=None):
     """Sets the state of a device's default generator."""
-    seed, offset = state.tolist()
+    seed, offset = new_state.tolist()
     _core._set_rng_state(seed % 2**64, offset % 2**64, device)
 
 

@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Pair};
 use super::{call as call_operator, complex, operators, single};
-use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::matmul as matmul_kernel;
 use crate::tensor::{Tensor, Tensors};
 
@@ -22,6 +22,18 @@ operators! {
     /// Returns the product of two matrices.
     "mm(Tensor self, Tensor mat2) -> Tensor"
         fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+    /// Returns the product of two matrices in a dtype: theirs, or float32 of 16 bits.
+    "mm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
+        = Composite(|call| in_dtype(call, 2, built_in!("mm")?)), autocast: Lower;
+    /// Returns the product of each matrix of a batch with the other batch's, in a dtype: theirs, or float32 of 16 bits.
+    "bmm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
+        = Composite(|call| in_dtype(call, 2, built_in!("bmm")?)), autocast: Lower;
+    /// Returns beta · self + alpha · the product of two matrices, in a dtype: theirs, or float32 of 16 bits.
+    "addmm.dtype(Tensor self, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        = Composite(|call| in_dtype(call, 3, built_in!("addmm")?)), autocast: Lower;
+    /// Returns beta · self + alpha · the product of each matrix of two batches, in a dtype: theirs, or float32 of 16 bits.
+    "baddbmm.dtype(Tensor self, Tensor batch1, Tensor batch2, ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        = Composite(|call| in_dtype(call, 3, built_in!("baddbmm")?)), autocast: Lower;
     /// Returns the product of each matrix of a batch with the other batch's.
     "bmm(Tensor self, Tensor mat2) -> Tensor"
         fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
@@ -108,6 +120,24 @@ fn check_dtypes(a: &Tensor, b: &Tensor) -> Result<()> {
 fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check_matrices(a, b)?;
     product(a, b)
+}
+
+/// Calls an operator of `count` tensors with these in the dtype of the argument after them; what follows that are numbers of it.
+fn in_dtype(call: &Call<'_>, count: usize, operator: &'static Operator) -> Result<Tensors> {
+    let (own, wanted) = (call.tensor(count - 1).dtype(), call.dtype(count));
+    let is_wider = wanted == DType::F32 && matches!(own, DType::F16 | DType::Bf16);
+    if wanted != own && !is_wider {
+        return Err(Error::invalid(format!(
+            "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {own}"
+        )));
+    }
+    let tensors: Vec<Tensor> =
+        (0..count).map(|place| call.tensor(place).to_dtype(wanted)).collect::<Result<_>>()?;
+    let mut arguments: Vec<Argument<'_>> = tensors.iter().map(Into::into).collect();
+    if count == 3 {
+        arguments.extend([4, 5].map(|place| Argument::Scalar(call.scalar(place))));
+    }
+    call_operator(operator, &arguments, None, call.label.location).map(single)
 }
 
 fn check_matrices(a: &Tensor, b: &Tensor) -> Result<()> {

@@ -4,12 +4,14 @@ A name that is not defined below is the operator of that name.
 """
 
 import math
+import warnings
 
-from .. import _core, _left_out
+from .. import _core, _left_out, _operators
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+_NAMES = tuple(_REDUCTIONS)
 
 
 _IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
@@ -20,15 +22,19 @@ _omitted = _left_out.attributes(__name__)
 
 def __getattr__(name):
     if name in _IN_PLACE:
-        return getattr(_core.Tensor, name)
+        return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
+    if name in ("conv_tbc", "native_channel_shuffle"):
+        return getattr(_operators, name)
     return _omitted(name)
 
 
 def _reduction(reduction, size_average=None, reduce=None):
     if size_average is not None or reduce is not None:
-        raise NotImplementedError("size_average and reduce are left out: they are deprecated; say reduction='none', 'mean' or 'sum'")
+        mean, reduced = (True if value is None else value for value in (size_average, reduce))
+        reduction = "none" if not reduced else "mean" if mean else "sum"
+        warnings.warn(f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.", stacklevel=3)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"{reduction} is not a valid value for reduction")
     return _REDUCTIONS[reduction]
@@ -458,7 +464,11 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     kind = _reduction(reduction)
     if weight is None:
         return _core.huber_loss(input, target, kind, delta)
-    return _weighted(_core.huber_loss(input, target, 0, delta), input, weight, kind)
+    if weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
+    # As in PyTorch, the mean is over the elements here, and not over the weights.
+    losses = _core.huber_loss(input, target, 0, delta) * weight
+    return {0: lambda: losses, 1: losses.mean, 2: losses.sum}[kind]()
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):

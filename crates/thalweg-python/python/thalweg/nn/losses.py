@@ -10,7 +10,9 @@ class _Loss(Module):
 
     def __init__(self, size_average=None, reduce=None, reduction="mean"):
         super().__init__()
-        F._reduction(reduction if reduction != "batchmean" else "mean", size_average, reduce)
+        if size_average is not None or reduce is not None:
+            reduction = F._NAMES[F._reduction("mean", size_average, reduce)]
+        F._reduction(reduction if reduction != "batchmean" else "mean")
         self.reduction = reduction
 
 

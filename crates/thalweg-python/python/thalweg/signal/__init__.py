@@ -1,0 +1,3 @@
+"""Windows of signals (`torch.signal`)."""
+
+from . import windows
