@@ -246,23 +246,23 @@ struct Classes {
 impl Classes {
     fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
         if x.rank() == 0 {
-            return Err(Error::value("input tensor should be 1D or 2D"));
+            return Err(Error::invalid("input tensor should be 1D or 2D"));
         }
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
         let count = rows.remove(dimension);
         if target.shape() != rows.as_slice() {
-            let same_batch = x.rank() == 1 || target.rank() == 0 || x.shape()[0] == target.shape()[0];
-            return Err(Error::value(match (same_batch, x.rank()) {
-                (false, _) => format!(
-                    "Expected input batch_size ({}) to match target batch_size ({}).",
-                    x.shape()[0],
-                    target.shape()[0]
-                ),
-                (true, _) => {
-                    format!("size mismatch (got input: {:?}, target: {:?})", x.shape(), target.shape())
-                }
-            }));
+            if x.rank() > 1 && target.rank() > 0 && x.shape()[0] != target.shape()[0] {
+                let (own, other) = (x.shape()[0], target.shape()[0]);
+                return Err(Error::value(format!(
+                    "Expected input batch_size ({own}) to match target batch_size ({other})."
+                )));
+            }
+            return Err(Error::invalid(format!(
+                "size mismatch (got input: {:?}, target: {:?})",
+                x.shape(),
+                target.shape()
+            )));
         }
         if let Some(weight) = weight
             && weight.shape() != [count]
