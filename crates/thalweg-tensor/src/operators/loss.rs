@@ -246,7 +246,7 @@ struct Classes {
 impl Classes {
     fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
         if x.rank() == 0 {
-            return Err(Error::value("input tensor should be 1D or 2D"));
+            return Err(Error::invalid("input tensor should be 1D or 2D"));
         }
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
