@@ -22,7 +22,7 @@ import warnings
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests/differential"
 sys.path.insert(0, str(FOLDER))
 
-import probes  # noqa: E402
+import api_probes as probes  # noqa: E402
 import torch  # noqa: E402
 import torch.signal.windows  # noqa: E402,F401
 
