@@ -3,11 +3,11 @@
 //! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
 //! Python.
 
-use thalweg::ops::default_dtype;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PySequence, PyString, PyTuple};
 use thalweg::dispatch::Value;
 use thalweg::ir::Category;
+use thalweg::ops::default_dtype;
 use thalweg::ops::schema::{Kind, Type};
 use thalweg::{DType, Device, Scalar, Tensor, c128};
 
@@ -295,15 +295,19 @@ impl Nested {
             return self.meet(dtype);
         }
         if depth != self.shape.len() {
-            return Err(type_error(format!("not a sequence: a list was expected at dim {depth}, not a number")));
+            return Err(type_error(format!(
+                "not a sequence: a list was expected at dim {depth}, not a number"
+            )));
         }
         if let Ok(tensor) = value.cast::<PyTensor>() {
             return self.read_tensor(tensor);
         }
-        if let Some(number) = read_complex(value).or(named.filter(|dtype| dtype.is_complex()).and_then(|_| {
-            let number = value.call_method0("item").ok()?;
-            read_complex(&number)
-        })) {
+        if let Some(number) =
+            read_complex(value).or(named.filter(|dtype| dtype.is_complex()).and_then(|_| {
+                let number = value.call_method0("item").ok()?;
+                read_complex(&number)
+            }))
+        {
             self.push_complex(number);
             return self.meet(named.unwrap_or_else(|| default_dtype().complex()));
         }

@@ -198,7 +198,11 @@ fn install(
             ffi::PyCFunction_NewEx(own, std::ptr::null_mut(), std::ptr::null_mut()),
         )
     }?;
-    if is_in_place { in_place.set_item(name, object)? } else { module.add(name, object)? }
+    if is_in_place {
+        in_place.set_item(name, object)?
+    } else {
+        module.add(name, object)?
+    }
     // What the class has of its own does more than the operator.
     if function.overloads.iter().any(|overload| overload.receiver.is_some()) && !class.hasattr(name)? {
         let definition = definition(number, function, true);

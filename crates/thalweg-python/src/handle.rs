@@ -12,7 +12,7 @@ use thalweg::{DType, Scalar, Tensor, c128};
 use crate::failure::{run, runtime};
 
 /// A tensor on one device (`torch.Tensor`): elements of one dtype, seen through a shape and strides.
-#[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, frozen)]
+#[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, dict, frozen)]
 pub struct PyTensor(Slot);
 
 /// The place of an object's tensor, which `data` replaces while other threads may read it.

@@ -25,7 +25,11 @@ pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult
 /// more than a number.
 fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
     let is_number = subscript.is_instance_of::<PyInt>() || subscript.is_instance_of::<PySlice>();
-    if is_number || subscript.is_instance_of::<PyTensor>() || !is_sequence(subscript) || subscript.len()? >= 32 {
+    if is_number
+        || subscript.is_instance_of::<PyTensor>()
+        || !is_sequence(subscript)
+        || subscript.len()? >= 32
+    {
         return Ok(false);
     }
     for part in subscript.try_iter()? {

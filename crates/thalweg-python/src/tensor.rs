@@ -1,10 +1,10 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
-use thalweg::ops::default_dtype;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
+use thalweg::ops::default_dtype;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};

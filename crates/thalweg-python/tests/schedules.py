@@ -41,8 +41,6 @@ SCHEDULES = {
         ("constant", "linear", "exponential", "restarts", "step", "cosine"),
         ("step", "multistep", "exponential", "cosine", "linear", "polynomial", "constant", "restarts", "lambda", "multiplicative", "exp_range"))},
     "chained": lambda S, o: S.ChainedScheduler([SINGLE[name](S, o) for name in ("constant", "exponential", "cosine")]),
-    "chained, exponential": _sequence("chained", "exponential", milestones=[4]),
-    "sequence in a sequence": _sequence("constant, step", "exponential", milestones=[7]),
     "three": _sequence("constant", "exponential", "step", milestones=[3, 8]),
 }
 # Steps that are named, and those that follow the last one.

@@ -34,6 +34,24 @@ def test_rates_from_saved_states():
             agree(rates(th, name, kind, WALKS[0], reloaded), GOLDENS[f"{name}; 0"])
 
 
+def test_a_schedule_within_another_has_its_own_rates():
+    """PyTorch 2.11 takes the first step of a sequence or a chain within a sequence twice."""
+    for name, schedule in SCHEDULES.items():
+        kind = "Adam" if name in ("cycle", "cyclic") else "SGD"
+        for steps, expected in ((14, GOLDENS[f"{name}; 0"]), (5, GOLDENS[f"{name}; 0"][:4 * 6])):
+            def wrapped(S, o):
+                further = [S.ExponentialLR(o, 0.5)] if steps == 5 else []
+                return S.SequentialLR(o, [schedule(S, o), *further], [6] * len(further))
+            SCHEDULES["wrapped"] = wrapped
+            try:
+                found = rates(th, "wrapped", kind, [None] * steps)
+            finally:
+                del SCHEDULES["wrapped"]
+            if name not in ("cycle", "three phases", "cyclic", "triangular2", "exp_range", "function"):
+                # Those set the rate of their first step as the first rate.
+                agree(found, expected)
+
+
 def made(schedule):
     optimizer = th.optim.SGD([th.nn.Parameter(th.ones(1))], lr=1.0)
     return optimizer, schedule(th.optim.lr_scheduler, optimizer)

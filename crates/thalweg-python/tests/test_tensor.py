@@ -38,8 +38,9 @@ def test_devices():
         th.ones(2, device="tpu")
     with raises(RuntimeError, "tensors are on"):
         th.ones(2, device="sim") + x
+    assert th.zeros_like(th.ones(2, device="sim"), device="meta").is_meta
     with raises(NotImplementedError, "move it"):
-        th.zeros_like(th.ones(2, device="sim"), device="meta")
+        th.ones(2, device="sim").new_zeros(2, device="meta")
 
 
 def test_properties():

@@ -257,7 +257,11 @@ pub(super) fn memory_order(tensor: &Tensor) -> SmallVec<[usize; 8]> {
 
 /// Returns the elements of a tensor one after the other, in the order in which those of another lie in memory.
 fn in_order_of(tensor: &Tensor, other: &Tensor) -> Result<Tensor> {
-    if other.is_contiguous() { tensor.contiguous() } else { tensor.permute(&memory_order(other))?.contiguous() }
+    if other.is_contiguous() {
+        tensor.contiguous()
+    } else {
+        tensor.permute(&memory_order(other))?.contiguous()
+    }
 }
 
 impl Parameter {

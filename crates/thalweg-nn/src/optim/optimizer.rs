@@ -169,12 +169,18 @@ impl<O: OptimizerOptions> Optimizer<O> {
         at_line(Location::caller(), || {
             let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
             if options.len() != self.groups.len() {
-                return fail(format!("there are options for {} groups of {}", options.len(), self.groups.len()));
+                return fail(format!(
+                    "there are options for {} groups of {}",
+                    options.len(),
+                    self.groups.len()
+                ));
             }
             for (group, options) in self.groups.iter().zip(options) {
                 options.check().map_err(Error::invalid)?;
                 if options.values().flags != group.group.values.flags {
-                    return fail(format!("{options:?} need other states and kernels; make an optimizer with them"));
+                    return fail(format!(
+                        "{options:?} need other states and kernels; make an optimizer with them"
+                    ));
                 }
             }
             self.groups.iter_mut().zip(options).try_for_each(|(group, &options)| {
@@ -278,7 +284,9 @@ pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Te
     for parameter in parameters {
         let is_number = parameter.dtype().is_floating_point() && !parameter.dtype().is_float8();
         if !is_number || !parameter.permute(&memory_order(parameter))?.is_contiguous() {
-            return fail(format!("{parameter:?} is not a floating-point parameter without gaps in its memory"));
+            return fail(format!(
+                "{parameter:?} is not a floating-point parameter without gaps in its memory"
+            ));
         }
         if parameter.device().is_meta() {
             return fail(format!(

@@ -32,11 +32,14 @@ from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
+from .func import vmap
 from .serialization import load, save
+from .storage import TypedStorage, UntypedStorage
 
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
+from ._devices import *  # noqa: E402,F401,F403
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._operators import *  # noqa: E402,F401,F403
 from .signal.windows import bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window

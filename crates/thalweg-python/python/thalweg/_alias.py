@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from . import _core
+from . import _core, _shims
 
 PACKAGE = __package__
 # The release of PyTorch whose names and behaviour this package follows.
@@ -115,7 +115,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if package == "torchgen" and self.folder is not None:
             return importlib.machinery.PathFinder.find_spec(fullname, path or [self.folder])
         if package != "torch":
-            return None
+            return _shims.spec_of(fullname, path)
         if self.folder is not None and any(name == known or name.startswith(f"{known}.") for known in _TESTS):
             parent = os.path.join(self.folder, *fullname.split(".")[:-1])
             return importlib.machinery.PathFinder.find_spec(fullname, [parent])
@@ -171,6 +171,7 @@ def install_as_torch(*, simulated_as=None, testing=None):
         if module is not None and (name == PACKAGE or name.startswith(f"{PACKAGE}.")):
             rename(module)
             sys.modules["torch" + name.removeprefix(PACKAGE)] = module
+    _shims.change_loaded(sys.modules)
     own.__version__, own.torch = TorchVersion(VERSION), own
     # PyTorch has no function of this name, and programs ask whether it is there.
     vars(own).pop("copy", None)

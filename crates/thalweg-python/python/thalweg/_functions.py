@@ -95,12 +95,12 @@ def set_flush_denormal(mode):
 
 
 def set_default_tensor_type(t):
-    """Makes the dtype of a class of tensors, or of its name (`"torch.DoubleTensor"`), the default of floats."""
-    from ._typed import NAMES
+    """Makes the dtype of a kind of tensors the default (`torch.DoubleTensor`)."""
     name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
-    if name not in NAMES:
-        raise TypeError(f"invalid type object: {t!r} is not a class of tensors")
-    _core.set_default_dtype(getattr(_core, NAMES[name]))
+    kinds = {"FloatTensor": _core.float32, "DoubleTensor": _core.float64, "HalfTensor": _core.float16, "BFloat16Tensor": _core.bfloat16}
+    if name not in kinds:
+        raise TypeError(f"only floating-point types are supported as the default type, not {name}")
+    _core.set_default_dtype(kinds[name])
 
 
 def get_float32_matmul_precision():

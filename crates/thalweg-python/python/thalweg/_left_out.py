@@ -4,10 +4,13 @@
 `MODULES` has whole modules, `NAMES` what is missing of modules that are there.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+from . import _placements
 
 _EAGER = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
 _RANKS = "groups of several ranks are in the Rust crate (`thalweg::distributed`)"
@@ -57,13 +60,12 @@ NAMES = {
             "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
-        "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "functional_datapipe", "argument_validation", "runtime_validation",
+        "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
     "": {
         **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
                          "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
-        "vmap": "transforms of functions are left out",
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool"), _EAGER),
         **dict.fromkeys((
@@ -188,12 +190,16 @@ def _kept(fn=None, *args, **kwargs):
 
 # What programs read, call or set at their import of modules that are left out.
 _GIVEN = {
+    **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
     "_dynamo.decorators": {"disable": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
+    "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
+    "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
+    "utils._python_dispatch": {"is_traceable_wrapper_subclass": _false},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {
         name: _named(f"{__package__}.cuda.jiterator.{name}", MODULES["cuda.jiterator"])

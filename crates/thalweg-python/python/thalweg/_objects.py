@@ -66,7 +66,8 @@ class _Pickler(pickle._Pickler):
             own = {name: value for name, value in attributes(obj).items() if name != "persistent" or not isinstance(obj, Buffer)}
             if (plain_class(obj) or isinstance(obj, Buffer)) and not own:
                 return function, parts
-            return _rebuilder("from_type_v2", "torch._tensor"), (function, type(obj), parts, own)
+            kind = _Name("torch", "Tensor") if plain_class(obj) else type(obj)
+            return _rebuilder("from_type_v2", "torch._tensor"), (function, kind, parts, own)
         if isinstance(obj, Size):
             return _Name("torch", "Size"), (tuple(obj),)
         if isinstance(obj, _core.device):

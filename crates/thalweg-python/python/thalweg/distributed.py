@@ -17,6 +17,7 @@ class ReduceOp:
     """The functions that reductions compute. Over one rank each is the tensor itself."""
 
     SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = "sum", "avg", "product", "min", "max", "band", "bor", "bxor"
+    PREMUL_SUM, RedOpType = "premul_sum", str
 
 
 class Work:

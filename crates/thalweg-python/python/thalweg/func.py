@@ -77,5 +77,64 @@ def grad_and_value(func, argnums=0, has_aux=False):
     return computed
 
 
-for _name in ("vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "functionalize", "linearize", "grad", "chunk_vmap", "debug_unwrap"):
+def _taken(value, dim, place):
+    """Returns one place of what is mapped over, part by part."""
+    if dim is None:
+        return value
+    if isinstance(dim, (tuple, list)) or isinstance(value, (tuple, list, dict)):
+        if isinstance(value, dict):
+            return {key: _taken(part, dim[key] if isinstance(dim, dict) else dim, place) for key, part in value.items()}
+        dims = dim if isinstance(dim, (tuple, list)) else [dim] * len(value)
+        return type(value)(_taken(part, one, place) for part, one in zip(value, dims))
+    return value.select(dim, place)
+
+
+def _sizes(value, dim):
+    """Yields the sizes of the dimensions that are mapped over."""
+    if dim is None:
+        return
+    if isinstance(value, (tuple, list, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        dims = dim.values() if isinstance(dim, dict) else dim if isinstance(dim, (tuple, list)) else [dim] * len(value)
+        for part, one in zip(parts, dims):
+            yield from _sizes(part, one)
+    else:
+        yield value.shape[dim]
+
+
+def _stacked(results, dim):
+    """Returns results, one for each place, stacked part by part."""
+    from . import _core
+    first = results[0]
+    if isinstance(first, (tuple, list)):
+        dims = dim if isinstance(dim, (tuple, list)) else [dim] * len(first)
+        return type(first)(_stacked([result[part] for result in results], one) for part, one in zip(range(len(first)), dims))
+    if isinstance(first, dict):
+        return {key: _stacked([result[key] for result in results], dim) for key in first}
+    if not isinstance(first, _core.Tensor):
+        raise ValueError(f"vmap: the function must only return Tensors, got type {type(first)}")
+    return first if dim is None else _core.stack(results, dim)
+
+
+def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
+    """Returns a function that maps another over a dimension of its arguments: it is called for one place after the other."""
+    def mapped(*args, **kwargs):
+        dims = in_dims if isinstance(in_dims, (tuple, list)) else [in_dims] * len(args)
+        if len(dims) != len(args):
+            raise ValueError(f"vmap: in_dims has {len(dims)} entries for {len(args)} arguments")
+        sizes = {size for arg, dim in zip(args, dims) for size in _sizes(arg, dim)}
+        sizes |= {size for value in kwargs.values() for size in _sizes(value, 0)}
+        if len(sizes) != 1:
+            raise ValueError("vmap: at least one dimension must be mapped over, and all must have one size" if not sizes else
+                             f"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes {sorted(sizes)}")
+        count, = sizes
+        if count == 0:
+            raise ValueError("vmap over a dimension of size 0 is left out: the shape of the results is not known")
+        results = [func(*(_taken(arg, dim, place) for arg, dim in zip(args, dims)), **{
+            name: _taken(value, 0, place) for name, value in kwargs.items()}) for place in range(count)]
+        return _stacked(results, out_dims)
+    return mapped
+
+
+for _name in ("vjp", "jvp", "jacrev", "jacfwd", "hessian", "functionalize", "linearize", "grad", "chunk_vmap", "debug_unwrap"):
     globals()[_name] = placeholder(f"{__name__}.{_name}", _REASON)

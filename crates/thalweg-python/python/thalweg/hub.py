@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import tempfile
-import urllib.parse
 import urllib.request
+from urllib.parse import urlparse
 
 _directory = None
 HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
@@ -52,7 +52,7 @@ def load_state_dict_from_url(url, model_dir=None, map_location=None, progress=Tr
     from .serialization import load
     folder = model_dir or os.path.join(get_dir(), "checkpoints")
     os.makedirs(folder, exist_ok=True)
-    name = file_name or os.path.basename(urllib.parse.urlparse(url).path)
+    name = file_name or os.path.basename(urlparse(url).path)
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         found = HASH_REGEX.search(name) if check_hash else None

@@ -1,7 +1,7 @@
 //! One value everywhere: what a number becomes in the dtype, or why it cannot.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
+use thalweg_ops::default_dtype;
 use thalweg_ops::structured::FULL;
 use thalweg_runtime::{Error, Result};
 

@@ -4,9 +4,9 @@ mod backward;
 mod kept;
 mod stages;
 
-use thalweg_ops::default_dtype;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
+use thalweg_ops::default_dtype;
 
 use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
@@ -390,7 +390,10 @@ impl Resolved {
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
         // An operator has one kind of points.
         let integers = arguments.points.integers();
-        let kinds = (default_dtype() as u64) << 24 | dtype << 16 | (arguments.category() as u64) << 8 | integers.len() as u64;
+        let kinds = (default_dtype() as u64) << 24
+            | dtype << 16
+            | (arguments.category() as u64) << 8
+            | integers.len() as u64;
         key.clear();
         let operator = std::ptr::from_ref(call.operator).addr() as u64;
         key.extend_from_slice(&[operator, call.device.number(), alignment_bytes << 32 | kinds]);

@@ -1,7 +1,7 @@
 //! Other names that PyTorch has for operators, and what does nothing.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -155,7 +155,8 @@ fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let lying: thalweg_ir::Shape = order.iter().map(|&dim| size[dim as usize]).collect();
-    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or_else(default_dtype), call.device)?.permute(&inverse)
+    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or_else(default_dtype), call.device)?
+        .permute(&inverse)
 }
 
 /// Calls another operator with the same arguments.

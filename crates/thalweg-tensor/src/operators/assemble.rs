@@ -1,8 +1,8 @@
 //! Tensors put together: side by side, on blocks of a diagonal, in all combinations.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape, broadcast_shapes};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;

@@ -1,7 +1,7 @@
 //! Differences, slopes and integrals of points along a dimension.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;

@@ -1,7 +1,7 @@
 //! Tensors held against each other, and the only element of one as a number.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;

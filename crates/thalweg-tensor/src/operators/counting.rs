@@ -1,10 +1,10 @@
 //! Places of values in sorted rows, how often values are there, and which there are.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::search::Search;
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};

@@ -1,8 +1,8 @@
 //! New tensors: of one value, counted, copied and converted, padded, repeated.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::Body::{Composite, Differentiable};

@@ -8,9 +8,9 @@
 //! A transform of real numbers is one of complex numbers of which half is kept, and one to real numbers is the real part of one that
 //! counts the kept half twice.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};

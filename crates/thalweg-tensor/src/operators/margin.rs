@@ -1,7 +1,7 @@
 //! Losses of margins, angles and counts.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::DType;
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;

@@ -1,8 +1,8 @@
 //! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
 
 use smallvec::SmallVec;
-use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};

@@ -1,11 +1,11 @@
 //! Reductions over dimensions, and what divides by one: sums, means, extrema, softmax.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::extremum_columns::{ExtremumColumns, Phase};
 use thalweg_kernels::extremum_place::ExtremumPlace;
+use thalweg_ops::default_dtype;
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Result};
 

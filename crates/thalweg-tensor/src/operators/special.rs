@@ -1,9 +1,9 @@
 //! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable, Kernel};

@@ -1,7 +1,7 @@
 //! Means with their spread, covariance, quantiles, and how often values are there.
 
-use thalweg_ops::default_dtype;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -199,7 +199,8 @@ fn fraction(call: &Call<'_>) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&q) {
         return Err(Error::invalid(format!("quantile() q must be in the range [0, 1] but got {q}")));
     }
-    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { default_dtype() };
+    let dtype =
+        if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { default_dtype() };
     Tensor::full(&[], q, dtype, call.device)
 }
 

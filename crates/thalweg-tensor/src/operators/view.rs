@@ -1,8 +1,8 @@
 //! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
 
-use thalweg_ops::default_dtype;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, element_count};
+use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};

@@ -31,10 +31,16 @@ const LAYOUTS: &[Layout] = &[
     },
     Layout {
         name: "the second dimension last, as channels",
-        memory: |shape| shape.iter().take(1).chain(shape.iter().skip(2)).chain(shape.get(1)).copied().collect(),
+        memory: |shape| {
+            shape.iter().take(1).chain(shape.iter().skip(2)).chain(shape.get(1)).copied().collect()
+        },
         view: |memory, shape| {
             let last = shape.len() - 1;
-            memory.permute(&(0..shape.len()).map(|d| if d == 1 { last } else { d - usize::from(d > 1) }).collect::<Vec<_>>())
+            memory.permute(
+                &(0..shape.len())
+                    .map(|d| if d == 1 { last } else { d - usize::from(d > 1) })
+                    .collect::<Vec<_>>(),
+            )
         },
     },
     Layout {
@@ -98,7 +104,9 @@ const FUNCTIONS: &[Function] = &[
     Function {
         name: "layer_norm",
         shapes: &[&[4, 6, 8], &[8], &[8]],
-        of: |t| call("layer_norm", &[(&t[0]).into(), [8i64].as_slice().into(), (&t[1]).into(), (&t[2]).into()]),
+        of: |t| {
+            call("layer_norm", &[(&t[0]).into(), [8i64].as_slice().into(), (&t[1]).into(), (&t[2]).into()])
+        },
     },
     Function {
         name: "rms_norm",
@@ -133,10 +141,18 @@ const FUNCTIONS: &[Function] = &[
             call("cross_entropy_loss", &[&[(&t[0]).into(), (&classes()).into()], &numbers[..]].concat())
         },
     },
-    Function { name: "nll_loss", shapes: &[&[6, 5]], of: |t| call("nll_loss", &[(&t[0]).into(), (&classes()).into()]) },
+    Function {
+        name: "nll_loss",
+        shapes: &[&[6, 5]],
+        of: |t| call("nll_loss", &[(&t[0]).into(), (&classes()).into()]),
+    },
     Function { name: "mse_loss", shapes: &[&[4, 6], &[4, 6]], of: |t| loss("mse_loss", t) },
     Function { name: "smooth_l1_loss", shapes: &[&[4, 6], &[4, 6]], of: |t| loss("smooth_l1_loss", t) },
-    Function { name: "kl_div", shapes: &[&[4, 6], &[4, 6]], of: |t| loss("kl_div", &[t[0].clone(), t[1].exp()?]) },
+    Function {
+        name: "kl_div",
+        shapes: &[&[4, 6], &[4, 6]],
+        of: |t| loss("kl_div", &[t[0].clone(), t[1].exp()?]),
+    },
     Function {
         name: "binary_cross_entropy_with_logits",
         shapes: &[&[4, 6], &[4, 6]],
@@ -159,7 +175,11 @@ const FUNCTIONS: &[Function] = &[
     },
     Function { name: "matmul", shapes: &[&[2, 3, 4], &[2, 4, 5]], of: |t| t[0].matmul(&t[1]) },
     Function { name: "mv", shapes: &[&[3, 4], &[4]], of: |t| t[0].mv(&t[1]) },
-    Function { name: "embedding", shapes: &[&[5, 3]], of: |t| call("embedding", &[(&t[0]).into(), (&classes()).into()]) },
+    Function {
+        name: "embedding",
+        shapes: &[&[5, 3]],
+        of: |t| call("embedding", &[(&t[0]).into(), (&classes()).into()]),
+    },
     Function { name: "gelu", shapes: &[&[4, 6]], of: |t| call("gelu", &[(&t[0]).into()]) },
     Function {
         name: "max_pool2d",
@@ -178,17 +198,34 @@ const FUNCTIONS: &[Function] = &[
     Function { name: "vector_norm", shapes: &[&[4, 6]], of: |t| t[0].vector_norm(2, &[1], false) },
     Function { name: "prod", shapes: &[&[4, 6]], of: |t| t[0].prod_dim(1, false) },
     Function { name: "cat", shapes: &[&[4, 6], &[4, 6]], of: |t| Tensor::cat(t, 1) },
-    Function { name: "prelu", shapes: &[&[4, 6], &[6]], of: |t| call("prelu", &[(&t[0]).into(), (&t[1]).into()]) },
-    Function { name: "interpolate", shapes: &[&[1, 2, 4, 3]], of: |t| {
-        let numbers = [[8i64, 6].as_slice().into(), Argument::Bool(false), Argument::None];
-        call("upsample_bilinear2d.vec", &[&[(&t[0]).into()], &numbers[..]].concat())
-    } },
+    Function {
+        name: "prelu",
+        shapes: &[&[4, 6], &[6]],
+        of: |t| call("prelu", &[(&t[0]).into(), (&t[1]).into()]),
+    },
+    Function {
+        name: "interpolate",
+        shapes: &[&[1, 2, 4, 3]],
+        of: |t| {
+            let numbers = [[8i64, 6].as_slice().into(), Argument::Bool(false), Argument::None];
+            call("upsample_bilinear2d.vec", &[&[(&t[0]).into()], &numbers[..]].concat())
+        },
+    },
     Function {
         name: "grid_sampler",
         shapes: &[&[1, 2, 4, 3], &[1, 3, 3, 2]],
-        of: |t| call("grid_sampler", &[(&t[0]).into(), (&t[1]).into(), 0i64.into(), 0i64.into(), Argument::Bool(false)]),
+        of: |t| {
+            call(
+                "grid_sampler",
+                &[(&t[0]).into(), (&t[1]).into(), 0i64.into(), 0i64.into(), Argument::Bool(false)],
+            )
+        },
     },
-    Function { name: "cdist", shapes: &[&[4, 3], &[5, 3]], of: |t| call("cdist", &[(&t[0]).into(), (&t[1]).into(), 2.0.into()]) },
+    Function {
+        name: "cdist",
+        shapes: &[&[4, 3], &[5, 3]],
+        of: |t| call("cdist", &[(&t[0]).into(), (&t[1]).into(), 2.0.into()]),
+    },
     Function { name: "unfold", shapes: &[&[4, 6]], of: |t| t[0].unfold(1, 3, 2) },
     Function { name: "scaled_dot_product_attention", shapes: &[&[2, 3, 5, 16]; 3], of: attention },
 ];
@@ -205,7 +242,8 @@ fn both(function: &Function, operands: &[(Tensor, Tensor)], salt: u64) -> Result
     let of = |inputs: &[Tensor]| -> Result<Vec<Vec<f64>>> {
         let result = (function.of)(inputs)?;
         // The gradient arrives in a layout of its own, too.
-        let weights = random(&result.shape().iter().rev().copied().collect::<Vec<_>>(), salt).to_dtype(result.dtype())?;
+        let weights = random(&result.shape().iter().rev().copied().collect::<Vec<_>>(), salt)
+            .to_dtype(result.dtype())?;
         let weights = weights.permute(&(0..result.rank()).rev().collect::<Vec<_>>())?;
         let found = gradients(&[result], &[Some(weights)], &leaves)?;
         Ok(found.iter().map(|gradient| gradient.as_ref().map_or_else(Vec::new, values)).collect())
@@ -226,7 +264,8 @@ fn hold(function: &Function, place: usize, first: usize, dtype: DType, tolerance
         })
         .collect();
     let context = || format!("{} with operand {place} {} in {dtype}", function.name, LAYOUTS[first].name);
-    let [found, expected] = both(function, &operands, 3).unwrap_or_else(|error| panic!("{}: {error}", context()));
+    let [found, expected] =
+        both(function, &operands, 3).unwrap_or_else(|error| panic!("{}: {error}", context()));
     for (found, expected) in found.iter().zip(&expected) {
         let is_close = std::panic::catch_unwind(|| assert_close(found, expected, tolerance)).is_ok();
         assert!(is_close, "{}: {found:?} is not {expected:?}", context());
@@ -269,9 +308,12 @@ fn attention_over_channels_has_gradients() {
     let channels = random(&[2, 3 * 2 * 16, 9], 1).to_dtype(DType::F16).unwrap().requires_grad_().unwrap();
     let of = |is_copied: bool| {
         channels.zero_grad();
-        let parts = channels.reshape(&[2, 3, 2, 16, 9]).unwrap().transpose(-1, -2).unwrap().unbind(1).unwrap();
-        let parts: Vec<Tensor> =
-            parts.iter().map(|part| if is_copied { part.contiguous().unwrap() } else { part.clone() }).collect();
+        let parts =
+            channels.reshape(&[2, 3, 2, 16, 9]).unwrap().transpose(-1, -2).unwrap().unbind(1).unwrap();
+        let parts: Vec<Tensor> = parts
+            .iter()
+            .map(|part| if is_copied { part.contiguous().unwrap() } else { part.clone() })
+            .collect();
         let result = sdp_kernel(&[SdpBackend::Flash], || attention(&parts)).unwrap();
         result.backward_with(&random(result.shape(), 2).to_dtype(DType::F16).unwrap()).unwrap();
         values(&channels.grad().unwrap())

@@ -1,6 +1,7 @@
 """Automatic differentiation (`torch.autograd`)."""
 
 import functools
+import inspect
 
 from .. import _core
 from .._core import is_inference_mode_enabled  # noqa: F401
@@ -23,10 +24,34 @@ class _GradMode:
         _core._set_grad_enabled(self._former.leave())
 
     def __call__(self, function):
+        if inspect.isgeneratorfunction(function):
+            return self._generator(function)
+
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
             with type(self)._again(self):
                 return function(*args, **kwargs)
+        return wrapped
+
+    def _generator(self, function):
+        """Returns a function that yields what another yields, of which only the parts between are in the region."""
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            made, go, value = function(*args, **kwargs), "send", None
+            while True:
+                try:
+                    with type(self)._again(self):
+                        found = getattr(made, go)(value)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    go, value = "send", (yield found)
+                except GeneratorExit:
+                    with type(self)._again(self):
+                        made.close()
+                    raise
+                except BaseException as error:
+                    go, value = "throw", error
         return wrapped
 
     def _again(self):

@@ -4,7 +4,8 @@ import functools
 import numbers
 
 from .. import _core
-from .._functions import broadcast_tensors, finfo, get_default_dtype
+from .._core import get_default_dtype
+from .._functions import broadcast_tensors, finfo
 from ..autograd import enable_grad
 
 euler_constant = 0.57721566490153286060

@@ -40,7 +40,7 @@ _PLACES = {
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity)}
     | {"NonDynamicallyQuantizableLinear": _layers.Linear},
     "loss": _named(_losses),
-    "module": {"Module": _module.Module, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
+    "module": {"Module": _module.Module, "_IncompatibleKeys": _module._IncompatibleKeys, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),

@@ -260,12 +260,17 @@ class SequentialLR(_OfSchedules):
 
     def recursive_undo(self, sched=None):
         """Takes back the first step of a schedule, or of those that it is made of."""
-        sched = self if sched is None else sched
-        if hasattr(sched, "_schedulers"):
-            for one in sched._schedulers:
+        for one in (self if sched is None else sched)._schedulers:
+            if hasattr(one, "_schedulers"):
                 self.recursive_undo(one)
-        elif hasattr(sched, "last_epoch"):
-            sched.last_epoch -= 1
+            if hasattr(one, "last_epoch"):
+                one.last_epoch -= 1
+
+    def _initial_step(self):
+        """Sets the rates at which the schedule starts, of one that is the first of another."""
+        self.last_epoch += 1
+        self._schedulers[0]._initial_step()
+        self._last_lr = self._schedulers[0].get_last_lr()
 
     def _update_lr(self, epoch=None):
         """Goes to the first step, of a schedule that is one of several of another."""
@@ -294,6 +299,12 @@ class ChainedScheduler(_OfSchedules):
         optimizer = optimizer or getattr(schedulers[0], "optimizer", None)
         self._check_schedulers(optimizer, schedulers)
         self._schedulers, self.optimizer = schedulers, optimizer
+        self._last_lr = self._rates()
+
+    def _initial_step(self):
+        """Sets the rates at which the schedule starts, of one that is the first of another."""
+        for scheduler in self._schedulers:
+            scheduler._initial_step()
         self._last_lr = self._rates()
 
     def _update_lr(self, epoch=None):

@@ -176,8 +176,21 @@ register_pytree_node(tuple, lambda obj: (list(obj), None), lambda values, _: tup
                      flatten_with_keys_fn=lambda obj: (_numbered(obj), None))
 register_pytree_node(list, lambda obj: (obj, None), lambda values, _: list(values), serialized_type_name="builtins.list",
                      flatten_with_keys_fn=lambda obj: (_numbered(obj), None))
-register_pytree_node(dict, lambda obj: (list(obj.values()), list(obj)), lambda values, keys: dict(zip(keys, values)),
-                     serialized_type_name="builtins.dict", flatten_with_keys_fn=lambda obj: (_keyed(obj), list(obj)))
+
+
+def _dict_flatten(obj):
+    return list(obj.values()), list(obj)
+
+
+def _dict_unflatten(values, keys):
+    return dict(zip(keys, values))
+
+
+def _dict_flatten_with_keys(obj):
+    return _keyed(obj), list(obj)
+
+
+register_pytree_node(dict, _dict_flatten, _dict_unflatten, serialized_type_name="builtins.dict", flatten_with_keys_fn=_dict_flatten_with_keys)
 register_pytree_node(
     collections.namedtuple, lambda obj: (list(obj), type(obj)), lambda values, kind: kind(*values),
     serialized_type_name="collections.namedtuple",

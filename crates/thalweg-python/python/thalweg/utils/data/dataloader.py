@@ -1,6 +1,7 @@
 """Batches out of datasets (`torch.utils.data.dataloader`)."""
 
 import collections.abc
+import types
 
 from ... import _core
 from .dataset import IterableDataset
@@ -48,8 +49,36 @@ def get_worker_info():
     return None
 
 
+class _BaseDataLoaderIter:
+    """One pass over a loader."""
+
+    def __init__(self, loader):
+        self._loader, self._batches, self._num_yielded = loader, loader._batches(), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = next(self._batches)
+        self._num_yielded += 1
+        return batch
+
+    def __len__(self):
+        return len(self._loader)
+
+
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
+    """One pass over a loader in the program's thread."""
+
+
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
+    """One pass over a loader whose batches are made in processes, which none is."""
+
+
 class DataLoader:
     """Yields batches of a dataset, in an order of its own or drawn. `num_workers` is taken and no process is started."""
+
+    __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None, num_workers=0, collate_fn=None,
                  pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, multiprocessing_context=None, generator=None,
@@ -59,7 +88,8 @@ class DataLoader:
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.pin_memory, self.generator = num_workers, pin_memory, generator
         self.timeout, self.worker_init_fn, self.prefetch_factor = timeout, worker_init_fn, prefetch_factor
-        self.persistent_workers = persistent_workers
+        self.persistent_workers, self.pin_memory_device, self.in_order = persistent_workers, pin_memory_device, in_order
+        self.multiprocessing_context, self._iterator = multiprocessing_context, None
         self._is_iterable = isinstance(dataset, IterableDataset)
         if self._is_iterable and (shuffle or sampler is not None or batch_sampler is not None):
             raise ValueError("DataLoader with IterableDataset: the dataset has an order of its own; "
@@ -93,9 +123,16 @@ class DataLoader:
                 else:
                     yield [self.dataset[number] for number in numbers]
 
-    def __iter__(self):
+    def _batches(self):
+        """Yields batches."""
         for samples in self._samples():
             yield self.collate_fn(samples)
+
+    def _get_iterator(self):
+        return _SingleProcessDataLoaderIter(self)
+
+    def __iter__(self):
+        return self._get_iterator()
 
     def __len__(self):
         if self._is_iterable:

@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import math
+import types
 
 from ... import _core
 from .sampler import _place_of
@@ -10,6 +11,8 @@ from .sampler import _place_of
 
 class Dataset:
     """Samples by their number; a subclass has `__getitem__` and `__len__`."""
+
+    __class_getitem__ = classmethod(types.GenericAlias)
 
     def __getitem__(self, index):
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")

@@ -4,6 +4,7 @@ Drawn orders follow `manual_seed`, or a generator of their own.
 """
 
 import itertools
+import types
 
 from ... import _core
 
@@ -27,6 +28,8 @@ def _checked_truth(name, value):
 
 class Sampler:
     """Numbers of samples one after the other; a subclass has `__iter__`, and `__len__` where the end is known."""
+
+    __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, data_source=None):
         pass

@@ -1,0 +1,218 @@
+"""Modules as objects: the order of members, states with their hooks, conversions that change all or nothing, hooks of all modules."""
+
+import collections
+import copy
+
+import thalweg as th
+from support import raises
+from thalweg import nn
+
+
+def test_members_keep_their_places():
+    net = nn.Module()
+    net.first, net.second = nn.Linear(1, 1), nn.Linear(1, 2)
+    net.one, net.two = nn.Parameter(th.zeros(1)), nn.Parameter(th.zeros(2))
+    net.register_buffer("x", th.ones(1))
+    net.register_buffer("y", th.ones(1), persistent=False)
+    net.first, net.one, net.x, net.y = nn.ReLU(), nn.Parameter(th.ones(3)), th.zeros(2), th.zeros(3)
+    assert [name for name, _ in net.named_children()] == ["first", "second"]
+    assert [name for name, _ in net.named_parameters()] == ["one", "two", "second.weight", "second.bias"]
+    assert list(net.state_dict()) == ["one", "two", "x", "second.weight", "second.bias"] and list(dict(net.named_buffers())) == ["x", "y"]
+    for refused in (lambda: setattr(net, "one", th.zeros(1)), lambda: setattr(net, "first", 3), lambda: setattr(net, "x", 3)):
+        with raises(TypeError, "expected"):
+            refused()
+    assert net.one.shape == (3,) and isinstance(net.first, nn.ReLU)
+
+
+def test_states_have_metadata_and_more():
+    class Counting(nn.Module):
+        _version = 3
+
+        def __init__(self, count=0):
+            super().__init__()
+            self.count, self.layer = count, nn.BatchNorm1d(1)
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    state, other = Counting(5).state_dict(), Counting()
+    assert list(state)[0] == "_extra_state" and dict(state._metadata) == {"": {"version": 3}, "layer": {"version": 2}}
+    assert str(other.load_state_dict(state)) == "<All keys matched successfully>" and other.count == 5
+    # States of the first version have no number of batches; a plain dictionary says nothing of versions.
+    former = {name: value for name, value in nn.BatchNorm1d(1).state_dict().items() if name != "num_batches_tracked"}
+    assert nn.BatchNorm1d(1).load_state_dict(former).missing_keys == []
+    with raises(RuntimeError, "expected torch.Tensor"):
+        nn.BatchNorm1d(1).load_state_dict({**former, "weight": 3})
+
+
+def test_hooks_of_states():
+    log, net = [], nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    net[0].register_state_dict_pre_hook(lambda module, prefix, keep_vars: log.append(("before", prefix)))
+    net.register_state_dict_post_hook(lambda module, state, prefix, metadata: log.append(("after", list(state))))
+    net[0]._register_load_state_dict_pre_hook(lambda state, prefix, *_: state.pop(prefix + "old", None))
+    net[0].register_load_state_dict_pre_hook(lambda module, state, prefix, *_: log.append((type(module).__name__, prefix)))
+    net.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
+    state = net.state_dict()
+    del state["0.bias"]
+    state["0.old"] = th.ones(1)
+    keys = net.load_state_dict(state, strict=False)
+    assert log == [("before", "0."), ("after", ["0.weight", "0.bias"]), ("Linear", "0.")] and keys.missing_keys == []
+    assert keys.unexpected_keys == ["0.old"] or keys.unexpected_keys == []
+
+
+def test_loading_by_assignment():
+    layer = nn.Linear(2, 2, device="meta")
+    state = {"weight": th.ones(2, 2), "bias": nn.Parameter(th.zeros(2))}
+    layer.load_state_dict(state, assign=True)
+    assert layer.bias is state["bias"] and isinstance(layer.weight, nn.Parameter) and layer.weight.data_ptr() == state["weight"].data_ptr()
+    assert layer(th.ones(1, 2)).tolist() == [[2, 2]]
+
+
+def test_conversions_change_all_or_nothing():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv3d(1, 1, 1), nn.Linear(2, 2))
+    weight = net[0].weight
+    with raises(RuntimeError, "channels_last"):
+        net.to(memory_format=th.channels_last)
+    assert net[0].weight.is_contiguous()
+    del net[2]
+    net.to(memory_format=th.channels_last)
+    assert net[0].weight is weight and not weight.is_contiguous() and weight.is_contiguous(memory_format=th.channels_last)
+    net.half()
+    assert net[0].weight.dtype is th.float16 and net[1].num_batches_tracked.dtype is th.int64
+    with raises(TypeError, "floating point or complex"):
+        net.to(th.int32)
+    tied = nn.Module()
+    tied.one, tied.other = nn.Linear(2, 2), nn.Linear(2, 2)
+    tied.other.weight = tied.one.weight
+    tied.double()
+    assert tied.one.weight is tied.other.weight and tied.one.weight.dtype is th.float64
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.values = [th.ones(1)]
+
+        def _apply(self, fn, recurse=True):
+            self.values = [fn(value) for value in self.values]
+            return super()._apply(fn, recurse)
+    own = Own()
+    nn.Sequential(own).double()
+    assert own.values[0].dtype is th.float64
+
+
+def test_meta_modules():
+    with th.device("meta"):
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        with th.device("cpu"):
+            inner = th.ones(1)
+    assert net[0].weight.device.type == "meta" and inner.device.type != "meta" and th.ones(1).device.type != "meta"
+    weight = net[0].weight
+    net.to_empty(device="cpu")
+    assert net[0].weight is weight and all(tensor.device.type != "meta" for tensor in net.state_dict().values())
+    like = th.empty_like(th.empty_strided((3, 2), (1, 3), device="meta"), device="cpu")
+    assert like.stride() == (1, 3) and like.device.type != "meta"
+    assert th.zeros_like(th.ones(3, 2, device="meta"), device="cpu", dtype=th.int32).tolist() == [[0, 0]] * 3
+
+
+def test_hooks_of_all_modules():
+    hooks, log = nn.modules.module, []
+    handles = [
+        hooks.register_module_forward_pre_hook(lambda module, args: log.append(("before", type(module).__name__))),
+        hooks.register_module_forward_hook(lambda module, args, output: log.append(("after", type(module).__name__))),
+        hooks.register_module_full_backward_hook(lambda module, before, after: log.append(("backward", type(module).__name__))),
+        hooks.register_module_parameter_registration_hook(lambda module, name, value: log.append(("parameter", name))),
+        hooks.register_module_module_registration_hook(lambda module, name, value: log.append(("module", name)))]
+    net = nn.Sequential(nn.Linear(2, 2))
+    net(th.ones(3, 2, requires_grad=True)).sum().backward()
+    for handle in handles:
+        handle.remove()
+    net(th.ones(3, 2))
+    assert log == [("parameter", "weight"), ("parameter", "bias"), ("module", "0"), ("before", "Sequential"), ("before", "Linear"),
+                   ("after", "Linear"), ("after", "Sequential"), ("backward", "Linear"), ("backward", "Sequential")]
+
+
+def test_containers():
+    chain = nn.Sequential(nn.ReLU(), nn.Tanh())
+    chain.insert(1, nn.GELU()).append(nn.SiLU()).extend([nn.Mish()])
+    taken = chain.pop(0)
+    chain += nn.Sequential(taken)
+    assert [type(one).__name__ for one in chain] == ["GELU", "Tanh", "SiLU", "Mish", "ReLU"] and list(chain._modules) == list("01234")
+    assert len(chain * 2) == 10 and len(chain + chain) == 10
+    modules = nn.ModuleList([nn.ReLU()])
+    modules += [nn.Tanh()]
+    modules.insert(0, nn.GELU())
+    del modules[1]
+    assert [type(one).__name__ for one in modules] == ["GELU", "Tanh"] and len(modules + [nn.ReLU()]) == 3
+    assert repr(nn.ModuleList([nn.ReLU(), nn.ReLU(), nn.Tanh()])) == "ModuleList(\n  (0-1): 2 x ReLU()\n  (2): Tanh()\n)"
+    parameters = nn.ParameterList([th.ones(1), "word"])
+    parameters += [th.zeros(2)]
+    assert isinstance(parameters[0], nn.Parameter) and parameters[1] == "word" and len(list(parameters.parameters())) == 2
+    named = nn.ParameterDict({"b": th.ones(1), "a": th.ones(2)})
+    assert list(named) == ["a", "b"] and list(nn.ParameterDict(collections.OrderedDict(b=th.ones(1), a=th.ones(1)))) == ["b", "a"]
+    named |= {"c": th.ones(3)}
+    assert named.popitem()[0] == "c" and "c" not in named
+    # A subclass sees no call before it is ready.
+    class Late(nn.ModuleDict):
+        def __init__(self):
+            super().__init__()
+            self.ready = True
+
+        def update(self, modules):
+            assert self.ready
+            super().update(modules)
+    Late().update({"a": nn.ReLU()})
+
+
+def test_layers_that_draw_or_cluster():
+    th.manual_seed(0)
+    image = th.arange(64.0).view(1, 1, 8, 8)
+    pooled, places = nn.FractionalMaxPool2d(2, output_size=4, return_indices=True)(image)
+    assert pooled.shape == (1, 1, 4, 4) and image.flatten()[places.flatten()].tolist() == pooled.flatten().tolist()
+    assert nn.FractionalMaxPool3d(2, output_ratio=0.5)(th.ones(1, 1, 4, 4, 4)).shape == (1, 1, 2, 2, 2)
+    layer = nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 6], div_value=2.0, head_bias=True)
+    x, target = th.randn(5, 4), th.tensor([0, 2, 4, 8, 5])
+    everything, found = layer.log_prob(x), layer(x, target)
+    assert all(abs(total - 1) < 1e-5 for total in everything.exp().sum(1).tolist())
+    chosen = everything.gather(1, target.unsqueeze(1)).squeeze(1)
+    assert max((found.output - chosen).abs().tolist()) < 1e-5 and abs(found.loss.item() + chosen.mean().item()) < 1e-5
+    assert layer.predict(x).tolist() == everything.argmax(1).tolist()
+    found.loss.backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    loss = nn.TripletMarginWithDistanceLoss(distance_function=lambda a, b: (a - b).abs().sum(1), margin=2.0)
+    assert loss(th.zeros(1, 2), th.ones(1, 2), th.ones(1, 2) * 3).item() == 0.0 and loss(th.zeros(1, 2), th.ones(1, 2), th.ones(1, 2)).item() == 2.0
+
+
+def test_copies_and_pickles():
+    net = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    net[0].register_forward_hook(_doubled)
+    other = copy.deepcopy(net).eval()
+    assert net.training and not other.training and other(th.ones(1, 1)).tolist() == net.eval()(th.ones(1, 1)).tolist()
+    with raises(ValueError, "boolean"):
+        net.train(1)
+
+
+def _doubled(module, args, output):
+    return output * 2
+
+
+def test_generators_in_regions():
+    @th.no_grad()
+    def numbers(count):
+        for number in range(count):
+            got = yield (number, th.is_grad_enabled())
+            assert got is None or got == "sent"
+        return th.is_grad_enabled()
+    made = numbers(2)
+    assert next(made) == (0, False) and th.is_grad_enabled() and made.send("sent") == (1, False) and th.is_grad_enabled()
+    try:
+        next(made)
+    except StopIteration as end:
+        assert end.value is False
+    failing = numbers(2)
+    next(failing)
+    with raises(KeyError, "thrown"):
+        failing.throw(KeyError("thrown"))
+    assert th.is_grad_enabled()
