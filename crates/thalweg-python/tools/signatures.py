@@ -128,6 +128,12 @@ def schema_lines(name):
     return found
 
 
+# What is not asked for: doors to libraries, compiled programs, sparse, quantized and named tensors, and deprecated orders of arguments.
+UNASKED = re.compile(
+    r"torch\.(cudnn|miopen|mkldnn|fbgemm|sym|import_ir|parse)_|.*[( ]names[,)]|.*outdim|.*out_dim|.*sparse|.*quantize|.*\.q_|"
+    r"\w+\.\w+\((beta, self|self, alpha|self, value), ")
+
+
 def lines_of(name, value, stubs, operator):
     """Returns the lines of a function or a method, without its name."""
     if inspect.isfunction(value):
@@ -174,6 +180,7 @@ def main():
             value = getattr(module, name)
             if inspect.isclass(value) and not name.startswith("_") and value.__module__.startswith(f"torch.{namespace}"):
                 lines.add(f"{namespace}.{name}{running_line(value)}")
+    lines = {line for line in lines if not UNASKED.match(line)}
     TARGET.write_text("\n".join(sorted(lines)) + "\n")
     print(f"{len(lines)} signatures of {len({line.partition('(')[0] for line in lines})} names")
 
