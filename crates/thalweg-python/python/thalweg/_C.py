@@ -2,7 +2,7 @@
 
 from . import _core
 from ._core import Tensor as TensorBase, device, dtype  # noqa: F401
-from ._left_out import MODULES, placeholder
+from ._left_out import rest
 
 # `torch._C._distributed_c10d` and others are imported as if they were there.
 __path__ = []
@@ -45,8 +45,4 @@ def _cuda_setDevice(device):
 def _log_api_usage_once(event):
     """Does nothing: nothing is logged."""
 
-
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return placeholder(f"{__name__}.{name}", MODULES["_C"])
+__getattr__ = rest(__name__)

@@ -2,6 +2,7 @@
 
 import types as _types
 
+from ._left_out import rest as _rest
 from .compiler import (  # noqa: F401
     allow_in_graph, assume_constant_result, disable, disallow_in_graph, is_compiling, list_backends, reset, substitute_in_graph)
 
@@ -25,3 +26,7 @@ config = _types.ModuleType(f"{__name__}.config", "Settings of Dynamo, which noth
 vars(config).update(
     compiled_autograd=False, suppress_errors=False, inline_inbuilt_nn_modules=False, cache_size_limit=8, recompile_limit=8,
     accumulated_recompile_limit=256, capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False, verbose=False)
+# `torch._dynamo.decorators` and others are imported as if they were there.
+__path__ = []
+
+__getattr__ = _rest(__name__)

@@ -22,7 +22,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all that is in them, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
@@ -30,11 +30,11 @@ MODULES = {
         "distributed.tensor", "distributed._tensor", "distributed._composable", "distributed._functional_collectives",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
-        "distributed.logging_handlers", "cuda.nccl"), _RANKS),
+        "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
     "nn.modules.lazy": "shapes of modules are said when they are made",
     "nn.grad": "ask autograd for gradients of convolutions",
-    "nested": "there are no nested tensors", "masked": "there are no masked tensors",
+    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
@@ -48,12 +48,13 @@ MODULES = {
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
     "nn.utils.fusion": _EAGER, "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
-    "autograd.forward_ad": "there is no forward-mode differentiation",
+    "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
 }
 
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
+    "nn.parameter": dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
@@ -75,10 +76,8 @@ NAMES = {
         **dict.fromkeys((
             "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
             "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
-            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm",
-            "native_norm", "rnn_relu", "rnn_tanh",
-            "slice_inverse", "values_copy",
-            "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
+            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm", "native_norm", "rnn_relu", "rnn_tanh",
+            "slice_inverse", "values_copy", "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
     "distributed": dict.fromkeys((
@@ -86,6 +85,7 @@ NAMES = {
         "all_to_all_single", "reduce_scatter", "monitored_barrier", "init_device_mesh", "DeviceMesh", "TCPStore", "FileStore", "HashStore",
         "PrefixStore", "Store", "ProcessGroup", "ProcessGroupNCCL", "ProcessGroupGloo"), _RANKS),
 }
+
 
 class _LeftOut(type):
     """The class of names that are left out: they raise when they are called."""
@@ -155,15 +155,28 @@ def attributes(module, names=None):
     return __getattr__
 
 
+def rest(module):
+    """Returns the `__getattr__` of a module that is left out in part: all that it has not is there, and raises when it is used."""
+    def __getattr__(name):
+        if name.startswith("__"):
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return below(module, name)
+    return __getattr__
+
+
+def below(module, name):
+    """Returns a module below one that is left out, or the object of a name."""
+    own = f"{module}.{name}".partition(".")[2]
+    if own in MODULES:
+        return importlib.import_module(f"{module}.{name}")
+    return placeholder(f"{module}.{name}", reason_of(own))
+
+
 class _Module(types.ModuleType):
     """A module that is left out: all that is asked of it is there, and raises when it is used."""
 
     def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
-        if f"{self.__name__}.{name}".partition(".")[2] in MODULES:
-            return importlib.import_module(f"{self.__name__}.{name}")
-        return placeholder(f"{self.__name__}.{name}", self._reason)
+        return rest(self.__name__)(name)
 
     def __call__(self, *args, **kwargs):
         raise NotImplementedError(f"{self.__name__} is left out: {self._reason}")

@@ -5,8 +5,8 @@ import sys
 from . import _core
 
 __all__ = [
-    "chalf", "get_device_module", "is_warn_always_enabled", "jagged", "layout", "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo",
-    "sparse_csc", "sparse_csr",
+    "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
+    "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert",
 ]
 
 
@@ -62,3 +62,18 @@ def get_device_module(device=None):
     if module is None:
         raise RuntimeError(f"Device '{device}' does not have a corresponding module registered as 'torch.{device}'.")
     return module
+
+
+def _assert(condition, message):
+    """Raises an `AssertionError` with a message unless a condition holds."""
+    assert condition, message
+
+
+def is_vulkan_available():
+    """Returns False."""
+    return False
+
+
+def compiled_with_cxx11_abi():
+    """Returns True."""
+    return True

@@ -1,7 +1,9 @@
 """Automatic mixed precision (`torch.amp`)."""
 
 import functools
+import sys
 import threading
+import types
 
 from . import _core
 from ._regions import Open
@@ -276,3 +278,16 @@ def _check_gradients(optimizer):
     if not found:
         raise AssertionError("No inf checks were recorded for this optimizer.")
     return found
+
+
+def _placed():
+    """Makes the modules in which PyTorch defines the names of this one."""
+    for name, members in (("autocast_mode", (autocast, custom_fwd, custom_bwd, is_autocast_available)), ("grad_scaler", (GradScaler,))):
+        made = types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.amp.{name}`.")
+        vars(made).update({member.__name__: member for member in members})
+        sys.modules[made.__name__] = globals()[name] = made
+
+
+_placed()
+# The modules are imported as if this were a package.
+__path__ = []

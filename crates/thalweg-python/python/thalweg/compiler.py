@@ -8,7 +8,7 @@ def _kept(fn=None, *args, **kwargs):
     return fn if fn is not None else lambda function: function
 
 
-disable = allow_in_graph = assume_constant_result = disallow_in_graph = substitute_in_graph = _kept
+disable = allow_in_graph = assume_constant_result = disallow_in_graph = _kept
 
 
 def nested_compile_region(fn=None, **options):
@@ -16,7 +16,7 @@ def nested_compile_region(fn=None, **options):
     return _kept(fn)
 
 
-def substitute_in_graph(original_fn, **options):  # noqa: F811
+def substitute_in_graph(original_fn, **options):
     """Returns a decorator that leaves its function as it is."""
     return lambda function: function
 

@@ -14,12 +14,13 @@ _directory = None
 HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
 
 
+def _get_torch_home():
+    return os.path.expanduser(os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"))
+
+
 def get_dir():
     """Returns the folder in which files are kept: that of `set_dir`, else `hub` in `TORCH_HOME`, else in the user's cache."""
-    if _directory is not None:
-        return _directory
-    home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
-    return os.path.join(os.path.expanduser(home), "hub")
+    return _directory if _directory is not None else os.path.join(_get_torch_home(), "hub")
 
 
 def set_dir(d):

@@ -4,10 +4,9 @@ import contextlib
 import typing
 import warnings
 
-from ._left_out import placeholder
+from ._left_out import rest
 from .nn.module import Module
 
-_REASON = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
 T = typing.TypeVar("T")
 Final = typing.Final
 _is_warned = False
@@ -139,10 +138,5 @@ class strict_fusion(contextlib.ContextDecorator):
 
 # Modules below, as `torch.jit.annotations`, are imported as if they were there.
 __path__ = []
-CompilationUnit = placeholder(f"{__name__}.CompilationUnit", _REASON)
 
-
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return placeholder(f"{__name__}.{name}", _REASON)
+__getattr__ = rest(__name__)

@@ -1,9 +1,8 @@
 """What programs ask of `torch.sparse` of dense tensors; there are no sparse ones."""
 
 from . import _core
-from ._left_out import placeholder
+from ._left_out import rest
 
-_REASON = "there are no sparse tensors"
 mm, addmm = _core.mm, _core.addmm
 
 
@@ -43,8 +42,4 @@ class check_sparse_tensor_invariants:
                 return function(*args, **kwargs)
         return wrapped
 
-
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return placeholder(f"{__name__}.{name}", _REASON)
+__getattr__ = rest(__name__)

@@ -187,6 +187,17 @@ def _of_factors(p, q, mine, theirs):
     return m._half_log_det(theirs) - m._half_log_det(mine) + 0.5 * (inner + squared - size)
 
 
+@_of(m.Wishart)
+def _wishart(p, q):
+    size, mine, theirs = p._event_shape[-1], p._unbroadcasted_scale_tril, q._unbroadcasted_scale_tril
+    shape = c.Size(m.broadcast_shapes(mine.shape[:-2], theirs.shape[:-2])) + mine.shape[-2:]
+    trace = _core.linalg_solve_triangular(theirs.expand(shape), mine.expand(shape), upper=False).pow(2).sum([-2, -1])
+    places = _core.arange(size, dtype=p.df.dtype, device=p.df.device)
+    digammas = (0.5 * (p.df.unsqueeze(-1) - places)).digamma().sum(-1)
+    return (q.df * (m._half_log_det(theirs) - m._half_log_det(mine)) + p.df / 2 * (trace - size) + (p.df - q.df) / 2 * digammas
+            + _core.mvlgamma(q.df / 2, size) - _core.mvlgamma(p.df / 2, size))
+
+
 @_of(c.Independent)
 def _independent(p, q):
     if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:

@@ -1,6 +1,6 @@
 """`Parameter` and `Buffer`: tensors that modules know."""
 
-from .. import _core
+from .. import _core, _left_out
 
 
 class Parameter(_core.Tensor):
@@ -40,3 +40,6 @@ class Buffer(_core.Tensor):
     @classmethod
     def _of(cls, tensor):
         return cls(tensor)
+
+
+__getattr__ = _left_out.attributes(__name__)

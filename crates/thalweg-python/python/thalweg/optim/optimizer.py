@@ -5,10 +5,13 @@ import contextlib
 import copy
 import functools
 import itertools
+import typing
 import warnings
 
 from .. import _core
 from ..utils.hooks import RemovableHandle
+
+ParamsT = params_t = _params_t = typing.Union[typing.Iterable[_core.Tensor], typing.Iterable[typing.Dict[str, typing.Any]]]
 
 # The value of a default that every group has to name.
 required = type("_Required", (), {"__repr__": lambda self: "<required parameter>"})()

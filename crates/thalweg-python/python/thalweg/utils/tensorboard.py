@@ -1,14 +1,17 @@
 """Summaries for TensorBoard (`torch.utils.tensorboard`), written by the package `tensorboard`, which has to be installed."""
 
+import importlib.util
 import os
 import time
 
-try:
+
+def _messages():
+    """Returns the classes of the package's messages."""
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-except ImportError as _error:
-    raise ImportError("utils.tensorboard needs the package tensorboard: pip install tensorboard") from _error
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    return Event, HistogramProto, Summary, SummaryMetadata, TensorProto, TensorShapeProto
 
 
 def _number(value):
@@ -22,10 +25,11 @@ def _array(values):
     return numpy.asarray(values)
 
 
-class FileWriter:
+class _FileWriter:
     """A file of events."""
 
     def __init__(self, log_dir, max_queue=10, flush_secs=120, filename_suffix=""):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
         self.event_writer = EventFileWriter(str(log_dir), max_queue, flush_secs, filename_suffix)
 
     def get_logdir(self):
@@ -34,7 +38,7 @@ class FileWriter:
 
     def add_summary(self, summary, global_step=None, walltime=None):
         """Adds a summary."""
-        event = Event(wall_time=time.time() if walltime is None else walltime, summary=summary)
+        event = _messages()[0](wall_time=time.time() if walltime is None else walltime, summary=summary)
         if global_step is not None:
             event.step = int(_number(global_step))
         self.event_writer.add_event(event)
@@ -48,7 +52,7 @@ class FileWriter:
         self.event_writer.close()
 
 
-class SummaryWriter:
+class _SummaryWriter:
     """Writes scalars, histograms, texts and pictures to a folder that TensorBoard reads."""
 
     def __init__(self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120, filename_suffix=""):
@@ -61,7 +65,7 @@ class SummaryWriter:
 
     def _writer(self, folder):
         if folder not in self._writers:
-            self._writers[folder] = FileWriter(folder, *self._options)
+            self._writers[folder] = _FileWriter(folder, *self._options)
         return self._writers[folder]
 
     def get_logdir(self):
@@ -69,6 +73,7 @@ class SummaryWriter:
         return self.log_dir
 
     def _add(self, tag, global_step, walltime, folder=None, **value):
+        Summary = _messages()[2]
         summary = Summary(value=[Summary.Value(tag=tag, **value)])
         self._writer(folder or self.log_dir).add_summary(summary, global_step, walltime)
 
@@ -85,6 +90,7 @@ class SummaryWriter:
     def add_histogram(self, tag, values, global_step=None, bins="tensorflow", walltime=None, max_bins=None):
         """Adds the distribution of numbers."""
         import numpy
+        HistogramProto = _messages()[1]
         array = _array(values).astype(numpy.float64).ravel()
         if not array.size:
             raise ValueError("The input has no element.")
@@ -95,9 +101,7 @@ class SummaryWriter:
 
     def add_text(self, tag, text_string, global_step=None, walltime=None):
         """Adds a text."""
-        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        SummaryMetadata, TensorProto, TensorShapeProto = _messages()[3:]
         tensor = TensorProto(dtype="DT_STRING", string_val=[text_string.encode()], tensor_shape=TensorShapeProto(
             dim=[TensorShapeProto.Dim(size=1)]))
         data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
@@ -120,7 +124,7 @@ class SummaryWriter:
             array = numpy.concatenate([array] * 3, axis=2)
         buffer = io.BytesIO()
         Image.fromarray(array).save(buffer, format="PNG")
-        image = Summary.Image(height=array.shape[0], width=array.shape[1], colorspace=array.shape[2], encoded_image_string=buffer.getvalue())
+        image = _messages()[2].Image(height=array.shape[0], width=array.shape[1], colorspace=array.shape[2], encoded_image_string=buffer.getvalue())
         self._add(tag, global_step, walltime, image=image)
 
     def add_images(self, tag, img_tensor, global_step=None, walltime=None, dataformats="NCHW"):
@@ -164,3 +168,16 @@ class SummaryWriter:
 
     def __exit__(self, *_):
         self.close()
+
+
+_NAMES = {"SummaryWriter": _SummaryWriter, "FileWriter": _FileWriter}
+for _name, _class in _NAMES.items():
+    _class.__name__ = _class.__qualname__ = _name
+
+
+def __getattr__(name):
+    if name in _NAMES:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError("utils.tensorboard needs the package tensorboard: pip install tensorboard")
+        return _NAMES[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
