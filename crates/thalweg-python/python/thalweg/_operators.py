@@ -270,14 +270,14 @@ def rnn_relu_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
 
 def gru_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """Returns the next state of gated recurrent units."""
-    from .nn.recurrent import GRU
-    return GRU._cell(None, _core.linear(input, w_ih, b_ih), w_hh, b_hh, hx)
+    from .nn.recurrent import GRU, _in_region
+    return GRU._cell(None, _core.linear(input, w_ih, b_ih), w_hh, b_hh, _in_region(hx))
 
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """Returns the next hidden state and cell of long short-term memory."""
-    from .nn.recurrent import LSTM
-    return LSTM._cell(None, _core.linear(input, w_ih, b_ih), w_hh, b_hh, tuple(hx))
+    from .nn.recurrent import LSTM, _in_region
+    return LSTM._cell(None, _core.linear(input, w_ih, b_ih), w_hh, b_hh, tuple(map(_in_region, hx)))
 
 
 for _name in METHODS:

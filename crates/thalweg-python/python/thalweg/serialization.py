@@ -46,6 +46,9 @@ def save(obj, f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_seriali
     whatever else can be pickled. Tensors that share memory share it in the file."""
     if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
         raise AttributeError(f"expected 'f' to be string, path, or a file-like object with a 'write' attribute, not {type(f).__name__}")
+    folder = None if hasattr(f, "write") else os.path.dirname(os.path.abspath(f))
+    if folder is not None and not os.path.isdir(folder):
+        raise RuntimeError(f"Parent directory {folder} does not exist.")
     _objects.save(obj, f, pickle_protocol)
 
 

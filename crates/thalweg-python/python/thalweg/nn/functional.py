@@ -7,6 +7,7 @@ import math
 import warnings
 
 from .. import _core, _left_out, _operators
+from ..amp import autocast
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 
@@ -42,69 +43,69 @@ def _reduction(reduction, size_average=None, reduce=None):
 
 def relu(input, inplace=False):
     """Returns max(x, 0) of each element; in place where asked for."""
-    return (input.relu_ if inplace else input.relu)()
+    return (_core.Tensor.relu_ if inplace else _core.Tensor.relu)(input)
 
 
 def relu6(input, inplace=False):
     """Returns each element, limited to the range from 0 to 6; in place where asked for."""
-    return (input.relu6_ if inplace else input.relu6)()
+    return (_core.Tensor.relu6_ if inplace else _core.Tensor.relu6)(input)
 
 
 def silu(input, inplace=False):
     """Returns x · sigmoid(x) of each element; in place where asked for."""
-    return (input.silu_ if inplace else input.silu)()
+    return (_core.Tensor.silu_ if inplace else _core.Tensor.silu)(input)
 
 
 def mish(input, inplace=False):
     """Returns x · tanh(softplus(x)) of each element; in place where asked for."""
-    return (input.mish_ if inplace else input.mish)()
+    return (_core.Tensor.mish_ if inplace else _core.Tensor.mish)(input)
 
 
 def selu(input, inplace=False):
     """Returns the scaled exponential linear unit of each element; in place where asked for."""
-    return (input.selu_ if inplace else input.selu)()
+    return (_core.Tensor.selu_ if inplace else _core.Tensor.selu)(input)
 
 
 def hardswish(input, inplace=False):
     """Returns x · relu6(x + 3) / 6 of each element; in place where asked for."""
-    return (input.hardswish_ if inplace else input.hardswish)()
+    return (_core.Tensor.hardswish_ if inplace else _core.Tensor.hardswish)(input)
 
 
 def hardsigmoid(input, inplace=False):
     """Returns relu6(x + 3) / 6 of each element; in place where asked for."""
-    return (input.hardsigmoid_ if inplace else input.hardsigmoid)()
+    return (_core.Tensor.hardsigmoid_ if inplace else _core.Tensor.hardsigmoid)(input)
 
 
 def leaky_relu(input, negative_slope=0.01, inplace=False):
     """Returns the positive elements, and the others times a slope; in place where asked for."""
-    return (input.leaky_relu_ if inplace else input.leaky_relu)(negative_slope)
+    return (_core.Tensor.leaky_relu_ if inplace else _core.Tensor.leaky_relu)(input, negative_slope)
 
 
 def elu(input, alpha=1.0, inplace=False):
     """Returns the positive elements, and alpha · (exp(x) − 1) of the others; in place where asked for."""
-    return (input.elu_ if inplace else input.elu)(alpha)
+    return (_core.Tensor.elu_ if inplace else _core.Tensor.elu)(input, alpha)
 
 
 def celu(input, alpha=1.0, inplace=False):
     """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others; in place where asked for."""
-    return (input.celu_ if inplace else input.celu)(alpha)
+    return (_core.Tensor.celu_ if inplace else _core.Tensor.celu)(input, alpha)
 
 
 def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
     """Returns each element, limited to a range; in place where asked for."""
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    return (input.hardtanh_ if inplace else input.hardtanh)(min_val, max_val)
+    return (_core.Tensor.hardtanh_ if inplace else _core.Tensor.hardtanh)(input, min_val, max_val)
 
 
 def threshold(input, threshold, value, inplace=False):
     """Returns the elements above a threshold, and a value in the place of the others; in place where asked for."""
-    return (input.threshold_ if inplace else input.threshold)(threshold, value)
+    return (_core.Tensor.threshold_ if inplace else _core.Tensor.threshold)(input, threshold, value)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
     """Returns the input, and negative elements times a slope that is drawn while training; in place where asked for."""
-    return (input.rrelu_ if inplace else input.rrelu)(lower, upper, training)
+    return (_core.Tensor.rrelu_ if inplace else _core.Tensor.rrelu)(input, lower, upper, training)
 
 
 def logsigmoid(input):
@@ -728,7 +729,8 @@ def affine_grid(theta, size, align_corners=None):
     extents = list(size[2:])
     axes = _core.meshgrid([places(count) for count in extents], indexing="ij")
     base = _core.stack([*reversed(axes), _core.ones_like(axes[0])], -1).view(1, -1, dims + 1)
-    return (base @ theta.transpose(1, 2)).view(theta.shape[0], *extents, dims)
+    with autocast("cuda", enabled=False):
+        return (base @ theta.transpose(1, 2)).view(theta.shape[0], *extents, dims)
 
 
 def _bound(fan_in):
