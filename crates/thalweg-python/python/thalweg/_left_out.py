@@ -140,7 +140,7 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"_dynamo", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {"_dynamo", "autograd.profiler", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):
@@ -149,7 +149,8 @@ def attributes(module, names=None):
     names = NAMES.get(own, {}) if names is None else names
 
     def __getattr__(name):
-        if (f"{own}.{name}" if own else name) in MODULES or (not own and name in LATER):
+        full = f"{own}.{name}" if own else name
+        if full in MODULES or full in LATER:
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
@@ -215,6 +216,7 @@ _GIVEN = {
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "onnx": {"is_in_onnx_export": _false},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
