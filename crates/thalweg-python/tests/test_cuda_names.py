@@ -5,6 +5,7 @@ import pathlib
 
 import thalweg as th
 from support import raises
+from thalweg import _left_out
 
 NAMES = [line for line in (pathlib.Path(__file__).parent / "names/cuda.txt").read_text().splitlines() if not line.startswith("#")]
 DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs/python.md"
@@ -16,7 +17,8 @@ def test_every_name_is_there_or_left_out():
     for name in NAMES:
         place, _, last = name.rpartition(".")
         module = importlib.import_module(f"thalweg.cuda.{place}" if place else "thalweg.cuda")
-        if last in vars(module):
+        # A module that is left out is there once it has been imported.
+        if last in vars(module) and not isinstance(vars(module)[last], _left_out._Module):
             assert last not in getattr(module, "_LEFT_OUT", {}), f"{name} is there and in the list of what is left out"
             continue
         with raises(NotImplementedError, "is left out: "):
