@@ -44,7 +44,7 @@ macro_rules! for_each_function {
             /// arsinh x.
             Asinh asinh "asinh" [libm::asinhf, libm::asinh] [3, 3];
             /// arcosh x.
-            Acosh acosh "acosh" [libm::acoshf, libm::acosh] [4, 3];
+            Acosh acosh "acosh" [crate::functions::acosh_of_f32, crate::functions::acosh_of_f64] [4, 3];
             /// artanh x.
             Atanh atanh "atanh" [libm::atanhf, libm::atanh] [3, 2];
             /// erf x.
@@ -63,9 +63,19 @@ use std::f64::consts::PI;
 
 use crate::Value;
 
+/// Returns arcosh x; NaN below 1, where `libm` has numbers.
+pub(crate) fn acosh_of_f32(x: f32) -> f32 {
+    if x < 1.0 { f32::NAN } else { libm::acoshf(x) }
+}
+
+/// Returns arcosh x; NaN below 1.
+pub(crate) fn acosh_of_f64(x: f64) -> f64 {
+    if x < 1.0 { f64::NAN } else { libm::acosh(x) }
+}
+
 impl Value<'_> {
     /// Returns ψ(x), the derivative of ln Γ(x): by its asymptotic series (Abramowitz and Stegun 6.3.18) at x + 8, taken back by the recurrence
-    /// ψ(x) = ψ(x + 1) − 1/x, and for negative x by the reflection ψ(x) = ψ(1 − x) − π / tan πx.
+    /// ψ(x) = ψ(x + 1) − 1/x, and for negative x by the reflection ψ(x) = ψ(1 − x) − π cot πx.
     #[must_use]
     pub fn digamma(self) -> Self {
         let is_negative = self.lt(0.5);
@@ -73,16 +83,18 @@ impl Value<'_> {
         let steps = (0..8).map(|step| 1.0 / (start + f64::from(step)));
         let recurrence = steps.reduce(|sum, term| sum + term).expect("eight steps");
         let far = start + 8.0;
-        let square = 1.0 / (far * far);
+        let inverse = 1.0 / far;
+        let square = inverse * inverse;
         // B₂ₙ / 2n.
         let coefficients =
             [1.0 / 12.0, -1.0 / 120.0, 1.0 / 252.0, -1.0 / 240.0, 1.0 / 132.0, -691.0 / 32760.0, 1.0 / 12.0];
         let series =
             coefficients.iter().rev().fold(self.like(0.0), |sum, &coefficient| (sum + coefficient) * square);
-        let value = far.log() - 0.5 / far - series - recurrence;
-        // The period is taken away first: near a pole the tangent of the product would have lost all digits.
-        let reflected = value - PI / ((self - self.round()) * PI).tan();
-        let pole = self.eq(0.0).select(-1.0 / self, self.like(f64::NAN));
+        let value = far.log() - 0.5 * inverse - series - recurrence;
+        // The period is taken away first: near a pole the sine of the product would have lost all digits.
+        let angle = (self - self.round()) * PI;
+        let reflected = value - PI * angle.cos() / angle.sin();
+        let pole = self.eq(0.0).select(-1.0 / self, self * f64::NAN);
         let is_pole = self.le(0.0).and(self.eq(self.floor()));
         is_pole.select(pole, is_negative.select(reflected, value))
     }

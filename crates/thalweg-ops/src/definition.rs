@@ -140,6 +140,10 @@ pub struct Examples {
 pub type FromResult =
     for<'b> fn(&'b BodyBuilder, &Signature, Value<'b>, Value<'b>) -> SmallVec<[Value<'b>; 2]>;
 
+/// The gradient of each input, in the compute dtype. The function adds the operator's inputs and numbers to the builder, and then the
+/// gradient of the result.
+pub type FromInputs = for<'b> fn(&'b BodyBuilder, &Signature) -> SmallVec<[Value<'b>; 2]>;
+
 /// An operator that is a loop over points: an entry of the table.
 #[derive(Clone, Copy)]
 pub struct LoopOp {
@@ -167,6 +171,8 @@ pub struct LoopOp {
     /// The gradients of the inputs, where they are better written by the result than derived: a result is often kept by the
     /// next operator anyway, and an input would be kept for this one alone.
     pub from_result: Option<FromResult>,
+    /// The gradients of the inputs, where one that is derived would not be PyTorch's: at poles, and where the formula overflows.
+    pub from_inputs: Option<FromInputs>,
     /// The dtype that autocast gives its tensors.
     pub autocast: Autocast,
     /// The operator that takes its calls with complex numbers, where the formula has no meaning for them.
@@ -189,6 +195,7 @@ impl LoopOp {
         outputs: &[OutputPlace::Row],
         build: |_, _| {},
         from_result: None,
+        from_inputs: None,
         autocast: Autocast::Unchanged,
         complex: None,
         examples: None,
@@ -385,6 +392,12 @@ impl LoopOp {
             DTypeRule::Comparison | DTypeRule::Logical => {
                 promote(0)?;
                 DType::Bool
+            }
+            DTypeRule::Condition if !matches!(inputs[0], DType::Bool | DType::U8) => {
+                return Err(DTypeError::refused(format!(
+                    "where expected condition to be a boolean tensor, but got a tensor with dtype {}",
+                    inputs[0]
+                )));
             }
             DTypeRule::Condition => promote(1)?,
             DTypeRule::Sum if inputs[0].is_differentiable() => inputs[0],

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, Node};
 
-use crate::definition::{FromResult, LoopOp, Signature};
+use crate::definition::{FromInputs, FromResult, LoopOp, Signature};
 
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,6 +67,10 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
         (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
     // The number of a derived body: the operator's, mixed with which inputs are wanted.
     let id = (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if let Some(from_inputs) = operator.from_inputs {
+        let body = by_inputs(operator, signature, &wrt, from_inputs);
+        return Ok(Arc::new(packed(id, &body, signature.inputs.len())));
+    }
     if let Some(from_result) = operator.from_result {
         let body = by_result(operator, signature, &wrt, from_result);
         let (saved_inputs, saved_outputs) = (SmallVec::new(), SmallVec::from_slice(&[0]));
@@ -97,15 +101,69 @@ pub fn gradient_of(
 fn of_body(name: &str, id: u64, body: &Body, wrt: &[usize]) -> Derived {
     let gradient = thalweg_ir::grad::gradient(body, wrt)
         .map_err(|reason| format!("{name} is not differentiable: {reason}"))?;
-    let inputs = body.inputs.len();
-    let (body, kept) = without_unused_inputs(&gradient.body);
-    Ok(Arc::new(GradientBody {
+    Ok(Arc::new(packed(id, &gradient.body, body.inputs.len())))
+}
+
+/// Returns a gradient whose body has this number of the operator's inputs before the gradients of the outputs.
+fn packed(id: u64, gradient: &Body, inputs: usize) -> GradientBody {
+    let (body, kept) = without_unused_inputs(gradient);
+    GradientBody {
         id,
         saved_outputs: SmallVec::new(),
         saved_inputs: kept.iter().copied().filter(|&input| input < inputs).collect(),
         used_outputs: kept.iter().filter_map(|&input| input.checked_sub(inputs)).collect(),
         body,
-    }))
+    }
+}
+
+/// A gradient for calls in which gradients of some outputs are absent.
+#[derive(Clone, Debug)]
+pub struct PartialGradient {
+    /// The gradient, which reads neither those nor what would be multiplied with them.
+    pub derived: Arc<GradientBody>,
+    /// The saved tensors that it reads, inputs and outputs alike, by their place among those of the whole gradient.
+    pub saved: SmallVec<[usize; 4]>,
+}
+
+/// Returns a gradient of an operator of this signature without those of the used outputs in `absent` (a bit for each, by its place).
+pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> PartialGradient {
+    static GRADIENTS: Kept<(u64, Signature, u32), PartialGradient> = OnceLock::new();
+    keep(&GRADIENTS, (derived.id, signature.clone(), absent), || {
+        let saved = derived.saved_inputs.len() + derived.saved_outputs.len();
+        let is_absent = |place: usize| absent & (1 << place) != 0;
+        let used = derived.used_outputs.len();
+        let inputs: Vec<usize> =
+            (0..used).filter(|&place| is_absent(place)).map(|place| saved + place).collect();
+        let (body, kept) =
+            without_unused_inputs(&thalweg_ir::grad::without_gradients(&derived.body, &inputs));
+        let at = |place: usize| kept.contains(&place);
+        let from = derived.saved_inputs.len();
+        let saved_inputs = derived.saved_inputs.iter().enumerate().filter(|&(place, _)| at(place));
+        let saved_outputs = derived.saved_outputs.iter().enumerate().filter(|&(place, _)| at(from + place));
+        let used_outputs = derived.used_outputs.iter().enumerate().filter(|&(place, _)| at(saved + place));
+        PartialGradient {
+            derived: Arc::new(GradientBody {
+                id: (derived.id ^ u64::from(absent)).wrapping_mul(0xd6e8_feb8_6659_fd93),
+                saved_inputs: saved_inputs.map(|(_, &input)| input).collect(),
+                saved_outputs: saved_outputs.map(|(_, &output)| output).collect(),
+                used_outputs: used_outputs.map(|(_, &output)| output).collect(),
+                body,
+            }),
+            saved: kept.iter().copied().filter(|&place| place < saved).collect(),
+        }
+    })
+}
+
+/// Returns the body that an entry writes by its inputs.
+fn by_inputs(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_inputs: FromInputs) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let gradients = from_inputs(&builder, signature);
+        for &input in wrt {
+            builder.output(gradients[input], signature.inputs[input], operator.outputs[0]);
+        }
+    }
+    builder.finish().pruned()
 }
 
 /// Returns the body that an entry writes by its result.

@@ -31,5 +31,5 @@ pub use definition::{
     scalar_bits,
 };
 pub use elementwise::{elementwise, parts, table};
-pub use gradient::{ForwardBody, GradientBody, forward, gradient, gradient_of};
+pub use gradient::{ForwardBody, GradientBody, PartialGradient, forward, gradient, gradient_of, without};
 pub use plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};

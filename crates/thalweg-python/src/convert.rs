@@ -154,10 +154,10 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
 }
 
 /// Returns a number as a tensor without dimensions beside another one, in whose dtype it is where that has numbers of its category;
-/// `None` where the object is no number.
+/// `None` where the object is not a number.
 pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
     if let Some(complex) = read_complex(number) {
-        let dtype = if like.dtype().is_complex() { like.dtype() } else { DType::C64 };
+        let dtype = if like.dtype().is_complex() { like.dtype() } else { default_dtype().complex() };
         let made = || Tensor::from_slice(&[complex], &[], like.device())?.to_dtype(dtype);
         return run(number.py(), made).map(Some);
     }
@@ -256,7 +256,7 @@ fn numpy_dtype(value: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     Ok(DType::ALL.iter().copied().find(|dtype| dtype.name() == name))
 }
 
-/// Returns the exception of an object that is no element of a tensor.
+/// Returns the exception of an object that cannot be an element of a tensor.
 fn no_element(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
     let name = value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
     let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();

@@ -88,7 +88,12 @@ fn in_python(mut text: String) -> String {
 
 /// Returns the text of an error without the line of this crate that made the call: the traceback has the program's own.
 fn message(error: &Error) -> String {
-    let text = in_python(error.to_string());
+    let mut text = in_python(error.to_string());
+    for found in error.possible_causes() {
+        // Of an index out of range: the line here of the call whose kernel found it.
+        text =
+            text.replace(&format!("\n  called at {}:{}", found.location.file(), found.location.line()), "");
+    }
     match error.location() {
         Some(location) => {
             let place = format!("at {}:{}", location.file(), location.line());

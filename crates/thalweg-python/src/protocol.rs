@@ -5,15 +5,30 @@
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyNotImplemented};
-use thalweg::Tensor;
+use thalweg::{DType, Device, Tensor};
 
 use crate::call::Passed;
 use crate::convert::{number_beside, number_object, read_complex, read_scalar, tensor_of};
-use crate::failure::{left_out, run, runtime, type_error};
+use crate::failure::{left_out, run, runtime, type_error, value_error};
 use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
+
+/// Returns a number as a tensor without dimensions that the device fills, in a capture too; `None` of what is no number of the dtype's kind.
+fn number_on(
+    py: Python<'_>,
+    value: &Bound<'_, PyAny>,
+    dtype: DType,
+    device: &Device,
+) -> PyResult<Option<Tensor>> {
+    if let Some(number) = read_complex(value).filter(|_| dtype.is_complex()) {
+        let part = |part: f64| Tensor::full(&[], part, dtype.real(), device);
+        return run(py, || part(number.re)?.complex(&part(number.im)?)).map(Some);
+    }
+    let number = read_scalar(value, false)?;
+    number.map(|number| run(py, || Tensor::full(&[], number, dtype, device))).transpose()
+}
 
 /// Calls a function of the table by its number.
 pub fn call<'py>(
@@ -60,7 +75,15 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
 /// Returns an operand that is no tensor as one without dimensions, beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
-    PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is no number"))?)
+    PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
+}
+
+/// Refuses a tensor of other than one element, which does not convert to a number of Python.
+fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
+    match tensor.tensor().elements() {
+        1 => Ok(()),
+        _ => Err(value_error("only one element tensors can be converted to Python scalars")),
+    }
 }
 
 /// Operators of Python that are operators of the table: binary ones, with their forms in place.
@@ -245,14 +268,8 @@ impl PyTensor {
             Ok(value) => value.tensor(),
             Err(_) => {
                 let (own, device) = (tensor.dtype(), tensor.device().clone());
-                match read_scalar(value, false)? {
-                    // On the device: in a capture, too.
-                    Some(number) => run(slf.py(), || Tensor::full(&[], number, own, &device))?,
-                    None => {
-                        let is_number = value.is_instance_of::<PyComplex>();
-                        tensor_of(value, is_number.then_some(own), Some(device))?
-                    }
-                }
+                number_on(slf.py(), value, own, &device)?
+                    .map_or_else(|| tensor_of(value, read_complex(value).map(|_| own), Some(device)), Ok)?
             }
         };
         run(slf.py(), || tensor.assign(indices, &value))
@@ -301,15 +318,18 @@ impl PyTensor {
     }
 
     fn __float__(slf: &Bound<'_, Self>) -> PyResult<f64> {
+        check_one(slf)?;
         Ok(Self::one(slf)?.to_f64())
     }
 
     fn __complex__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyComplex>> {
+        check_one(slf)?;
         let number = Self::one_object(slf)?;
         slf.py().get_type::<PyComplex>().call1((number,))?.cast_into().map_err(PyErr::from)
     }
 
     fn __int__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        check_one(slf)?;
         let number = number_object(slf.py(), Self::one(slf)?)?;
         Ok(slf.py().import("builtins")?.getattr("int")?.call1((number,))?.unbind())
     }

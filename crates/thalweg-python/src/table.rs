@@ -65,7 +65,7 @@ pub fn signature(overload: &Overload, is_method: bool) -> String {
 /// Python cannot name.
 fn python_signature(function: &Function, is_method: bool) -> Option<String> {
     let [overload] = function.overloads.as_slice() else { return None };
-    let mut parts = vec![if is_method { "$self" } else { "$module" }.to_owned()];
+    let mut parts: Vec<String> = is_method.then(|| "$self".to_owned()).into_iter().collect();
     let mut is_named = false;
     for (place, parameter) in overload.schema().parameters.iter().enumerate() {
         if matches!(parameter.name.as_str(), "from" | "lambda" | "in" | "is") {

@@ -20,6 +20,21 @@ def loaded():
     return probes, json.loads((FOLDER / "pytorch.json").read_text())
 
 
+def answer(probes, line):
+    """Returns what a line gives here; what only the device sees is reported when something waits for it."""
+    found = probes.run(thalweg, line, "sim")
+    try:
+        thalweg.cuda.synchronize("sim")
+    except IndexError as error:
+        return {"raises": "IndexError", "text": str(error)}
+    return found
+
+
+def class_of(wanted):
+    """Returns the name of the class that PyTorch raises."""
+    return wanted["raises"] and wanted["raises"].removeprefix("_")
+
+
 def same(found, wanted):
     """Returns whether results are equal, numbers but for rounding."""
     if isinstance(wanted, (list, tuple)):
@@ -33,9 +48,8 @@ def test_results_at_corners_are_those_of_pytorch():
     probes, answers = loaded()
     differ = []
     for line in probes.lines("values.txt"):
-        found, wanted = probes.run(thalweg, line, "sim"), answers[line]
-        if (found["raises"], found.get("result") is None) != (wanted["raises"], wanted.get("result") is None) \
-                or not same(found.get("result"), wanted.get("result")):
+        found, wanted = answer(probes, line), answers[line]
+        if found["raises"] != class_of(wanted) or not same(found.get("result"), wanted.get("result")):
             differ.append(f"{line}\n    gives {found}\n    not {wanted}")
     assert not differ, "\n".join(differ)
 
@@ -50,21 +64,16 @@ def test_refusals_have_the_classes_of_pytorch():
     probes, answers = loaded()
     known, differ = reasons(), []
     for line in probes.lines("refusals.txt"):
-        found, wanted = probes.run(thalweg, line, "sim"), answers[line]["raises"]
-        try:
-            thalweg.cuda.synchronize("sim")
-        except IndexError:
-            # What only the device sees is told when something waits for it.
-            found = {"raises": "IndexError", "text": "at the next wait"}
-        if found["raises"] != (wanted or "").removeprefix("_") and (found["raises"] or wanted) and line not in known:
+        found, wanted = answer(probes, line), class_of(answers[line])
+        if found["raises"] != wanted and line not in known:
             differ.append(f"{line}\n    raises {found['raises']} ({found.get('text')}), not {wanted}")
     assert not differ, f"{len(differ)} differ:\n" + "\n".join(differ)
 
 
 def test_messages_speak_of_python():
     """No message has the line or a name of Rust's interface."""
-    probes, answers = loaded()
+    probes, _ = loaded()
     words = (".rs:", "`to_dtype`", "BackwardOptions", "enabled: false", "to_vec(", "`to_device`", "Option<", "usize", "Error::")
-    found = {line: probes.run(thalweg, line, "sim").get("text") or "" for line in probes.lines("refusals.txt")}
+    found = {line: answer(probes, line).get("text") or "" for line in probes.lines("refusals.txt")}
     bad = {line: text for line, text in found.items() if any(word in text for word in words)}
     assert not bad, "\n".join(f"{line}: {text}" for line, text in bad.items())

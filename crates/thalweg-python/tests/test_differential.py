@@ -14,7 +14,7 @@ import thalweg.signal.windows  # noqa: F401
 
 FOLDER = pathlib.Path(__file__).parent / "differential"
 sys.path.append(str(FOLDER))
-import probes  # noqa: E402
+import api_probes as probes  # noqa: E402
 
 
 def test_probes_give_what_pytorch_gives():

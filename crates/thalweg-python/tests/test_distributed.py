@@ -52,9 +52,9 @@ def test_more_ranks_are_refused_by_name():
     with raises(ValueError, "not within"):
         dist.init_process_group("nccl", world_size=1, rank=1)
     assert not dist.is_initialized()
-    for name in ("new_group", "send", "fsdp"):
+    for used in (lambda: dist.new_group([0, 1]), lambda: dist.send(None, 1), lambda: dist.fsdp.fully_shard(None)):
         with raises(NotImplementedError, "thalweg::distributed"):
-            getattr(dist, name)()
+            used()
 
 
 def test_wrapped_module_trains_as_the_module():
@@ -126,6 +126,12 @@ def test_switches():
         cudnn.enabled = 1
     with raises(AttributeError, "no attribute 'alow_tf32'"):
         cudnn.alow_tf32 = True
+    q = th.randn(1, 2, 8, 16)
+    expected = nn.functional.scaled_dot_product_attention(q, q, q)
+    with th.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False, enable_cudnn=False):
+        assert th.backends.cuda.math_sdp_enabled() and not th.backends.cuda.flash_sdp_enabled()
+        close(nn.functional.scaled_dot_product_attention(q, q, q), expected.tolist(), 1e-5)
+    assert th.backends.cuda.flash_sdp_enabled()
     with raises(AttributeError, "left out"):
         th.backends.cuda.cufft_plan_cache
     assert not th.backends.mps.is_available()

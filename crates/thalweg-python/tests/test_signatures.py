@@ -74,7 +74,8 @@ def of_table(overload, is_method):
     """Returns the parameters of an overload of the table."""
     found = []
     for place, one in enumerate(overload["parameters"]):
-        name = one["name"]
+        # What Python keeps as a word is taken with `_` as well.
+        name = "from_" if one["name"] == "from" else one["name"]
         if place == overload["receiver"]:
             name = "self" if is_method else "input"
         found.append(Parameter(name, NAMED if one["keyword_only"] else PLACE, one["default"]))
@@ -100,9 +101,11 @@ def ours(name):
     for part in name.removeprefix("torch.").split("."):
         # Names that a module makes when they are asked for count.
         value = inspect.getattr_static(value, part, None) if isinstance(value, type) else getattr(value, part, None)
-        if value is None:
+        # Names that are left out are objects that raise when they are called.
+        if value is None or hasattr(type(value), "_refusal") or type(value).__name__ == "_LeftOut":
             return None
-    value = getattr(value, "__func__", value)
+    # A function around an operator takes what the operator takes.
+    value = inspect.unwrap(getattr(value, "__func__", value))
     kind = type(value).__name__
     overloads = TABLE.get(getattr(value, "__name__", ""), [])
     if kind in ("builtin_function_or_method", "method_descriptor") and overloads:

@@ -128,6 +128,12 @@ def schema_lines(name):
     return found
 
 
+# What is not asked for: doors to libraries, compiled programs, sparse, quantized and named tensors, and deprecated orders of arguments.
+UNASKED = re.compile(
+    r"torch\.(cudnn|miopen|mkldnn|fbgemm|sym|import_ir|parse)_|.*[( ]names[,)]|.*outdim|.*out_dim|.*sparse|.*quantize|.*\.q_|"
+    r"\w+\.\w+\((beta, self|self, alpha|self, value), ")
+
+
 def lines_of(name, value, stubs, operator):
     """Returns the lines of a function or a method, without its name."""
     if inspect.isfunction(value):
@@ -150,8 +156,8 @@ def is_public(module, name, value):
     if name.startswith("_") or not is_function(value):
         return False
     home = getattr(value, "__module__", None)
-    foreign = home is not None and not home.startswith("torch")
-    return not foreign and name not in ("boolean_dispatch", "assert_int_or_pair", "handle_torch_function", "has_torch_function",
+    is_external = home is not None and not home.startswith("torch")
+    return not is_external and name not in ("boolean_dispatch", "assert_int_or_pair", "handle_torch_function", "has_torch_function",
                                         "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -174,6 +180,7 @@ def main():
             value = getattr(module, name)
             if inspect.isclass(value) and not name.startswith("_") and value.__module__.startswith(f"torch.{namespace}"):
                 lines.add(f"{namespace}.{name}{running_line(value)}")
+    lines = {line for line in lines if not UNASKED.match(line)}
     TARGET.write_text("\n".join(sorted(lines)) + "\n")
     print(f"{len(lines)} signatures of {len({line.partition('(')[0] for line in lines})} names")
 

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
-use thalweg_runtime::{Label, Result, Stream};
+use thalweg_runtime::{Device, Label, Result, Stream};
 
 use crate::autograd::in_place::Recording;
 use crate::autograd::is_grad_enabled;
@@ -143,10 +143,13 @@ pub(crate) fn are_same(one: &Tensor, other: &Tensor) -> bool {
     one.shares_storage_with(other) && one.dtype() == other.dtype() && one.layout() == other.layout()
 }
 
-/// Takes the first offer of a dtype that fits.
-fn take(dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) -> Option<Tensor> {
+/// Takes the first offer on a device, of a dtype, that fits.
+fn take(device: &Device, dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) -> Option<Tensor> {
     OFFERS.with_borrow_mut(|offers| {
-        let open = offers.iter_mut().filter(|offer| !offer.is_taken && offer.target.dtype() == dtype);
+        let is_open = |offer: &&mut Offer| {
+            !offer.is_taken && offer.target.dtype() == dtype && offer.target.device() == device
+        };
+        let open = offers.iter_mut().filter(is_open);
         let (offer, target) =
             open.map(|offer| (fits(offer), offer)).find_map(|(fit, offer)| Some((offer, fit?)))?;
         offer.is_taken = true;
@@ -173,12 +176,12 @@ fn is_laid_out(target: &Tensor, layout: &Layout) -> bool {
 /// Returns memory for the result of a loop that would be allocated with this layout. It may have other strides. `is_pointwise` says that
 /// the loop reads each point before it writes it.
 pub(crate) fn for_loop(
-    layout: &Layout,
+    (layout, device): (&Layout, &Device),
     dtype: DType,
     inputs: &[&Tensor],
     is_pointwise: bool,
 ) -> Option<Tensor> {
-    take(dtype, |offer| {
+    take(device, dtype, |offer| {
         let target = seen_as(&offer.target, layout)?;
         let reads = |input: &&&Tensor| is_pointwise && are_same(input, &target);
         let is_apart = |input: &&Tensor| are_disjoint(input, &target);
@@ -191,8 +194,8 @@ pub(crate) fn for_loop(
 }
 
 /// Returns memory for the result of a kernel that counts on alignment, with this layout.
-fn for_kernel(layout: &Layout, dtype: DType) -> Option<Tensor> {
-    take(dtype, |offer| {
+fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> {
+    take(device, dtype, |offer| {
         let target = seen_as(&offer.target, layout)?;
         let is_aligned = target.pointer().address().is_multiple_of(ALIGNMENT);
         (!offer.is_read && is_aligned && is_laid_out(&target, layout)).then_some(target)
@@ -227,7 +230,7 @@ pub(crate) fn for_kernel_over(x: &Tensor) -> Option<Tensor> {
 impl Tensor {
     /// Allocates the result of a kernel as [`empty_on`](Self::empty_on) does, or takes memory that is offered for it.
     pub(crate) fn result_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
-        match for_kernel(&Layout::contiguous(shape), dtype) {
+        match for_kernel(&Layout::contiguous(shape), stream.device(), dtype) {
             Some(target) => Ok(target),
             None => Self::empty_on(shape, dtype, stream, label),
         }

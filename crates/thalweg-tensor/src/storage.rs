@@ -103,6 +103,23 @@ impl Storage {
         self.is_exported.store(true, Ordering::Release);
     }
 
+    /// Takes over the memory of a storage that nothing else holds, and gives it its own, where there is more of it. Returns whether it did.
+    pub(crate) fn adopt(&self, other: &Self) -> bool {
+        let can_move =
+            |storage: &Self| storage.is_resizable && storage.address.load(Ordering::Acquire) != MOVES;
+        if !can_move(self) || !can_move(other) {
+            return false;
+        }
+        let (mut own, mut given) = (self.buffer(), other.buffer());
+        if own.size_bytes() >= given.size_bytes() {
+            return false;
+        }
+        std::mem::swap(&mut *own, &mut *given);
+        self.address.store(own.pointer().address(), Ordering::Release);
+        other.address.store(given.pointer().address(), Ordering::Release);
+        true
+    }
+
     /// Sees that there are so many bytes, on the current stream: where there are fewer, what is there is copied to other memory. Returns how
     /// many bytes there were before.
     pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {

@@ -31,6 +31,42 @@ pub type Tensors = SmallVec<[Tensor; 2]>;
 /// another tensor over the same memory, or *storage*. Operators are methods; they run on the current stream of the tensor's device
 /// and are asynchronous: the methods that block the host say so. Operators and views return
 /// [`Error::is_invalid_argument`] for arguments that do not fit.
+///
+/// ```
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, i, no_grad};
+/// # use thalweg_ir::DType;
+/// # fn main() -> Result<()> {
+/// let device = Device::sim(0)?; // or Device::best()?
+/// let x = Tensor::from_slice(&[3.0f32, 1.0, 2.0, 4.0, 6.0, 5.0], &[2, 3], &device)?;
+/// let centred = (&x - x.mean(&[1], true)?)?; // operators on tensors return results, too
+/// assert_eq!(centred.to_vec::<f32>()?, [1.0, -1.0, 0.0, -1.0, 1.0, 0.0]);
+///
+/// let [values, places] = x.topk(2, -1, true, true)?; // torch.topk(x, 2)
+/// assert_eq!(values.to_vec::<f32>()?, [3.0, 2.0, 6.0, 5.0]);
+/// assert_eq!(places.to_vec::<i64>()?, [0, 2, 1, 2]);
+/// assert_eq!(x.reshape(&[usize::MAX, 2])?.shape(), [3, 2]); // x.reshape(-1, 2)
+/// assert_eq!(x.i(i![.., 0])?.to_vec::<f32>()?, [3.0, 4.0]); // x[:, 0]
+///
+/// let weight = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+/// x.matmul(&weight)?.sum(&[], false)?.backward()?;
+/// assert_eq!(weight.grad().expect("a gradient").to_vec::<f32>()?, [7.0, 7.0, 7.0]);
+/// no_grad(|| weight.fill_(0.5))?; // in place
+/// assert_eq!(weight.sum(&[], false)?.item::<f32>()?, 1.5);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// | to | look at |
+/// |---|---|
+/// | make one | [`zeros`](Self::zeros), [`ones`](Self::ones), [`full`](Self::full), [`empty`](Self::empty), [`arange`](Self::arange), [`rand`](Self::rand), [`randn`](Self::randn), [`from_slice`](Self::from_slice) |
+/// | ask about it | [`shape`](Self::shape), [`dtype`](Self::dtype), [`device`](Self::device), [`layout`](Self::layout), [`is_contiguous`](Self::is_contiguous) |
+/// | see it otherwise | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
+/// | compute | [`add`](Self::add), [`exp`](Self::exp), [`matmul`](Self::matmul), [`softmax`](Self::softmax), [`topk`](Self::topk), [`einsum`](Self::einsum), … |
+/// | reduce | [`sum`](Self::sum), [`mean`](Self::mean), [`argmax`](Self::argmax), [`quantile`](Self::quantile), [`allclose`](Self::allclose) |
+/// | write in place | [`add_`](Self::add_), [`fill_`](Self::fill_), [`copy_`](Self::copy_), [`assign`](Self::assign) |
+/// | differentiate | [`requires_grad_`](Self::requires_grad_), [`backward`](Self::backward), [`grad`](Self::grad), [`detach`](Self::detach) |
+/// | read and move | [`to_vec`](Self::to_vec), [`item`](Self::item), [`to_device`](Self::to_device), [`to_dtype`](Self::to_dtype) |
 #[derive(Clone)]
 pub struct Tensor(pub(crate) Arc<TensorState>);
 

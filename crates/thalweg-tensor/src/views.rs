@@ -134,13 +134,40 @@ impl Tensor {
         })
     }
 
-    /// Returns the elements, row-major, in another shape (`torch.reshape`): a view where the strides allow it, else a copy.
+    /// Returns the elements, row-major, in another shape (`torch.reshape`): a view where the strides allow it, else a copy. One extent may be
+    /// `usize::MAX`, for PyTorch's −1: it is what the others leave.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
-        in_call("reshape", &[self], Location::caller(), || match self.layout().reshape(shape)? {
-            Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
-            None => self.contiguous()?.reshape(shape),
+        in_call("reshape", &[self], Location::caller(), || {
+            if shape.contains(&usize::MAX) {
+                return self.reshape(&self.inferred(shape)?);
+            }
+            match self.layout().reshape(shape)? {
+                Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
+                None => self.contiguous()?.reshape(shape),
+            }
         })
+    }
+
+    /// Returns a shape with the extent that the others leave in place of `usize::MAX`.
+    fn inferred(&self, shape: &[usize]) -> Result<Shape> {
+        if shape.iter().filter(|&&extent| extent == usize::MAX).count() > 1 {
+            return Err(Error::invalid("only one dimension can be inferred"));
+        }
+        let others = shape.iter().filter(|&&extent| extent != usize::MAX);
+        let known = others.copied().try_fold(1usize, usize::checked_mul).unwrap_or(usize::MAX);
+        if known == 0 || !self.elements().is_multiple_of(known) {
+            let text: Vec<String> = (shape.iter())
+                .map(|&extent| if extent == usize::MAX { "-1".to_owned() } else { extent.to_string() })
+                .collect();
+            return Err(Error::invalid(format!(
+                "shape '[{}]' is invalid for input of size {}",
+                text.join(", "),
+                self.elements()
+            )));
+        }
+        let rest = self.elements() / known;
+        Ok(shape.iter().map(|&extent| if extent == usize::MAX { rest } else { extent }).collect())
     }
 
     /// Merges all dimensions but the last: the result is a matrix.

@@ -18,6 +18,7 @@
 //!
 //! | to | look at |
 //! |---|---|
+//! | begin | [`prelude`], and [Coming from PyTorch, in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
 //! | compute with tensors and their gradients | [`Tensor`], [`autograd`], [`no_grad`], [`random`], and [`tensor`], which has autocast and graphs of whole steps |
 //! | build and train a network | [`module`], [`functional`], [`optim`], [`models`], [`data`], [`progress`], [`summary`]; all of them are in [`nn`] |
 //! | save and load it | [`serialize`] |
@@ -64,6 +65,13 @@ pub use thalweg_runtime::{
     GraphPool, Result, Stream, StreamGuard, is_available,
 };
 pub use thalweg_runtime::{graph, sim};
+
+pub mod prelude;
+
+/// The guide for those who come from PyTorch, whose program is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Guide;
 
 /// Parts of `torch.cuda`.
 pub mod cuda {

@@ -15,8 +15,9 @@
 //!   point of a row that attains the greatest value.
 //! - |x| has gradient 0 at 0; rounding has gradient 0; xʸ has gradient 0 in x where y = 0, and in y where x = 0 ≤ y.
 //! - Nothing flows through comparisons, integers, bools and [`Node::Detach`].
-//! - The value of the branch that a select does not take does not matter, be it a NaN: formulas that divide or take
-//!   logarithms do so of replaced operands where their value is not wanted, so that gradients of gradients are clean too.
+//! - The branch that a select does not take does not matter, be its value or its derivative infinite or NaN: the gradient of a
+//!   select is a select between the gradients of its branches (the module `flow`). So formulas need no replaced operands where
+//!   their value is not wanted.
 //! - The second derivatives of a product over a row leave out the terms between two factors where one of them is 0.
 //!
 //! # What it does not do
@@ -24,7 +25,9 @@
 //! nothing over broadcast dimensions: the gradient of an input is given at every point, and the code that broadcast the
 //! input sums.
 
+mod absent;
 mod algebra;
+mod flow;
 mod prune;
 mod rules;
 
@@ -32,7 +35,9 @@ use std::fmt;
 
 use crate::body::{InputKind, OutputPlace};
 use crate::{Body, BodyBuilder, ExprId, Node, ReduceOp, Value};
+pub use absent::without_gradients;
 use algebra::{add, div};
+use flow::Flow;
 
 /// The gradient of a body. See [`gradient`].
 #[derive(Clone, PartialEq, Debug)]
@@ -149,12 +154,12 @@ fn gradient_place(
 }
 
 /// The parts of an expression's adjoint that were collected so far.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Adjoint<'b> {
     /// From uses on the expression's own level.
-    here: Option<Value<'b>>,
+    here: Vec<Flow<'b>>,
     /// From points, for an expression of the row: to be summed over them.
-    from_points: Option<Value<'b>>,
+    from_points: Vec<Flow<'b>>,
 }
 
 /// The pass from the outputs to the inputs.
@@ -220,42 +225,45 @@ impl<'b> Reverse<'b> {
     fn seed(&mut self) {
         for output in &self.forward.outputs {
             let gradient = self.builder.input(output.dtype);
-            self.contribute(output.value, output.place == OutputPlace::Point, gradient);
+            self.contribute(output.value, output.place == OutputPlace::Point, Flow::new(gradient));
         }
     }
 
     /// Adds to the adjoint of an expression, from a use at points or at rows.
-    fn contribute(&mut self, to: ExprId, from_points: bool, value: Value<'b>) {
-        if !self.carries[to.index()] {
+    fn contribute(&mut self, to: ExprId, from_points: bool, flow: Flow<'b>) {
+        if !self.carries[to.index()] || flow.is_nowhere() {
             return;
         }
         let adjoint = &mut self.adjoints[to.index()];
-        let part = if from_points && !self.at_points[to.index()] && !self.forward.reductions.is_empty() {
-            &mut adjoint.from_points
+        if from_points && !self.at_points[to.index()] && !self.forward.reductions.is_empty() {
+            adjoint.from_points.push(flow);
         } else {
-            &mut adjoint.here
-        };
-        *part = Some(part.map_or(value, |sum| add(sum, value)));
+            adjoint.here.push(flow);
+        }
     }
 
     /// Visits all expressions, uses before operands.
     fn run(&mut self) {
         for index in (0..self.forward.nodes.len()).rev() {
-            let Adjoint { here, from_points } = self.adjoints[index];
-            let summed = from_points.map(|value| self.reduce(ReduceOp::Sum, value));
-            let Some(adjoint) = here.into_iter().chain(summed).reduce(add) else { continue };
+            let Adjoint { mut here, from_points } = std::mem::take(&mut self.adjoints[index]);
+            if let Some(flow) = Flow::sum(&from_points) {
+                let summed = self.reduce(ReduceOp::Sum, flow.bounded());
+                here.push(Flow::new(summed));
+            }
+            let Some(adjoint) = Flow::sum(&here) else { continue };
             match self.forward.nodes[index] {
                 Node::Load { input } => {
-                    let sum = &mut self.inputs[usize::from(input)];
+                    let (adjoint, sum) = (adjoint.bounded(), &mut self.inputs[usize::from(input)]);
                     *sum = Some(sum.map_or(adjoint, |sum| add(sum, adjoint)));
                 }
                 Node::Reduced { reduction } => {
-                    self.through_reduction(usize::from(reduction), self.copies[index], adjoint);
+                    self.through_reduction(usize::from(reduction), self.copies[index], &adjoint);
                 }
                 node => {
                     let copy = |id: ExprId| self.copies[id.index()];
-                    for (operand, value) in rules::operands(&node, copy, self.copies[index], adjoint) {
-                        self.contribute(operand, self.at_points[index], value);
+                    for part in rules::operands(&node, copy, self.copies[index], adjoint.value()) {
+                        let flow = adjoint.through(part.value, part.branch);
+                        self.contribute(part.operand, self.at_points[index], flow);
                     }
                 }
             }
@@ -263,16 +271,16 @@ impl<'b> Reverse<'b> {
     }
 
     /// Takes the gradient from the result of a reduction to the values that it combined.
-    fn through_reduction(&mut self, number: usize, result: Value<'b>, adjoint: Value<'b>) {
+    fn through_reduction(&mut self, number: usize, result: Value<'b>, flow: &Flow<'b>) {
         let reduction = self.forward.reductions[number];
         let value = self.copies[reduction.value.index()];
-        let zero = value.like(0.0);
+        let (zero, adjoint) = (value.like(0.0), flow.value());
         let contribution = match reduction.op {
-            ReduceOp::Sum => adjoint,
+            ReduceOp::Sum => flow.clone(),
             ReduceOp::Max | ReduceOp::Min => {
                 let attains = value.eq(result);
                 let ties = self.reduce(ReduceOp::Sum, attains.to(value.dtype()));
-                attains.select(div(adjoint, ties), zero)
+                flow.through(div(adjoint, ties), Some((attains, true)))
             }
             ReduceOp::Product => {
                 // With no factor 0 the others' product is result / value; with one, only it has a gradient.
@@ -282,7 +290,7 @@ impl<'b> Reverse<'b> {
                 let others = self.reduce(ReduceOp::Product, factor);
                 let where_zero = zeros.eq(1.0).select(others, zero);
                 let elsewhere = zeros.eq(0.0).select(others / factor, zero);
-                algebra::mul(adjoint, is_zero.select(where_zero, elsewhere))
+                flow.through(algebra::mul(adjoint, is_zero.select(where_zero, elsewhere)), None)
             }
         };
         self.contribute(reduction.value, true, contribution);

@@ -4,22 +4,32 @@ use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
 
 use crate::{Binary, ExprId, Node, Unary, Value};
 
-use super::algebra::{add, constant_exponent, div, masked, masked_out, mul, neg, power};
+use super::algebra::{add, constant_exponent, div, masked, mul, neg, power};
+use super::flow::Branch;
 
 /// Returns whether a primitive is constant between its jumps, so that nothing flows through it.
 pub(super) const fn is_flat(op: Unary) -> bool {
     matches!(op, Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round)
 }
 
-/// Adds a node's part to the adjoints of its operands. `copy` gives operands, `result` is the node and `g` its adjoint; adjoints
-/// have the dtype in which there is arithmetic. Those of complex numbers are PyTorch's: the derivative with respect to the conjugate,
-/// so that a step against the gradient goes down; a product with a derivative is one with its conjugate.
+/// The part of a node's adjoint that flows to an operand.
+pub(super) struct Part<'b> {
+    pub(super) operand: ExprId,
+    pub(super) value: Value<'b>,
+    /// The branch that must be taken for it to flow.
+    pub(super) branch: Option<Branch<'b>>,
+}
+
+/// Returns the parts of a node's adjoint that flow to its operands. `copy` gives operands, `result` is the node and `g` its adjoint;
+/// adjoints have the dtype in which there is arithmetic. Those of complex numbers are PyTorch's: the derivative with respect to the
+/// conjugate, so that a step against the gradient goes down; a product with a derivative is one with its conjugate.
 pub(super) fn operands<'b>(
     node: &Node,
     copy: impl Fn(ExprId) -> Value<'b>,
     result: Value<'b>,
     g: Value<'b>,
-) -> Vec<(ExprId, Value<'b>)> {
+) -> Vec<Part<'b>> {
+    let part = |operand, value| Part { operand, value, branch: None };
     match *node {
         Node::Constant(_)
         | Node::Load { .. }
@@ -29,17 +39,20 @@ pub(super) fn operands<'b>(
         | Node::Reduced { .. }
         | Node::Random(..)
         | Node::Detach(_) => Vec::new(),
-        Node::Unary(op, x) => unary(op, copy(x), result, g).map(|value| (x, value)).into_iter().collect(),
+        Node::Unary(op, x) => unary(op, copy(x), result, g).map(|value| part(x, value)).into_iter().collect(),
         Node::Binary(op, a, b) => {
-            let (of_a, of_b) = binary(op, copy(a), copy(b), result, g);
-            of_a.map(|value| (a, value)).into_iter().chain(of_b.map(|value| (b, value))).collect()
+            let parts = binary(op, copy(a), copy(b), result, g);
+            let of = |(operand, part): (_, Option<(Value<'b>, Option<Branch<'b>>)>)| {
+                part.map(|(value, branch)| Part { operand, value, branch })
+            };
+            [a, b].into_iter().zip(parts).filter_map(of).collect()
         }
-        Node::Fma(a, b, c) => vec![(a, mul(g, copy(b))), (b, mul(g, copy(a))), (c, g)],
+        Node::Fma(a, b, c) => vec![part(a, mul(g, copy(b))), part(b, mul(g, copy(a))), part(c, g)],
         Node::Select(condition, yes, no) => {
-            let condition = copy(condition);
-            vec![(yes, masked(condition, g)), (no, masked_out(condition, g))]
+            let on = |operand, side| Part { operand, value: g, branch: Some((copy(condition), side)) };
+            vec![on(yes, true), on(no, false)]
         }
-        Node::Cast(x) => vec![(x, g.to(copy(x).dtype().compute()))],
+        Node::Cast(x) => vec![part(x, g.to(copy(x).dtype().compute()))],
     }
 }
 
@@ -51,7 +64,8 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
         Unary::Abs => x.like(0.0).lt(x).select(g, masked(x.lt(0.0), neg(g))),
         Unary::Sqrt => div(g, y * 2.0),
         Unary::Exp => mul(g, y),
-        Unary::Expm1 => mul(g, y + 1.0),
+        // Not y + 1, in which the digits of a small eˣ are lost.
+        Unary::Expm1 => mul(g, x.exp()),
         Unary::Log => div(g, x),
         Unary::Log1p => div(g, x + 1.0),
         Unary::Sin => mul(g, x.cos()),
@@ -75,17 +89,14 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
     })
 }
 
+/// A gradient of an operand, and the branch that must be taken for it to flow.
+type Bounded<'b> = Option<(Value<'b>, Option<Branch<'b>>)>;
+
 /// Returns the gradients that flow to the first and to the second operand.
-fn binary<'b>(
-    op: Binary,
-    a: Value<'b>,
-    b: Value<'b>,
-    y: Value<'b>,
-    g: Value<'b>,
-) -> (Option<Value<'b>>, Option<Value<'b>>) {
+fn binary<'b>(op: Binary, a: Value<'b>, b: Value<'b>, y: Value<'b>, g: Value<'b>) -> [Bounded<'b>; 2] {
     let (of_a, of_b) = match op {
         Binary::Equal | Binary::Less | Binary::LessEqual | Binary::And | Binary::Or | Binary::Xor => {
-            return (None, None);
+            return [None, None];
         }
         Binary::Add => (g, g),
         Binary::Sub => (g, neg(g)),
@@ -96,47 +107,42 @@ fn binary<'b>(
         }
         // a − fmod(a, b) is a multiple of b, so the rounding finds the whole quotient even where a / b rounds up to it.
         Binary::Rem => {
-            // Of a division by 0 the remainder is NaN, and the quotient is not.
-            let quotient = b.eq(b.like(0.0)).select(a / b, ((a - y) / b).round());
+            // Of a division by 0 and of infinity the remainder is NaN, and the quotient is not.
+            let quotient = y.eq(y).select(((a - y) / b).round(), (a / b).trunc());
             (g, neg(mul(g, quotient)))
         }
         Binary::Pow => return power_rule(a, b, y, g),
         Binary::Atan2 => {
-            let part = div(g, a * a + b * b);
-            (mul(part, b), neg(mul(part, a)))
+            let square = a * a + b * b;
+            let (part, elsewhere) = (div(g, square), Some((square.eq(0.0), false)));
+            return [Some((mul(part, b), elsewhere)), Some((neg(mul(part, a)), elsewhere))];
         }
-        Binary::Max => (share(a.lt(b), a, b, g), share(b.lt(a), a, b, g)),
-        Binary::Min => (share(b.lt(a), a, b, g), share(a.lt(b), a, b, g)),
+        Binary::Max => return share(a.lt(b), b.lt(a), a.eq(b), g),
+        Binary::Min => return share(b.lt(a), a.lt(b), a.eq(b), g),
     };
-    (Some(of_a), Some(of_b))
+    [Some((of_a, None)), Some((of_b, None))]
 }
 
-/// Returns the gradient of an operand of a maximum or minimum: nothing where it lost, half where the operands are equal.
-fn share<'b>(lost: Value<'b>, a: Value<'b>, b: Value<'b>, g: Value<'b>) -> Value<'b> {
-    masked_out(lost, a.eq(b).select(mul(g, g.like(0.5)), g))
+/// Returns the gradients of the operands of a maximum or minimum: nothing where one lost, half where they are equal.
+fn share<'b>(a_lost: Value<'b>, b_lost: Value<'b>, is_tie: Value<'b>, g: Value<'b>) -> [Bounded<'b>; 2] {
+    let shared = is_tie.select(mul(g, g.like(0.5)), g);
+    [a_lost, b_lost].map(|lost| Some((shared, Some((lost, false)))))
 }
 
 /// Returns b · a^(b − 1) for the base, 0 where the exponent is 0; y · ln a for the exponent, 0 where the base is 0 and the
-/// exponent
-fn power_rule<'b>(
-    a: Value<'b>,
-    b: Value<'b>,
-    y: Value<'b>,
-    g: Value<'b>,
-) -> (Option<Value<'b>>, Option<Value<'b>>) {
+/// exponent is not negative.
+fn power_rule<'b>(a: Value<'b>, b: Value<'b>, y: Value<'b>, g: Value<'b>) -> [Bounded<'b>; 2] {
     if let Some(exponent) = constant_exponent(b) {
         let factor = |power| mul(mul(g, g.like(exponent)), power);
-        return match exponent {
-            0.0 => (None, None),
-            1.0 => (Some(g), None),
-            _ => (Some(factor(power(a, exponent - 1.0))), None),
+        let of_a = match exponent {
+            0.0 => None,
+            1.0 => Some((g, None)),
+            _ => Some((factor(power(a, exponent - 1.0)), None)),
         };
+        return [of_a, None];
     }
-    let no_power = b.eq(0.0);
-    let lower = no_power.select(b.like(1.0), add(b, b.like(-1.0)));
-    let of_a = masked_out(no_power, mul(g, b * a.pow(lower)));
+    let of_a = mul(g, b * a.pow(add(b, b.like(-1.0))));
     let no_slope = a.eq(0.0).and(b.like(0.0).le(b));
-    let logarithm = no_slope.select(a.like(1.0), a).log();
-    let of_b = masked_out(no_slope, mul(g, y * logarithm));
-    (Some(of_a), Some(of_b))
+    let of_b = mul(g, y * a.log());
+    [Some((of_a, Some((b.eq(0.0), false)))), Some((of_b, Some((no_slope, false))))]
 }

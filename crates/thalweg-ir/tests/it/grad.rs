@@ -1,6 +1,6 @@
 //! Gradients against differences of the host executor's results, in f64.
 
-use thalweg_ir::grad::gradient;
+use thalweg_ir::grad::{gradient, without_gradients};
 use thalweg_ir::host::{Cells, HostProgram, Source};
 use thalweg_ir::{
     Binary, Body, BodyBuilder, DType, Dimensions, Geometry, Node, OperandGeometry, OutputPlace, ReduceOp,
@@ -308,6 +308,56 @@ fn ties_and_kinks_follow_pytorch() {
     let zeroth = pointwise(&[F64], |x| x[0].pow(x[0] * 0.0 + 0.0));
     let slope = gradient_at(&zeroth, [1.0, 2.0, 3.0, 0.5]);
     assert!(slope.iter().all(|value| value.is_finite()));
+}
+
+/// What a branch that is not taken would contribute is infinite or NaN; the parts of a gradient meet again at shared expressions.
+#[test]
+fn a_branch_that_is_not_taken_does_not_count() {
+    let elu = pointwise(&[F64], |x| x[0].le(0.0).select(x[0].expm1(), x[0]));
+    assert_eq!(gradient_at(&elu, [1e4, 0.0, -1e4, f64::INFINITY]), [1.0, 1.0, 0.0, 1.0]);
+    // √ and its slope are shared by both branches, and a third one is taken where that is infinite.
+    let shared = pointwise(&[F64], |x| {
+        let root = x[0].sqrt();
+        x[0].eq(0.0).select(x[0] * 3.0, x[0].lt(4.0).select(root * 8.0, root * root.exp()))
+    });
+    let at_nine = (3f64.exp() + 3.0 * 3f64.exp()) / 6.0;
+    assert_eq!(gradient_at(&shared, [0.0, 1.0, 9.0, 0.0]), [3.0, 4.0, at_nine, 3.0]);
+    // The loser of a maximum is not taken either.
+    let greatest = pointwise(&[F64], |x| x[0].sqrt().maximum(x[0] + 1.0));
+    assert_eq!(gradient_at(&greatest, [0.0, 0.0, 0.0, 1.0])[0], 1.0);
+    // Of points of a row those that do not attain the maximum.
+    let logarithms = of_rows(F64, OutputPlace::Row, |x| kernels::maximum(x.log()));
+    assert_eq!(gradient_at(&logarithms, [0.0, 2.0, 1.0, 0.0]), [0.0, 0.5, 0.0, 0.0]);
+}
+
+#[test]
+fn a_selects_gradient_is_one_select() {
+    let count = |body: &Body| body.nodes.iter().filter(|node| matches!(node, Node::Select(..))).count();
+    // e^−|x| as it stands in sigmoid, and a formula with two kinks.
+    let decay = gradient(&pointwise(&[F64], |x| x[0].lt(0.0).select(x[0], -x[0]).exp()), &[0]).unwrap();
+    assert_eq!(count(&decay.body), 2, "the value's and the gradient's");
+    let bounded =
+        |x: &[Value<'_>]| x[0].le(0.0).select(x[0].like(0.0), x[0].ge(6.0).select(x[0].like(6.0), x[0]));
+    assert_eq!(count(&gradient(&pointwise(&[F64], bounded), &[0]).unwrap().body), 2);
+}
+
+#[test]
+fn an_absent_gradient_is_no_factor() {
+    // Product and quotient at y = 0: the slope of the quotient is infinite, and its gradient absent.
+    let builder = BodyBuilder::new();
+    {
+        let (x, y) = (builder.input(F64), builder.input(F64));
+        builder.output(x * y, F64, OutputPlace::Point);
+        builder.output(x / y, F64, OutputPlace::Point);
+    }
+    let whole = gradient(&builder.finish(), &[0, 1]).unwrap().body;
+    let partial = without_gradients(&whole, &[3]);
+    assert!(whole.uses_input(3) && !partial.uses_input(3));
+    let full = |value: f64| Operand { shape: Shape::Full, values: vec![value; ROWS * POINTS] };
+    let results = evaluate(&partial, &[full(5.0), full(0.0), full(2.0), full(f64::NAN)]);
+    assert_eq!((results[0][0], results[1][0]), (0.0, 10.0));
+    let none = without_gradients(&whole, &[2, 3]);
+    assert!((0..4).all(|input| !none.uses_input(input)));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! are read, and the warps share out its groups. The host function combines in the same order, so sums have a GPU's bits; only
 //! logarithms and exponentials may differ in their last place.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
@@ -354,31 +355,59 @@ fn takes_right<T: PartialOrd>(left: T, right: T, is_max: bool) -> bool {
     is_nan(&right) || (!is_nan(&left) && if is_max { right >= left } else { right <= left })
 }
 
+/// The points of a scan, whose results may take their place.
+enum Points<'a, T> {
+    Apart(&'a [T]),
+    Replaced(&'a [Cell<T>]),
+}
+
+impl<T: Copy> Points<'_, T> {
+    fn at(&self, place: usize) -> T {
+        match self {
+            Self::Apart(points) => points[place],
+            Self::Replaced(points) => points[place].get(),
+        }
+    }
+}
+
+/// Returns the points and the room for results, which may be the same memory.
+fn points<'a, T: Element>(
+    launch: &'a HostLaunch<'_>,
+    [source, result]: [DevicePointer; 2],
+    count: usize,
+) -> Result<(Points<'a, T>, &'a [Cell<T>]), HostFault> {
+    let results = launch.cells::<T>(result, count)?;
+    let source = match source == result {
+        true => Points::Replaced(results),
+        false => Points::Apart(launch.read::<T>(source, count)?),
+    };
+    Ok((source, results))
+}
+
 fn run_integers(launch: &HostLaunch<'_>, scan: &Scan, at: [DevicePointer; 3]) -> Result<(), HostFault> {
     let [source, other, result] = at;
     let count = scan.elements() as usize;
-    let source = launch.read::<i64>(source, count)?;
-    let result = launch.write::<i64>(result, count)?;
+    let (source, result) = points::<i64>(launch, [source, result], count)?;
     match scan.op {
         ScanOp::Max | ScanOp::Min => {
             let is_max = scan.op == ScanOp::Max;
             let places = launch.write::<i64>(other, count)?;
             scan.rows(
-                |place, at| (source[place], at as i64),
+                |place, at| (source.at(place), at as i64),
                 |left, right| if takes_right(left.0, right.0, is_max) { right } else { left },
                 |place, (value, at)| {
-                    result[place] = value;
+                    result[place].set(value);
                     places[place] = at;
                 },
             );
         }
         op => scan.rows(
-            |place, _| source[place],
+            |place, _| source.at(place),
             |left, right| match op {
                 ScanOp::Sum => left.wrapping_add(right),
                 _ => left.wrapping_mul(right),
             },
-            |place, value| result[place] = value,
+            |place, value| result[place].set(value),
         ),
     }
     Ok(())
@@ -391,8 +420,7 @@ fn run_floats<T: Element>(
 ) -> Result<(), HostFault> {
     let [source, other, result] = at;
     let count = scan.elements() as usize;
-    let source = launch.read::<T>(source, count)?;
-    let result = launch.write::<T>(result, count)?;
+    let (source, result) = points::<T>(launch, [source, result], count)?;
     let is_double = T::DTYPE == DType::F64;
     let round = |value: f64| if is_double { value } else { f64::from(value as f32) };
     match scan.op {
@@ -400,10 +428,10 @@ fn run_floats<T: Element>(
             let is_max = scan.op == ScanOp::Max;
             let places = launch.write::<i64>(other, count)?;
             scan.rows(
-                |place, at| (source[place].to_f64(), at as i64),
+                |place, at| (source.at(place).to_f64(), at as i64),
                 |left, right| if takes_right(left.0, right.0, is_max) { right } else { left },
                 |place, (value, at)| {
-                    result[place] = T::from_f64(value);
+                    result[place].set(T::from_f64(value));
                     places[place] = at;
                 },
             );
@@ -411,19 +439,19 @@ fn run_floats<T: Element>(
         ScanOp::Recurrence => {
             let factors = launch.read::<T>(other, count)?;
             scan.rows(
-                |place, _| (source[place].to_f64(), factors[place].to_f64()),
+                |place, _| (source.at(place).to_f64(), factors[place].to_f64()),
                 |left, right| (round(right.0 + round(right.1 * left.0)), round(right.1 * left.1)),
-                |place, (value, _)| result[place] = T::from_f64(value),
+                |place, (value, _)| result[place].set(T::from_f64(value)),
             );
         }
         op => scan.rows(
-            |place, _| source[place].to_f64(),
+            |place, _| source.at(place).to_f64(),
             |left, right| match op {
                 ScanOp::Sum => round(left + right),
                 ScanOp::Product => round(left * right),
                 _ => round(log_add_exp(left, right)),
             },
-            |place, value| result[place] = T::from_f64(value),
+            |place, value| result[place].set(T::from_f64(value)),
         ),
     }
     Ok(())

@@ -196,11 +196,16 @@ fn run_typed<T: Wide>(
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let sums = match sizes.from_zeros {
         true => vec![T::from_f64(0.0).widened(); results],
+        // The result may take the target's place.
+        false if target == result => {
+            launch.cells::<T>(target, results)?.iter().map(|value| value.get().widened()).collect()
+        }
         false => launch.read::<T>(target, results)?.iter().map(|&value| value.widened()).collect(),
     };
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     let sums = sizes.run(index, source, sums);
-    launch.write::<T>(result, results)?.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::narrowed(sum));
+    let result = launch.cells::<T>(result, results)?;
+    result.iter().zip(sums).for_each(|(to, sum)| to.set(T::narrowed(sum)));
     Ok(())
 }
 

@@ -49,7 +49,7 @@ macro_rules! activations_table {
             }
             /// x between 0 and 6. The gradient at the bounds is 0.
             relu6(x) Numeric {
-                body: x.gt(0.0).select(x.lt(6.0).select(x, x.like(6.0)), x.like(0.0)),
+                body: x.le(0.0).select(x.like(0.0), x.ge(6.0).select(x.like(6.0), x)),
                 reference: x.clamp(0.0, 6.0),
                 samples: [[-2.0], [0.5], [7.0]],
                 numbers: [],
@@ -58,7 +58,9 @@ macro_rules! activations_table {
             hardsigmoid(x) Floating {
                 body: {
                     let inside = x / 6.0 + 0.5;
-                    x.gt(-3.0).select(x.lt(3.0).select(inside, x.like(1.0)), x.like(0.0))
+                    // Of NaN the value is NaN and the gradient 0.
+                    let outside = x.le(-3.0).select(x.like(0.0), x.detach().minimum(x.like(1.0)));
+                    x.gt(-3.0).and(x.lt(3.0)).select(inside, outside)
                 },
                 reference: ((x + 3.0) / 6.0).clamp(0.0, 1.0),
                 samples: [[-4.0], [0.5], [4.0]],
@@ -68,7 +70,7 @@ macro_rules! activations_table {
             hardswish(x) Floating {
                 body: {
                     let inside = x * (x + 3.0) / 6.0;
-                    x.gt(-3.0).select(x.lt(3.0).select(inside, x), x.like(0.0))
+                    x.le(-3.0).select(x.like(0.0), x.lt(3.0).select(inside, x))
                 },
                 reference: x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
                 samples: [[-4.0], [0.5], [4.0]],
@@ -91,7 +93,7 @@ macro_rules! activations_table {
             selu(x) Floating {
                 body: {
                     let (alpha, scale) = (1.6732632423543772, 1.0507009873554805);
-                    x.gt(0.0).select(x * scale, x.expm1() * (alpha * scale))
+                    x.le(0.0).select(x.expm1() * (alpha * scale), x * scale)
                 },
                 reference: 1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * (x.exp() - 1.0) },
                 samples: [[-2.0], [0.5]],
@@ -109,14 +111,14 @@ macro_rules! activations_table {
             }
             /// max(0, x) + min(0, alpha · (e^(x / alpha) − 1)).
             celu(x; alpha): "celu(Tensor self, Scalar alpha=1.0) -> Tensor" Floating {
-                body: x.gt(0.0).select(x, (x / alpha).expm1() * alpha),
+                body: x.le(0.0).select((x / alpha).expm1() * alpha, x),
                 reference: if x > 0.0 { x } else { alpha * ((x / alpha).exp() - 1.0) },
                 samples: [[-2.0], [0.5]],
                 numbers: [2.0],
             }
             /// scale · x where x is positive, else scale · alpha · (e^(input_scale · x) − 1).
             elu(x; alpha, scale, input_scale): "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor" Floating {
-                body: x.gt(0.0).select(x * scale, (x * input_scale).expm1() * (alpha * scale)),
+                body: x.le(0.0).select((x * input_scale).expm1() * (alpha * scale), x * scale),
                 reference: scale * if x > 0.0 { x } else { alpha * ((input_scale * x).exp() - 1.0) },
                 samples: [[-2.0], [0.5]],
                 numbers: [1.5, 0.5, 2.0],

@@ -10,7 +10,7 @@ macro_rules! binary_functions_table {
             /// x · y; of truth values, whether both are true.
             mul(x, y): "mul.Tensor(Tensor self, Tensor other) -> Tensor" NumericOrBool { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x / y; integers are divided as f32.
-            div(x, y): "div.Tensor(Tensor self, Tensor other) -> Tensor" Floating { body: x / y, reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            div(x, y): "div.Tensor(Tensor self, Tensor other) -> Tensor" Floating { body: x / y, gradients(g): [g / y.conj(), -(g * ((x / y) / y).conj())], reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// The greater of x and y.
             maximum(x, y): "maximum(Tensor self, Tensor other) -> Tensor" NumericOrBool {
                 body: x.maximum(y),
@@ -27,7 +27,7 @@ macro_rules! binary_functions_table {
             }
             /// x + weight · (y − x).
             lerp(x, y; weight): "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor" Floating {
-                body: x + weight * (y - x),
+                body: if x.dtype().is_complex() { x + weight * (y - x) } else { weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)) },
                 reference: (1.0 - weight) * x + weight * y,
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [0.25],
@@ -119,14 +119,11 @@ macro_rules! binary_functions_table {
             }
             /// √(x² + y²), without overflow.
             hypot(x, y): "hypot(Tensor self, Tensor other) -> Tensor" Floating {
-                body: {
-                    let (a, b) = (x.abs(), y.abs());
-                    let large = a.maximum(b);
-                    let scale = large.eq(0.0).select(large.like(1.0), large).detach();
-                    let (a, b) = (x / scale, y / scale);
-                    let length = (a * a + b * b).sqrt() * scale;
-                    large.eq(f64::INFINITY).select(large, length)
-                },
+                body: length(x, y),
+                gradients(g): [
+                    length(x, y).eq(0.0).select(x.like(0.0), g * (x / length(x, y))),
+                    length(x, y).eq(0.0).select(x.like(0.0), g * (y / length(x, y)))
+                ],
                 reference: x.hypot(y),
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [],
@@ -134,9 +131,10 @@ macro_rules! binary_functions_table {
             /// ln (eˣ + eʸ), without overflow.
             logaddexp(x, y): "logaddexp(Tensor self, Tensor other) -> Tensor" Floating {
                 body: {
-                    let large = x.maximum(y);
-                    let apart = (x - y).abs();
-                    x.eq(y).and(large.abs().eq(f64::INFINITY)).select(large, large + (-apart).exp().log1p())
+                    let is_less = x.lt(y);
+                    let (large, small) = (is_less.select(y, x), is_less.select(x, y));
+                    let is_tie = x.eq(y).and(x.abs().eq(f64::INFINITY));
+                    is_tie.select(x.maximum(y), large + (small - large).exp().log1p())
                 },
                 reference: (x.exp() + y.exp()).ln(),
                 samples: [[-2.0, 3.0], [0.5, 0.25]],
@@ -145,10 +143,11 @@ macro_rules! binary_functions_table {
             /// log₂ (2ˣ + 2ʸ), without overflow.
             logaddexp2(x, y): "logaddexp2(Tensor self, Tensor other) -> Tensor" Floating {
                 body: {
-                    let large = x.maximum(y);
-                    let apart = (x - y).abs();
-                    let rest = (-apart).exp2().log1p() * std::f64::consts::LOG2_E;
-                    x.eq(y).and(large.abs().eq(f64::INFINITY)).select(large, large + rest)
+                    let is_less = x.lt(y);
+                    let (large, small) = (is_less.select(y, x), is_less.select(x, y));
+                    let is_tie = x.eq(y).and(x.abs().eq(f64::INFINITY));
+                    let rest = (small - large).exp2().log1p() * std::f64::consts::LOG2_E;
+                    is_tie.select(x.maximum(y), large + rest)
                 },
                 reference: (x.exp2() + y.exp2()).log2(),
                 samples: [[-2.0, 3.0], [0.5, 0.25]],
@@ -158,7 +157,7 @@ macro_rules! binary_functions_table {
             xlogy(x, y): "xlogy.Tensor(Tensor self, Tensor other) -> Tensor" Floating {
                 body: {
                     let zero = x.eq(0.0).and(y.le(0.0).or(y.eq(f64::INFINITY)));
-                    zero.select(x.like(0.0), x * zero.select(y.like(1.0), y).log())
+                    zero.select(x.like(0.0), x * y.log())
                 },
                 reference: if x == 0.0 { 0.0 } else { x * y.ln() },
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
@@ -181,7 +180,7 @@ macro_rules! binary_functions_table {
             }
             /// 0 where x is negative, y where it is 0, else 1.
             heaviside(x, y): "heaviside(Tensor self, Tensor values) -> Tensor" NumericOrBool {
-                body: x.eq(0.0).select(y, x.lt(0.0).select(x.like(0.0), x.eq(x).select(x.like(1.0), x))).detach(),
+                body: x.eq(0.0).select(y, x.gt(0.0).select(x.like(1.0), x.like(0.0))).detach(),
                 reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],

@@ -315,9 +315,8 @@ macro_rules! functions_table {
             /// sin(πx) / πx, and 1 at 0.
             sinc(x) Floating {
                 body: {
-                    let zero = x.eq(0.0);
-                    let angle = zero.select(x.like(1.0), x) * std::f64::consts::PI;
-                    zero.select(x.like(1.0), angle.sin() / angle)
+                    let angle = x * std::f64::consts::PI;
+                    (angle * angle).eq(0.0).select(x.like(1.0), angle.sin() / angle)
                 },
                 reference: if x == 0.0 { 1.0 } else { (std::f64::consts::PI * x).sin() / (std::f64::consts::PI * x) },
                 samples: [[-0.7], [0.3]],

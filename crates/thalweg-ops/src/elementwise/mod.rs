@@ -9,6 +9,8 @@
 //! name(x, y; number): "name.overload(Tensor self, Tensor other, Scalar number) -> Tensor" Rule {
 //!     body: a formula over the inputs, in the primitives of `thalweg_ir::Value`,
 //!     gradient(y, g): optional: the input's gradient by the result y and its gradient g, so that y is kept and not x,
+//!     gradients(g): optional: the inputs' gradients, […], by inputs, numbers and the result's gradient g, where the derived ones
+//!         would not be PyTorch's at a pole or where they overflow,
 //!     reference: the same function over f64, written independently,
 //!     samples: [[x, y], …] inputs clear of kinks and poles,
 //!     numbers: [values of the scalar arguments],
@@ -65,6 +67,7 @@ macro_rules! define {
         $name:ident($($input:ident),+ $(; $($number:ident),+)?) $(: $schema:literal)? $rule:ident {
             body: $body:expr,
             $(gradient($result:ident, $gradient:ident): $slope:expr,)?
+            $(gradients($part:ident): [$($slope_by:expr),+],)?
             reference: $reference:expr,
             samples: [$([$($sample:expr),+]),+],
             numbers: [$($value:expr),*]
@@ -79,9 +82,9 @@ macro_rules! define {
             use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
 
             use super::{
-                floored_quotient, floored_remainder, halves, integer_power_of, shifted_left, shifted_right,
+                floored_quotient, floored_remainder, halves, integer_power_of, length, shifted_left, shifted_right,
             };
-            use crate::definition::{Autocast, DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
+            use crate::definition::{Autocast, DTypeRule, Examples, FromInputs, FromResult, LoopOp, Signature, Sizes, Space};
 
             $(
                 $(#[doc = $doc])+
@@ -119,6 +122,32 @@ macro_rules! define {
                         }
                         Some(from_result as FromResult)
                     },)? None][0],
+                    from_inputs: {
+                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // what an entry leaves out
+                        fn gradients<'b>(
+                            $($input: Value<'b>,)+
+                            $($($number: Value<'b>,)+)?
+                            gradient: Value<'b>,
+                        ) -> SmallVec<[Value<'b>; 2]> {
+                            $(
+                                let $part = gradient;
+                                return SmallVec::from_iter([$($slope_by),+]);
+                            )?
+                            SmallVec::new()
+                        }
+                        fn from_inputs<'b>(
+                            builder: &'b BodyBuilder,
+                            signature: &Signature,
+                        ) -> SmallVec<[Value<'b>; 2]> {
+                            let mut inputs = super::inputs(builder, signature, DTypeRule::$rule).into_iter();
+                            $(let $input = inputs.next().expect("one value an input");)+
+                            $($(let $number = super::number(builder, signature, DTypeRule::$rule);)+)?
+                            let gradient = builder.input(signature.outputs[0]).to(signature.compute);
+                            gradients($($input,)+ $($($number,)+)? gradient)
+                        }
+                        let given: &[&str] = &[$(stringify!($part))?];
+                        if given.is_empty() { None } else { Some(from_inputs as FromInputs) }
+                    },
                     autocast: [$(Autocast::$autocast,)? Autocast::Unchanged][0],
                     complex: [$(Some($complex),)? None][0],
                     examples: Some(Examples {
@@ -170,6 +199,16 @@ pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
 /// Returns the formulas that operators choose from by their arguments.
 pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
     PARTS.iter().copied()
+}
+
+/// Returns √(x² + y²), without overflow; infinity beside NaN, too.
+fn length<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let (a, b) = (x.abs(), y.abs());
+    let large = a.maximum(b);
+    let scale = large.eq(0.0).select(large.like(1.0), large).detach();
+    let (p, q) = (x / scale, y / scale);
+    let length = (p * p + q * q).sqrt() * scale;
+    a.eq(f64::INFINITY).or(b.eq(f64::INFINITY)).select(x.like(f64::INFINITY), length)
 }
 
 /// Returns x − y · ⌊x / y⌋.

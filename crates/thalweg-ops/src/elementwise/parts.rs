@@ -33,30 +33,30 @@ macro_rules! parts_table {
                 samples: [[-3.0], [0.75], [0.011]],
                 numbers: [],
             }
-            /// x, but not below min; NaN where min is.
+            /// x, but not below min. The gradient is 0 where x or min is NaN.
             clamp_min(x; min) Numeric {
-                body: min.eq(min).select(x.lt(min).select(min, x), min),
+                body: x.ge(min).select(x, x.lt(min).select(min, x.detach())),
                 reference: x.max(min),
                 samples: [[-2.0], [0.5]],
                 numbers: [-1.0],
             }
-            /// x, but not above max; NaN where max is.
+            /// x, but not above max. The gradient is 0 where x or max is NaN.
             clamp_max(x; max) Numeric {
-                body: max.eq(max).select(x.gt(max).select(max, x), max),
+                body: x.le(max).select(x, x.gt(max).select(max, x.detach())),
                 reference: x.min(max),
                 samples: [[-2.0], [0.5]],
                 numbers: [0.25],
             }
             /// x + alpha · y.
             add_scaled(x, y; alpha) NumericOrBool {
-                body: x + alpha * y,
+                body: if x.dtype().is_floating_point() { alpha.mul_add(y, x) } else { x + alpha * y },
                 reference: x + alpha * y,
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [2.0],
             }
             /// x − alpha · y.
             sub_scaled(x, y; alpha) Numeric {
-                body: x - alpha * y,
+                body: if x.dtype().is_floating_point() { (-alpha).mul_add(y, x) } else { x - alpha * y },
                 reference: x - alpha * y,
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [2.0],
@@ -98,7 +98,8 @@ macro_rules! parts_table {
                 body: {
                     let raised = x.lt(min).select(min, x);
                     let clamped = raised.gt(max).select(max, raised);
-                    min.eq(min).select(max.eq(max).select(clamped, max), min)
+                    let outside = min.eq(min).select(max.eq(max).select(clamped, max), min);
+                    x.ge(min).and(x.le(max)).select(x, outside.detach())
                 },
                 reference: x.clamp(min, max),
                 samples: [[-2.0], [0.5], [4.0]],
@@ -119,7 +120,7 @@ macro_rules! parts_table {
             }
             /// other − alpha · x.
             rsub_scalar(x; other, alpha) Numeric {
-                body: other - alpha * x,
+                body: if x.dtype().is_floating_point() { (-alpha).mul_add(x, other) } else { other - alpha * x },
                 reference: other - alpha * x,
                 samples: [[-2.0], [0.5]],
                 numbers: [3.0, 2.0],
@@ -162,6 +163,7 @@ macro_rules! parts_table {
             /// ln (x / (1 − x)).
             logit_of(x) Floating {
                 body: (x / (1.0 - x)).log(),
+                gradients(g): [x.ge(0.0).and(x.le(1.0)).select(g / (x * (1.0 - x)), x.like(f64::NAN))],
                 reference: (x / (1.0 - x)).ln(),
                 samples: [[0.25], [0.75]],
                 numbers: [],
@@ -177,9 +179,10 @@ macro_rules! parts_table {
             clamp_between(x, min, max) NumericOrBool {
                 // Where both bounds are equal nothing flows to the lower one, as in PyTorch.
                 body: {
-                    let raised = x.lt(min).select(min.lt(max).select(min, min.detach()), x);
-                    let clamped = x.gt(max).or(max.lt(min)).select(max, raised);
-                    min.eq(min).select(max.eq(max).select(clamped, max), min)
+                    let raised = x.lt(min).select(min.lt(max).select(min, min.detach()), x.detach());
+                    let bound = x.gt(max).or(max.lt(min)).select(max, raised);
+                    let is_number = x.eq(x).and(min.eq(min)).and(max.eq(max));
+                    x.ge(min).and(x.le(max)).select(x, is_number.select(bound, (x + min + max).detach()))
                 },
                 reference: x.max(min).min(max),
                 samples: [[-2.0, -1.0, 2.0], [0.5, -1.0, 2.0], [4.0, -1.0, 2.0]],
@@ -187,14 +190,14 @@ macro_rules! parts_table {
             }
             /// x, but not below min; NaN where one is NaN.
             clamp_above(x, min) NumericOrBool {
-                body: min.eq(min).select(x.lt(min).select(min, x), min),
+                body: x.ge(min).select(x, x.lt(min).select(min, (x + min).detach())),
                 reference: x.max(min),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
                 numbers: [],
             }
             /// x, but not above max; NaN where one is NaN.
             clamp_below(x, max) NumericOrBool {
-                body: max.eq(max).select(x.gt(max).select(max, x), max),
+                body: x.le(max).select(x, x.gt(max).select(max, (x + max).detach())),
                 reference: x.min(max),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
                 numbers: [],
@@ -222,6 +225,7 @@ macro_rules! parts_table {
             /// x to the power of −2.
             power_minus_2(x) Floating {
                 body: 1.0 / (x * x),
+                gradients(g): [g * -2.0 * x.pow(-3.0)],
                 reference: x.powi(-2),
                 samples: [[0.25], [-2.0]],
                 numbers: [],
@@ -256,14 +260,14 @@ macro_rules! parts_table {
             }
             /// x between min_val and max_val. The gradient at the bounds is 0.
             hardtanh_of(x; min_val, max_val) Numeric {
-                body: x.gt(min_val).select(x.lt(max_val).select(x, max_val), min_val),
+                body: x.le(min_val).select(min_val, x.ge(max_val).select(max_val, x)),
                 reference: x.clamp(min_val, max_val),
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
             }
             /// x drawn towards 0 by lambd, and 0 where |x| is at most that.
             softshrink_of(x; lambd) Floating {
-                body: x.gt(lambd).select(x - lambd, x.lt(-lambd).select(x + lambd, x * 0.0)),
+                body: x.abs().le(lambd).select(x.like(0.0), x.lt(0.0).select(x + lambd, x - lambd)),
                 reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
                 samples: [[-2.0], [0.25], [3.0]],
                 numbers: [0.5],

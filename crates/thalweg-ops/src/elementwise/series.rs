@@ -7,7 +7,7 @@
 #[rustfmt::skip]
 mod coefficients;
 
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI, PI};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI, LN_2, PI};
 
 use thalweg_ir::Value;
 
@@ -28,22 +28,25 @@ fn of_unit<'b>(series: &[f64], place: Value<'b>) -> Value<'b> {
     sum(series, place * 2.0 - 1.0)
 }
 
+/// Returns |x|, whose slope at 0 is 1, and at NaN NaN.
+fn size(x: Value<'_>) -> Value<'_> {
+    x.lt(0.0).select(-x, x)
+}
+
 /// Returns I₀(x) or I₁(x), times e⁻|x| if `is_scaled`. The power series up to |x| = 8 has terms of one sign, and derivatives at 0.
 pub(super) fn bessel_i<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b> {
-    let size = x.abs();
-    let near = x.maximum(x.like(-8.0)).minimum(x.like(8.0));
-    let far = size.maximum(x.like(8.0));
-    let square = near * near / 4.0;
+    let size = size(x);
+    let square = x * x / 4.0;
     // The term k has the factor x²/4 / (k (k + n)) beside the one before it.
     let series = (1..=30).rev().fold(x.like(1.0), |sum, k| {
         let divisor = f64::from(k) * f64::from(k + i32::from(order));
         square / divisor * sum + 1.0
     });
-    let small = if order == 0 { series } else { near / 2.0 * series };
-    let large = of_unit(if order == 0 { I0E_LARGE } else { I1E_LARGE }, 8.0 / far) / far.sqrt();
+    let small = if order == 0 { series } else { x / 2.0 * series };
+    let large = of_unit(if order == 0 { I0E_LARGE } else { I1E_LARGE }, 8.0 / size) / size.sqrt();
     let large = if order == 0 { large } else { x.lt(0.0).select(-large, large) };
     let (small, large) =
-        if is_scaled { (small * (-near.abs()).exp(), large) } else { (small, large * far.exp()) };
+        if is_scaled { (small * (-x.abs()).exp(), large) } else { (small, large * size.exp()) };
     size.le(8.0).select(small, large)
 }
 
@@ -63,12 +66,10 @@ fn phase<'b>(order: u8, x: Value<'b>) -> [Value<'b>; 2] {
 
 /// Returns J₀(x) or J₁(x).
 pub(super) fn bessel_j<'b>(order: u8, x: Value<'b>) -> Value<'b> {
-    let size = x.abs();
-    let (near, far) = (size.minimum(x.like(8.0)), size.maximum(x.like(8.0)));
-    let square = near * near / 64.0;
-    let signed = x.maximum(x.like(-8.0)).minimum(x.like(8.0));
-    let small = if order == 0 { of_unit(J0_SMALL, square) } else { signed * of_unit(J1_SMALL, square) };
-    let ([p, q], [cosine, sine]) = (waves(order, far), phase(order, far));
+    let size = size(x);
+    let square = x * x / 64.0;
+    let small = if order == 0 { of_unit(J0_SMALL, square) } else { x * of_unit(J1_SMALL, square) };
+    let ([p, q], [cosine, sine]) = (waves(order, size), phase(order, size));
     let large = size.eq(f64::INFINITY).select(x.like(0.0), p * cosine - q * sine);
     let large = if order == 0 { large } else { x.lt(0.0).select(-large, large) };
     size.le(8.0).select(small, large)
@@ -76,45 +77,41 @@ pub(super) fn bessel_j<'b>(order: u8, x: Value<'b>) -> Value<'b> {
 
 /// Returns Y₀(x) or Y₁(x); NaN of negative numbers.
 pub(super) fn bessel_y<'b>(order: u8, x: Value<'b>) -> Value<'b> {
-    let (near, far) = (x.minimum(x.like(8.0)), x.maximum(x.like(8.0)));
-    let square = near * near / 64.0;
+    let square = x * x / 64.0;
     let small = match order {
-        0 => of_unit(Y0_SMALL, square) + FRAC_2_PI * near.log() * of_unit(J0_SMALL, square),
+        0 => of_unit(Y0_SMALL, square) + FRAC_2_PI * x.log() * of_unit(J0_SMALL, square),
         _ => {
-            let j = near * of_unit(J1_SMALL, square);
-            near * of_unit(Y1_SMALL, square) + FRAC_2_PI * (near.log() * j - 1.0 / near)
+            let j = x * of_unit(J1_SMALL, square);
+            x * of_unit(Y1_SMALL, square) + FRAC_2_PI * (x.log() * j - 1.0 / x)
         }
     };
-    let ([p, q], [cosine, sine]) = (waves(order, far), phase(order, far));
+    let ([p, q], [cosine, sine]) = (waves(order, x), phase(order, x));
     let large = x.eq(f64::INFINITY).select(x.like(0.0), p * sine + q * cosine);
-    x.eq(0.0).select(x.like(f64::NEG_INFINITY), x.le(8.0).select(small, large))
+    x.eq(0.0).select(-1.0 / (x * x), x.le(8.0).select(small, large))
 }
 
 /// Returns K₀(x) or K₁(x), times eˣ if `is_scaled`; NaN of negative numbers.
 pub(super) fn bessel_k<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b> {
-    let (near, far) = (x.minimum(x.like(2.0)), x.maximum(x.like(2.0)));
-    let square = near * near / 4.0;
-    let logarithm = (near / 2.0).log();
+    let square = x * x / 4.0;
+    let logarithm = x.log() - LN_2;
     let small = match order {
         0 => of_unit(K0_SMALL, square) - logarithm * of_unit(I0_TINY, square),
-        _ => of_unit(K1_SMALL, square) / near + logarithm * near * of_unit(I1_TINY, square),
+        _ => of_unit(K1_SMALL, square) / x + logarithm * x * of_unit(I1_TINY, square),
     };
-    let large = of_unit(if order == 0 { K0E_LARGE } else { K1E_LARGE }, 2.0 / far) / far.sqrt();
-    let (small, large) = if is_scaled { (small * near.exp(), large) } else { (small, large * (-far).exp()) };
-    x.eq(0.0).select(x.like(f64::INFINITY), x.le(2.0).select(small, large))
+    let large = of_unit(if order == 0 { K0E_LARGE } else { K1E_LARGE }, 2.0 / x) / x.sqrt();
+    let (small, large) = if is_scaled { (small * x.exp(), large) } else { (small, large * (-x).exp()) };
+    x.eq(0.0).select(1.0 / (x * x), x.le(2.0).select(small, large))
 }
 
 /// Returns Ai(x).
 pub(super) fn airy<'b>(x: Value<'b>) -> Value<'b> {
     // ζ(2) = ⅔ 2^(3/2).
     let first = 4.0 / 3.0 * std::f64::consts::SQRT_2;
-    let two = x.like(2.0);
-    let middle = sum(AIRY_MIDDLE, x.maximum(-two).minimum(two) / 2.0);
+    let middle = sum(AIRY_MIDDLE, x / 2.0);
     let zeta = |size: Value<'b>| size * size.sqrt() / 1.5;
-    let up = x.maximum(two);
-    let decay = (-zeta(up)).exp() / (up.sqrt().sqrt() * (2.0 * PI.sqrt()));
-    let positive = decay * of_unit(AIRY_POSITIVE, first / zeta(up));
-    let down = (-x).maximum(two);
+    let decay = (-zeta(x)).exp() / (x.sqrt().sqrt() * (2.0 * PI.sqrt()));
+    let positive = decay * of_unit(AIRY_POSITIVE, first / zeta(x));
+    let down = -x;
     let angle = zeta(down);
     let (sine, cosine) = (angle.sin() * FRAC_1_SQRT_2, angle.cos() * FRAC_1_SQRT_2);
     let over = first / angle;
@@ -125,35 +122,32 @@ pub(super) fn airy<'b>(x: Value<'b>) -> Value<'b> {
 
 /// Returns sin x / x.
 pub(super) fn spherical_j0<'b>(x: Value<'b>) -> Value<'b> {
-    let size = x.abs();
-    let square = size.minimum(x.like(0.5)) * size.minimum(x.like(0.5));
+    let (size, square) = (x.abs(), x * x);
     let series = [156.0, 110.0, 72.0, 42.0, 20.0, 6.0];
     let small = series.iter().fold(x.like(1.0), |sum, &divisor| 1.0 - square / divisor * sum);
-    let far = size.maximum(x.like(0.5));
-    size.lt(0.5).select(small, size.eq(f64::INFINITY).select(x.like(0.0), far.sin() / far))
+    size.lt(0.5).select(small, size.eq(f64::INFINITY).select(x.like(0.0), x.sin() / x))
 }
 
 /// Returns eˣ² erfc x.
 pub(super) fn scaled_erfc<'b>(x: Value<'b>) -> Value<'b> {
-    let size = x.abs();
+    let (is_negative, size) = (x.lt(0.0), size(x));
     let value = sum(ERFCX, 1.0 - 8.0 / (size + 4.0)) / (1.0 + 2.0 * size);
-    x.lt(0.0).select(2.0 * (x * x).exp() - value, value)
+    is_negative.select(2.0 * (x * x).exp() - value, value)
 }
 
 /// Returns ln of the normal distribution's cumulative probability up to x.
 pub(super) fn log_normal_cdf<'b>(x: Value<'b>) -> Value<'b> {
-    let (low, high) = (x.minimum(x.like(-1.0)), x.maximum(x.like(-1.0)));
-    let below = (scaled_erfc(-low * FRAC_1_SQRT_2) / 2.0).log() - low * low / 2.0;
-    x.lt(-1.0).select(below, (-(high * FRAC_1_SQRT_2).erfc() / 2.0).log1p())
+    let below = (scaled_erfc(-x * FRAC_1_SQRT_2) / 2.0).log() - x * x / 2.0;
+    x.lt(-1.0).select(below, (-(x * FRAC_1_SQRT_2).erfc() / 2.0).log1p())
 }
 
 /// Returns erf⁻¹(x) / x by w = −ln (1 − x²).
 fn inverse_erf_over<'b>(w: Value<'b>) -> Value<'b> {
-    let root = w.maximum(w.like(6.0)).sqrt();
+    let root = w.sqrt();
     let start = 6f64.sqrt();
-    let low = of_unit(ERFINV_LOW, w.minimum(w.like(6.0)) / 6.0);
-    let middle = of_unit(ERFINV_MIDDLE, (root.minimum(w.like(6.0)) - start) / (6.0 - start));
-    let over = 6.0 / root.maximum(w.like(6.0));
+    let low = of_unit(ERFINV_LOW, w / 6.0);
+    let middle = of_unit(ERFINV_MIDDLE, (root - start) / (6.0 - start));
+    let over = 6.0 / root;
     let least = 6.0 / 28.0;
     let high = root * of_unit(ERFINV_HIGH, (over - least) / (1.0 - least));
     w.le(6.0).select(low, root.le(6.0).select(middle, high))
@@ -163,9 +157,7 @@ fn inverse_erf_over<'b>(w: Value<'b>) -> Value<'b> {
 pub(super) fn inverse_erf<'b>(x: Value<'b>) -> Value<'b> {
     let size = x.abs();
     let near = size.lt(0.5);
-    let square = near.select(size, x.like(0.0));
-    let far = near.select(x.like(0.5), size);
-    let w = near.select(-(-(square * square)).log1p(), -((1.0 - far) * (1.0 + far)).log());
+    let w = near.select(-(-(x * x)).log1p(), -((1.0 - size) * (1.0 + size)).log());
     let ends = size.eq(1.0).select(x * f64::INFINITY, x.like(f64::NAN));
     size.lt(1.0).select(x * inverse_erf_over(w), ends)
 }

@@ -9,7 +9,7 @@ macro_rules! special_table {
             $($first)*
             /// The angle of a real number: π where it is negative, else 0.
             angle(x) Floating {
-                body: x.lt(0.0).select(x.like(std::f64::consts::PI), x.eq(x).select(x.like(0.0), x)),
+                body: x.lt(0.0).select(x.like(std::f64::consts::PI), x.eq(x).select(x.like(0.0), x.detach())),
                 reference: if x < 0.0 { std::f64::consts::PI } else { 0.0 },
                 samples: [[-2.0], [0.5]],
                 numbers: [],
@@ -29,6 +29,7 @@ macro_rules! special_table {
             /// The modified Bessel function of the first kind of order 0.
             i0(x) Floating {
                 body: super::series::bessel_i(0, x, false),
+                gradients(g): [g * super::series::bessel_i(1, x, false)],
                 reference: super::series::reference::i(0.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
@@ -57,6 +58,7 @@ macro_rules! special_table {
             /// The modified Bessel function of the first kind of order 0.
             modified_bessel_i0(x): "special_modified_bessel_i0(Tensor self) -> Tensor" Floating {
                 body: super::series::bessel_i(0, x, false),
+                gradients(g): [g * super::series::bessel_i(1, x, false)],
                 reference: super::series::reference::i(0.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
@@ -141,6 +143,7 @@ macro_rules! special_table {
             /// −x ln x; 0 of 0, and −∞ of negative numbers.
             entr(x): "special_entr(Tensor self) -> Tensor" Floating {
                 body: x.gt(0.0).select(-x * x.log(), x.eq(0.0).select(x.like(0.0), x.lt(0.0).select(x.like(f64::NEG_INFINITY), x))),
+                gradients(g): [-(g * (x.log() + 1.0))],
                 reference: -x * x.ln(),
                 samples: [[0.5], [3.0]],
                 numbers: [],
@@ -178,7 +181,7 @@ macro_rules! special_table {
             xlog1py(x, y): "special_xlog1py(Tensor self, Tensor other) -> Tensor" Floating {
                 body: {
                     let zero = x.eq(0.0).and(y.eq(y)).and(y.le(-1.0).or(y.eq(f64::INFINITY)));
-                    zero.select(x.like(0.0), x * zero.select(y.like(0.0), y).log1p())
+                    zero.select(x.like(0.0), x * y.log1p())
                 },
                 reference: x * y.ln_1p(),
                 samples: [[-2.0, 3.0], [0.5, 0.25]],

@@ -58,22 +58,31 @@ losses! {
     "(x − y)²" "mse_loss" MSE_LOSS MSE_LOSS_ELEMENTS [] |b, x, y| { let distance = x - y; distance * distance };
     "|x − y|" "l1_loss" L1_LOSS L1_LOSS_ELEMENTS [] |b, x, y| (x - y).abs();
     "(x − y)² / (2 · beta) below beta, |x − y| − beta / 2 from there on" "smooth_l1_loss" SMOOTH_L1_LOSS SMOOTH_L1_LOSS_ELEMENTS ["beta"] |b, x, y| {
-        let (distance, beta) = ((x - y).abs(), number(b, x));
-        distance.lt(beta).select(distance * distance * 0.5 / beta, distance - beta * 0.5)
+        let (signed, beta) = (x - y, number(b, x));
+        let distance = signed.abs();
+        distance.ge(beta).select(distance - beta * 0.5, signed * signed * 0.5 / beta)
     };
     "(x − y)² / 2 up to delta, delta · (|x − y| − delta / 2) beyond" "huber_loss" HUBER_LOSS HUBER_LOSS_ELEMENTS ["delta"] |b, x, y| {
-        let (distance, delta) = ((x - y).abs(), number(b, x));
-        distance.le(delta).select(distance * distance * 0.5, (distance - delta * 0.5) * delta)
+        let (signed, delta) = (x - y, number(b, x));
+        let distance = signed.abs();
+        distance.ge(delta).select((distance - delta * 0.5) * delta, signed * signed * 0.5)
     };
     "−y · ln x − (1 − y) · ln (1 − x), with logarithms of at least −100" "binary_cross_entropy" BINARY_CROSS_ENTROPY BINARY_CROSS_ENTROPY_ELEMENTS [] |b, x, y| {
-        (y - 1.0) * logarithm_of_rest(x) - y * logarithm(x)
+        // The slope is (x − y) / max(x · (1 − x), 1e-12), as in PyTorch: near 0 and 1 that of a parabola, not that of the logarithms.
+        let is_at_end = (x * (1.0 - x)).lt(1e-12);
+        let (rest, logarithm) = (logarithm_of_rest(x), logarithm(x));
+        let [rest, logarithm] = [rest, logarithm].map(|value| is_at_end.select(value.detach(), value));
+        let loss = (y - 1.0) * rest - y * logarithm;
+        let step = x - x.detach();
+        let parabola = step * (x.detach() - y + step * 0.5) * 1e12;
+        loss + is_at_end.select(parabola, x.like(0.0))
     };
     "The binary cross entropy of sigmoid(x)" "binary_cross_entropy_with_logits" WITH_LOGITS WITH_LOGITS_ELEMENTS [] |b, x, y| {
         (1.0 - y) * x + softplus(-x)
     };
     "y · (ln y − x)" "kl_div" KL_DIV KL_DIV_ELEMENTS [] |b, x, y| {
         // 0 · ln 0 is 0.
-        y * (y.eq(0.0).select(y.like(1.0), y).log() - x)
+        y * (y.eq(0.0).select(y.like(0.0), y.log()) - x)
     };
     "exp(y) · (y − x)" "kl_div_of_logarithms" KL_DIV_OF_LOGARITHMS KL_DIV_OF_LOGARITHMS_ELEMENTS [] |b, x, y| y.exp() * (y - x);
     "ln (1 + e^(−x · y))" "soft_margin_loss" SOFT_MARGIN_LOSS SOFT_MARGIN_LOSS_ELEMENTS [] |b, x, y| softplus(-(x * y));
@@ -88,11 +97,10 @@ fn softplus(x: Value<'_>) -> Value<'_> {
 /// Returns ln x, but at least −100.
 fn logarithm(x: Value<'_>) -> Value<'_> {
     let is_least = x.ge(0.0).and(x.lt((-100.0_f64).exp()));
-    is_least.select(x.like(-100.0), is_least.select(x.like(1.0), x).log())
+    is_least.select(x.like(-100.0), x.log())
 }
 
 /// Returns ln (1 − x), but at least −100.
 fn logarithm_of_rest(x: Value<'_>) -> Value<'_> {
-    let is_least = x.eq(1.0);
-    is_least.select(x.like(-100.0), (-is_least.select(x.like(0.0), x)).log1p())
+    x.eq(1.0).select(x.like(-100.0), (-x).log1p())
 }

@@ -20,23 +20,6 @@ _IN_PLACE = (
     "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
 
 
-def _changes_shape(name):
-    """Returns the form in place of an operator that gives a view."""
-    view = getattr(Tensor, name)
-
-    def change(self, *args, **kwargs):
-        if self.requires_grad:
-            raise NotImplementedError(f"Tensor.{name}_ of a tensor that requires grad is left out: say x = x.{name}(...)")
-        self.data = view(self.data, *args, **kwargs)
-        return self
-    change.__name__, change.__qualname__ = f"{name}_", f"Tensor.{name}_"
-    # Its signature is that of the operator, where that has one.
-    if getattr(view, "__text_signature__", None):
-        change.__wrapped__ = view
-    change.__doc__ = f"Changes the shape in place, as `{name}` does."
-    return change
-
-
 def _detach_(input):
     """Takes a tensor out of its graph, in place."""
     return input.detach_()
@@ -56,8 +39,6 @@ def add(namespace):
         setattr(Tensor, alias, Tensor.__dict__.get(name) if callable(getattr(Tensor, name)) else _from_property(name))
         if hasattr(Tensor, f"{name}_"):
             setattr(Tensor, f"{alias}_", getattr(Tensor, f"{name}_"))
-    for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze"):
-        setattr(Tensor, f"{name}_", _changes_shape(name))
     in_place = _core._in_place
     for name in _IN_PLACE:
         namespace[name] = in_place.get(name) or in_place.get(f"{_ALIASES.get(name[:-1])}_") or getattr(Tensor, name)

@@ -11,8 +11,8 @@ __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
     "finfo", "from_numpy", "frombuffer", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
     "numel", "set_default_device", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
-    "get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads", "set_flush_denormal", "set_warn_always",
-    "is_warn_always_enabled", "set_default_tensor_type", "get_float32_matmul_precision", "set_float32_matmul_precision",
+    "get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads", "set_flush_denormal",
+    "set_default_tensor_type", "get_float32_matmul_precision", "set_float32_matmul_precision",
     "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
     "set_deterministic_debug_mode", "get_deterministic_debug_mode", "broadcast_shapes", "can_cast", "promote_types", "result_type",
 ]
@@ -94,27 +94,13 @@ def set_flush_denormal(mode):
     return False
 
 
-_warns_always = False
-
-
-def set_warn_always(b):
-    """Notes whether warnings are to be repeated: filters of Python's `warnings` decide it."""
-    global _warns_always
-    _warns_always = bool(b)
-
-
-def is_warn_always_enabled():
-    """Returns what `set_warn_always` was called with."""
-    return _warns_always
-
-
 def set_default_tensor_type(t):
-    """Makes the dtype of a kind of tensors the default (`torch.DoubleTensor`)."""
+    """Makes the dtype of a class of tensors, or of its name (`"torch.DoubleTensor"`), the default of floats."""
+    from ._typed import NAMES
     name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
-    kinds = {"FloatTensor": _core.float32, "DoubleTensor": _core.float64, "HalfTensor": _core.float16, "BFloat16Tensor": _core.bfloat16}
-    if name not in kinds:
-        raise TypeError(f"only floating-point types are supported as the default type, not {name}")
-    _core.set_default_dtype(kinds[name])
+    if name not in NAMES:
+        raise TypeError(f"invalid type object: {t!r} is not a class of tensors")
+    _core.set_default_dtype(getattr(_core, NAMES[name]))
 
 
 def get_float32_matmul_precision():

@@ -61,10 +61,8 @@ NAMES = {
     "nn": dict.fromkeys((
         *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
         "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "Container", "CrossMapLRN2d", "NLLLoss2d"),
-            _NOT_YET),
-    "nn.functional": dict.fromkeys((
-        "conv_tbc", "grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
+            "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),

@@ -16,7 +16,7 @@ __all__ = [
     "affine_grid_generator", "cdist", "chain_matmul", "conv_tbc", "frobenius_norm", "get_device", "gru_cell", "is_conj",
     "is_distributed", "is_inference", "is_neg", "is_same_size", "is_signed", "istft", "lstm_cell", "lu", "native_channel_shuffle",
     "nonzero", "norm", "norm_except_dim", "nuclear_norm", "orgqr", "range", "repeat_interleave", "rnn_relu_cell", "rnn_tanh_cell",
-    "split", "spmm", "stft", "unique_consecutive", "unravel_index", "unsafe_split_with_sizes", "vander"]
+    "split", "stft", "unique_consecutive", "unravel_index", "unsafe_split_with_sizes", "vander"]
 
 
 def _written(result, out):
@@ -131,7 +131,7 @@ def range(start=0, end=None, step=1, *, out=None, dtype=None, layout=None, devic
         raise RuntimeError("step must be nonzero" if step == 0 else "upper bound and lower bound inconsistent with step sign")
     count = math.floor((end - start) / step) + 1
     places = _core.arange(count, dtype=_core.float64, device=device) * step + start
-    return _written(places.to(_core.float32 if dtype is None else dtype), out).requires_grad_(requires_grad)
+    return _written(places.to(_core.get_default_dtype() if dtype is None else dtype), out).requires_grad_(requires_grad)
 
 
 def unravel_index(indices, shape):
@@ -185,11 +185,6 @@ def conv_tbc(input, weight, bias, pad=0):
 def orgqr(input, input2, *, out=None):
     """Returns the matrix of Householder reflectors: `linalg.householder_product`."""
     return _core.linalg_householder_product(input, input2, out=out)
-
-
-def spmm(input, mat2):
-    """Returns the product of two matrices: `mm`."""
-    return _core.mm(input, mat2)
 
 
 def _matrix_rank(input, tol=None, hermitian=False, *, atol=None, rtol=None, out=None):

@@ -23,5 +23,7 @@ def module(name, doc):
     for own, operator in _SPECIAL.items() if name == "special" else ():
         if not hasattr(made, own) and hasattr(_core, operator):
             setattr(made, own, getattr(_core, operator))
+    if name == "linalg":
+        made.LinAlgError = _core._LinAlgError
     sys.modules[made.__name__] = made
     return made

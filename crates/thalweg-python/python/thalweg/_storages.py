@@ -16,7 +16,7 @@ class Shared:
 
 
 def view(row, size, stride, offset):
-    """Returns a tensor over the memory of a row of elements that is no view of another for autograd."""
+    """Returns a tensor over the memory of a row of elements that autograd does not take for a view of another."""
     return row.as_strided(list(size), list(stride), offset).detach()
 
 

@@ -17,7 +17,7 @@ _LEFT_OUT = {
         "dequantize", "int_repr", "q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points", "q_scale", "q_zero_point", "qscheme"),
         _QUANTIZED),
     **dict.fromkeys(("align_as", "align_to", "refine_names", "rename", "rename_"), _NAMED),
-    **dict.fromkeys(("map_", "map2_"), "it calls Python for each element; write it with operators"),
+    **dict.fromkeys(("map2_",), "it calls Python for each element; write it with operators"),
     **dict.fromkeys(("to_mkldnn", "ipu", "xpu", "mtia", "to_padded_tensor"), "there is no backend of it"),
 }
 
@@ -70,7 +70,7 @@ def _idiv(self, other):
 
 def _array_wrap(self, array, context=None, return_scalar=False):
     """Returns an array of NumPy, which a function of it has made of this tensor, as a tensor."""
-    return _core.tensor(array)
+    return _core.tensor(array, device=self.device)
 
 
 def _dim_order(self, *, ambiguity_check=False):
@@ -98,16 +98,14 @@ def add():
     """Adds the names to `Tensor`, but for those that it has."""
     made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
     made |= dict.fromkeys((
-        "is_distributed", "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
+        "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
     made |= {
         "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass), "__torch_function__": classmethod(_torch_function),
         "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
-        "dim_order": _dim_order, "fill_diagonal_": _fill_diagonal_, "is_conj": lambda self: False, "is_neg": lambda self: False,
-        "is_shared": lambda self: False, "is_distributed": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
+        "dim_order": _dim_order, "fill_diagonal_": _fill_diagonal_, "is_shared": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
         "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,
         "names": property(lambda self: (None,) * self.dim()), "_is_zerotensor": lambda self: False,
         "_is_all_true": lambda self: self.all(), "_is_any_true": lambda self: self.any(),
-        "cfloat": lambda self: self.to(_core.complex64), "cdouble": lambda self: self.to(_core.complex128),
     }
     for name, value in made.items():
         if name not in vars(Tensor):

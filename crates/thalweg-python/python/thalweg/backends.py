@@ -59,26 +59,45 @@ class _Matmul(_Settings):
     allow_bf16_reduced_precision_reduction = _reduction("bf16")
 
 
-def _attention(place):
-    """Returns the functions that ask and set whether a backend may compute attention in this thread."""
-    def is_enabled():
-        """Returns whether the backend may compute attention in this thread."""
-        former = _inner._replace_sdp(True, True, True)
-        _inner._replace_sdp(*former)
-        return former[place]
+_ATTENTION = dict.fromkeys(("cudnn", "flash", "mem_efficient", "math"), True)
 
+
+def _allow(**given):
+    """Changes which ways of computing attention this thread may take. Flash attention is also what is memory-efficient."""
+    _ATTENTION.update({name: bool(enabled) for name, enabled in given.items()})
+    _inner._replace_sdp(_ATTENTION["cudnn"], _ATTENTION["flash"] or _ATTENTION["mem_efficient"], _ATTENTION["math"])
+
+
+def _enable(name):
     def enable(enabled):
-        """Sets whether the backend may compute attention in this thread."""
-        former = _inner._replace_sdp(True, True, True)
-        _inner._replace_sdp(*(_truth("a backend of attention", enabled) if number == place else value for number, value in enumerate(former)))
-    return staticmethod(is_enabled), staticmethod(enable)
+        _allow(**{name: enabled})
+    enable.__name__, enable.__doc__ = f"enable_{name}_sdp", f"Sets whether this thread's attention may be computed by the way `{name}`."
+    return staticmethod(enable)
+
+
+def _enabled(name):
+    def read():
+        return _ATTENTION[name]
+    read.__name__, read.__doc__ = f"{name}_sdp_enabled", f"Returns whether this thread's attention may be computed by the way `{name}`."
+    return staticmethod(read)
 
 
 class _Cuda(_Settings):
-    cudnn_sdp_enabled, enable_cudnn_sdp = _attention(0)
-    # Flash is also what is memory-efficient.
-    flash_sdp_enabled, enable_flash_sdp = mem_efficient_sdp_enabled, enable_mem_efficient_sdp = _attention(1)
-    math_sdp_enabled, enable_math_sdp = _attention(2)
+    enable_cudnn_sdp, cudnn_sdp_enabled = _enable("cudnn"), _enabled("cudnn")
+    enable_flash_sdp, flash_sdp_enabled = _enable("flash"), _enabled("flash")
+    enable_mem_efficient_sdp, mem_efficient_sdp_enabled = _enable("mem_efficient"), _enabled("mem_efficient")
+    enable_math_sdp, math_sdp_enabled = _enable("math"), _enabled("math")
+
+    @staticmethod
+    @contextlib.contextmanager
+    def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, enable_cudnn=True):
+        """Returns a region with other ways of computing this thread's attention."""
+        former = dict(_ATTENTION)
+        _allow(flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn)
+        try:
+            yield {}
+        finally:
+            _allow(**former)
 
     _left_out = {"cufft_plan_cache": "transforms keep no plans"}
 

@@ -12,31 +12,31 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns self / other: `div`.
-    "divide.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Tensor")?)), autocast: Parts;
+    "divide.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
-    "divide.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Scalar")?)), autocast: Parts;
+    "divide.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
     "true_divide.Tensor(Tensor self, Tensor other) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("div.Tensor")?)), autocast: Parts;
+        = Composite(|call| renamed(call, built_in!("div.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self / other: `div`.
     "true_divide.Scalar(Tensor self, Scalar other) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("div.Scalar")?)), autocast: Parts;
+        = Composite(|call| renamed(call, built_in!("div.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self · other: `mul`.
-    "multiply.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Tensor")?)), autocast: Parts;
+    "multiply.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self · other: `mul`.
-    "multiply.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Scalar")?)), autocast: Parts;
+    "multiply.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns self − alpha · other: `sub`.
     "subtract.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("sub.Tensor")?)), autocast: Parts;
+        = Composite(|call| renamed(call, built_in!("sub.Tensor")?)), first: Consumed, autocast: Parts;
     /// Returns self − alpha · other: `sub`.
     "subtract.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
-        = Composite(|call| renamed(call, built_in!("sub.Scalar")?)), autocast: Parts;
+        = Composite(|call| renamed(call, built_in!("sub.Scalar")?)), first: Consumed, autocast: Parts;
     /// Returns the greater of self and other: `maximum`.
     "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?)), out_form: "max.out", autocast: Parts;
     /// Returns the smaller of self and other: `minimum`.
     "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?)), out_form: "min.out", autocast: Parts;
     /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
-    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), complex: Parts(complex::sign);
+    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), first: Consumed, complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single)), autocast: Parts;
@@ -119,7 +119,7 @@ operators! {
         let arguments = [base.into(), call.tensor(1).into()];
         let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
         call.tensor(0).mul(&power).map(single)
-    }), in_place: "ldexp_";
+    }), in_place: "ldexp_", first: Consumed;
     /// Returns a tensor whose elements are anything, and lie in memory in this order of dimensions.
     "empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| empty_permuted(call).map(single));

@@ -187,7 +187,7 @@ impl Body {
     }
 }
 
-/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is no view of another
+/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is not a view of another
 /// tensor, whose history a write through a view of the leaf would change.
 fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
     let is_own = |result: &Tensor| {

@@ -219,7 +219,10 @@ fn bincount(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("minlength should be >= 0"));
     }
     let refused = || Error::invalid("bincount only supports 1-d non-negative integral inputs.");
-    if x.rank() != 1 || x.dtype().is_floating_point() || x.dtype() == DType::Bool {
+    if x.dtype().is_floating_point() || x.dtype() == DType::Bool {
+        return Err(Error::not_implemented(format!("\"bincount\" not implemented for '{}'", x.dtype())));
+    }
+    if x.rank() != 1 {
         return Err(refused());
     }
     if let Some(weights) = weights

@@ -95,10 +95,10 @@ operators! {
         = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
     /// Returns matrices with zeros above a diagonal.
     "tril(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn tril(diagonal: int) = Composite(|call| triangle(call, true).map(single));
+        fn tril(diagonal: int) = Composite(|call| triangle(call, true).map(single)), first: Consumed;
     /// Returns matrices with zeros below a diagonal.
     "triu(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn triu(diagonal: int) = Composite(|call| triangle(call, false).map(single));
+        fn triu(diagonal: int) = Composite(|call| triangle(call, false).map(single)), first: Consumed;
     /// Returns a tensor of a tensor's shape and dtype with one value.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
         fn fill(value: scalar) = Differentiable(
@@ -124,8 +124,11 @@ operators! {
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
-        source.expand(x.shape())?.to_dtype(x.dtype())?.copied(call.label.location).map(single)
-    }), complex: Taken;
+        super::complex::check_conversion(source.dtype(), x.dtype())?;
+        let source = source.expand(x.shape())?;
+        let arguments = [(&source).into(), x.dtype().into()];
+        super::call(built_in!("thalweg::copy")?, &arguments, None, call.label.location).map(single)
+    }), first: Ignored, complex: Taken;
     /// Returns a copy in another dtype.
     "_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
@@ -296,7 +299,7 @@ fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
 
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
     let dtype = options(call, at)?.unwrap_or(dtype);
-    uninitialized(Tensor::empty_on(shape, dtype, &call.device.current_stream(), call.label)?)
+    uninitialized(Tensor::result_on(shape, dtype, &call.device.current_stream(), call.label)?)
 }
 
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {

@@ -72,6 +72,30 @@ in_place! {
     "addcmul_" fn addcmul_(tensor1: tensor, tensor2: tensor, value: scalar);
     /// Adds value · tensor1 / tensor2.
     "addcdiv_" fn addcdiv_(tensor1: tensor, tensor2: tensor, value: scalar);
+    /// Writes a number where a mask is true.
+    "masked_fill_.Scalar" fn masked_fill_(mask: tensor, value: scalar);
+    /// Writes a number at the places of a dimension that a list of indices names.
+    "index_fill_.int_Scalar" fn index_fill_(dim: int, index: tensor, value: scalar);
+    /// Adds the places of a source to those that a list of indices names.
+    "index_add_" fn index_add_(dim: int, index: tensor, source: tensor);
+    /// Writes the elements of a source at indices of a dimension.
+    "scatter_.src" fn scatter_(dim: int, index: tensor, src: tensor);
+    /// Adds the elements of a source to those at indices of a dimension.
+    "scatter_add_" fn scatter_add_(dim: int, index: tensor, src: tensor);
+    /// Adds the product of two matrices.
+    "addmm_" fn addmm_(mat1: tensor, mat2: tensor);
+    /// Takes the running sum of a dimension.
+    "cumsum_" fn cumsum_(dim: int);
+    /// Draws numbers in [from, to) from the default generator.
+    "uniform_" fn uniform_(from: float, to: float);
+    /// Draws numbers of a normal distribution from the default generator.
+    "normal_" fn normal_(mean: float, std: float);
+    /// Draws 1 with a probability, else 0, from the default generator.
+    "bernoulli_.float" fn bernoulli_(p: float);
+    /// Draws numbers of an exponential distribution from the default generator.
+    "exponential_" fn exponential_(lambd: float);
+    /// Draws integers from a start on below an end from the default generator.
+    "random_.from" fn random_(from: int, to: int);
 }
 
 impl Tensor {

@@ -185,7 +185,7 @@ fn check_size(x: &Tensor, target: &Tensor, message: &str) -> Result<()> {
     if x.shape() == target.shape() {
         return Ok(());
     }
-    Err(Error::invalid(
+    Err(Error::value(
         message
             .replace("{target}", &format!("{:?}", target.shape()))
             .replace("{input}", &format!("{:?}", x.shape())),
@@ -246,23 +246,23 @@ struct Classes {
 impl Classes {
     fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
         if x.rank() == 0 {
-            return Err(Error::value("input tensor should be 1D or 2D"));
+            return Err(Error::invalid("input tensor should be 1D or 2D"));
         }
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
         let count = rows.remove(dimension);
         if target.shape() != rows.as_slice() {
             let same_batch = x.rank() == 1 || target.rank() == 0 || x.shape()[0] == target.shape()[0];
-            return Err(Error::value(match (same_batch, x.rank()) {
-                (false, _) => format!(
+            let sizes = format!("size mismatch (got input: {:?}, target: {:?})", x.shape(), target.shape());
+            return Err(match same_batch {
+                true if x.rank() == 1 => Error::value(sizes),
+                true => Error::invalid(sizes),
+                false => Error::value(format!(
                     "Expected input batch_size ({}) to match target batch_size ({}).",
                     x.shape()[0],
                     target.shape()[0]
-                ),
-                (true, _) => {
-                    format!("size mismatch (got input: {:?}, target: {:?})", x.shape(), target.shape())
-                }
-            }));
+                )),
+            });
         }
         if let Some(weight) = weight
             && weight.shape() != [count]
@@ -422,7 +422,7 @@ fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     if x.shape() != target.shape() || x.rank() == 0 {
         return Err(Error::invalid(format!(
-            "Expected floating point type for target with class probabilities, got shapes {:?} and {:?}",
+            "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64",
             x.shape(),
             target.shape()
         )));

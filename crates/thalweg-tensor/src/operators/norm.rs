@@ -19,7 +19,7 @@ operators! {
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"
         fn layer_norm(normalized_shape: ints, weight: optional_tensor, bias: optional_tensor, eps: float)
         = Composite(|call| first(layer_norm(call)?)), autocast: Full;
-    /// Returns the last dimensions over the root of their mean square, times weight; eps is the dtype's where there is none.
+    /// Returns the last dimensions over the root of their mean square, times weight; without an eps it is that of the dtype in which is computed, f32 for 16-bit floats.
     "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
         fn rms_norm(normalized_shape: ints, weight: optional_tensor, eps: optional_float)
         = Composite(rms_norm);
@@ -147,8 +147,6 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
 /// Returns the smallest number that 1 differs from by adding it.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => 2f64.powi(-10),
-        DType::Bf16 => 2f64.powi(-7),
         DType::F64 => f64::EPSILON,
         _ => f64::from(f32::EPSILON),
     }
@@ -158,7 +156,7 @@ fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(2));
     normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
     check_floats("rms_norm", x)?;
-    let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype()));
+    let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype().compute()));
     let weight = weight.map_or(Argument::None, Argument::Tensor);
     let arguments = [Argument::Tensor(x), weight, call.argument(1), Argument::Float(epsilon)];
     first(built_in!("thalweg::rms_norm")?.call(&arguments, None, call.label)?)

@@ -3,6 +3,7 @@
 //! A tensor of another shape is given that of the result, as in PyTorch, with a warning where it had elements.
 
 use std::panic::Location;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, contiguous_strides};
@@ -209,6 +210,9 @@ pub(crate) fn call_out(
                 target.bump_version();
                 return Ok(());
             }
+            if is_adopted(result, target) {
+                return Ok(());
+            }
             fit(result, target, label)?;
             target.copy_(result)
         })
@@ -261,6 +265,20 @@ fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
         return Err(Error::invalid(SHARED));
     }
     Ok(())
+}
+
+/// Gives a tensor without elements the memory of its result, where nothing else holds that. Returns whether it did.
+fn is_adopted(result: &Tensor, target: &Tensor) -> bool {
+    let is_plain = target.elements() == 0 && result.elements() > 0 && target.layout().offset() == 0;
+    let is_ours = Arc::strong_count(&result.0) == 1 && Arc::strong_count(result.storage()) == 1;
+    let fits = result.dtype() == target.dtype() && result.is_dense() && result.layout().offset() == 0;
+    let may_write = !target.requires_grad() && target.check_inference_write().is_ok();
+    if !(is_plain && is_ours && fits && may_write && target.storage().adopt(result.storage())) {
+        return false;
+    }
+    target.set_layout(result.layout().clone());
+    target.bump_version();
+    true
 }
 
 /// Gives a given tensor the shape of its result, and the order of its dimensions in memory.

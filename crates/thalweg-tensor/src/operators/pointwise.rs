@@ -176,10 +176,10 @@ operators! {
                 None => x.clone(),
             };
             built_in!("thalweg::logit_of")?.call(&[(&bounded).into()], None, call.label)
-        });
+        }), first: Consumed;
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
-        fn nan_to_num() = Composite(nan_to_num), complex: Parts(complex::over_parts);
+        fn nan_to_num() = Composite(nan_to_num), first: Consumed, complex: Parts(complex::over_parts);
     /// Returns self².
     "square(Tensor self) -> Tensor"
         fn square() = Composite(|call| {
@@ -187,7 +187,7 @@ operators! {
             // Truth values are counted.
             let x = if x.dtype() == DType::Bool { x.to_dtype(DType::I64)? } else { x.clone() };
             built_in!("thalweg::square_of")?.call(&[(&x).into()], None, call.label)
-        }), autocast: Full;
+        }), first: Consumed, autocast: Full;
     /// Returns self between min_val and max_val. The gradient at the bounds is 0.
     "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
         fn hardtanh(min_val: scalar, max_val: scalar) = Lowered(|call| {

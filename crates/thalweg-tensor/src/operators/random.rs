@@ -228,7 +228,7 @@ fn new(
 fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let dtype = call.tensor(0).dtype();
     if !dtype.is_floating_point() {
-        return Err(Error::invalid(format!(
+        return Err(Error::not_implemented(format!(
             "\"{}\" not implemented for '{dtype}'",
             call.operator.base_name()
         )));

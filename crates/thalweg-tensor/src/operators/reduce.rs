@@ -82,7 +82,13 @@ operators! {
         }), out_form: "prod.int_out", autocast: Full;
     /// Returns the second tensor, a value of some elements of the first, which share its gradient evenly; NaN is a value as others are.
     "thalweg::value_among(Tensor self, Tensor value) -> Tensor"
-        = Differentiable(|call| Ok(single(call.tensor(1).detach())), &VALUE_AMONG);
+        = Differentiable(|call| {
+            let (x, value) = (call.tensor(0), call.tensor(1));
+            match value.rank() == 0 && value.dtype() == x.dtype() && !x.dtype().is_complex() {
+                true => Ok(single(value.detach())),
+                false => Err(Error::invalid("the value is one of the tensor's, without dimensions")),
+            }
+        }, &VALUE_AMONG);
     /// Returns the product over dimensions.
     "thalweg::prod(Tensor self, int[] dim) -> Tensor"
         = Differentiable(|call| loops::run(&LoopCall::of(&structured::PROD, call)?, call.resolved), &PRODUCT),
@@ -260,10 +266,12 @@ fn reduce(
 ) -> Result<Tensors> {
     let x = call.tensor(0);
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
-    let results = reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])?;
-    // Integers are computed in i64; the result is of the dtype that is asked for.
-    let asked = |result: Tensor| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype));
-    results.into_iter().map(asked).collect()
+    let mut results = reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])?;
+    if let Some(dtype) = dtype {
+        // Integers are computed in i64; the result is of the dtype that is asked for.
+        results[0] = results[0].to_dtype(dtype)?;
+    }
+    Ok(results)
 }
 
 /// Returns the sum, of a dtype that is asked for: floats are not rounded to 16 bits where that is the dtype in which they are summed.
@@ -350,10 +358,7 @@ fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
 fn check_not_empty(call: &Call<'_>, x: &Tensor, dim: &[i64]) -> Result<()> {
     let (name, reduced) = (call.operator.base_name(), dimensions(x, dim)?);
     if dim.is_empty() && x.elements() == 0 {
-        return Err(Error::index(format!(
-            "{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' \
-             argument."
-        )));
+        return Err(no_identity(call, Error::index));
     }
     match reduced.iter().find(|&&dimension| x.shape()[dimension] == 0) {
         Some(dimension) => {
@@ -361,6 +366,14 @@ fn check_not_empty(call: &Call<'_>, x: &Tensor, dim: &[i64]) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Returns the error of a reduction of no elements, of a class that the caller chooses.
+fn no_identity(call: &Call<'_>, of: fn(String) -> Error) -> Error {
+    of(format!(
+        "{}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.",
+        call.operator.base_name()
+    ))
 }
 
 fn extremum(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
@@ -371,6 +384,9 @@ fn extremum(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
 fn extremum_of(call: &Call<'_>, operator: &BuiltIn, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
     check_rank(x)?;
+    if dim.is_empty() && x.elements() == 0 {
+        return Err(no_identity(call, Error::invalid));
+    }
     check_not_empty(call, x, dim)?;
     let is_bool = x.dtype() == DType::Bool;
     let dtype = is_bool.then_some(DType::U8);

@@ -85,19 +85,27 @@ struct Axis {
 
 /// Returns the axes of a call, if the sizes fit.
 fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Result<Vec<Axis>> {
+    check_floats(call)?;
+    places(call, axes, factors, align_corners)
+}
+
+/// Refuses elements that are not floats.
+fn check_floats(call: &Call<'_>) -> Result<()> {
+    let dtype = call.tensor(0).dtype();
+    if dtype.is_floating_point() {
+        return Ok(());
+    }
+    Err(Error::not_implemented(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+}
+
+/// Returns the axes of a call of any elements, if the sizes fit.
+fn places(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Result<Vec<Axis>> {
     let x = call.tensor(0);
     let rank = axes + 2;
     if x.rank() != rank {
         return Err(Error::invalid(format!(
             "It is expected input_size equals to {rank}, but got size {}",
             x.rank()
-        )));
-    }
-    if !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!(
-            "\"{}\" not implemented for '{}'",
-            call.operator.base_name(),
-            x.dtype()
         )));
     }
     let extents = &x.shape()[2..];
@@ -182,7 +190,11 @@ fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
 
 fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
     let mut x = call.tensor(0).clone();
-    for axis in axes(call, count, 2, false)? {
+    if x.dtype() != DType::U8 {
+        // Bytes are images; other integers are refused as by PyTorch.
+        check_floats(call)?;
+    }
+    for axis in places(call, count, 2, false)? {
         let mut points = axis.points(&x)?;
         if offset != 0.0 {
             points = points.add_scalar(offset)?;

@@ -152,7 +152,7 @@ fn shifted(call: &Call<'_>, function: Function) -> Result<Tensors> {
 fn divisor(call: &Call<'_>) -> Result<Tensor> {
     let dtype = common(call.tensor(0), call.tensor(1))?;
     if dtype.is_floating_point() || dtype == DType::Bool {
-        return Err(Error::invalid(format!(
+        return Err(Error::not_implemented(format!(
             "\"{}\" not implemented for '{dtype}'",
             call.operator.base_name()
         )));

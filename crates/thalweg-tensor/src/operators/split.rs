@@ -56,7 +56,7 @@ operators! {
 }
 
 /// The greatest number of sections, most of which are empty: each is a tensor of its own on the host.
-const MOST_SECTIONS: usize = 1 << 24;
+const MOST_SECTIONS: usize = 1 << 20;
 
 fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
     check_divisible(x)?;

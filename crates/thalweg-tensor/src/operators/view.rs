@@ -89,7 +89,7 @@ operators! {
     "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]" = Composite(|call| {
         let x = call.tensor(0);
         let dim = wrap(call.int(1), x.rank())?;
-        check_has_dimensions(x, "Dimension specified as 0 but tensor has no dimensions")?;
+        check_has_places(x, "Dimension specified as 0 but tensor has no dimensions")?;
         Ok(x.unbind(dim as i64)?.into())
     });
     /// Returns the tensor without its dimensions of extent 1.
@@ -187,6 +187,12 @@ pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
     Ok(wrapped)
 }
 
+/// Refuses a tensor without dimensions, of which none can be named.
+fn check_has_places(x: &Tensor, refusal: &str) -> Result<()> {
+    if x.rank() == 0 { Err(Error::index(refusal.to_owned())) } else { Ok(()) }
+}
+
+/// Refuses a tensor without dimensions.
 pub(super) fn check_has_dimensions(x: &Tensor, refusal: &str) -> Result<()> {
     if x.rank() == 0 { Err(Error::invalid(refusal.to_owned())) } else { Ok(()) }
 }
@@ -384,7 +390,7 @@ pub(super) fn transpose(x: &Tensor, dim0: i64, dim1: i64) -> Result<Tensor> {
 }
 
 pub(super) fn select(x: &Tensor, dim: i64, index: i64) -> Result<Tensor> {
-    check_has_dimensions(x, "select() cannot be applied to a 0-dim tensor.")?;
+    check_has_places(x, "select() cannot be applied to a 0-dim tensor.")?;
     let at = wrap(dim, x.rank())?;
     let extent = x.shape()[at] as i64;
     if !(-extent..extent).contains(&index) {

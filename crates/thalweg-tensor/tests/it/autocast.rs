@@ -1,14 +1,15 @@
 //! Autocast: which dtypes operators compute in, kept casts, and a training step.
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{cross_entropy, linear};
+use thalweg_nn::functional::{ClassLossOptions, cross_entropy, cross_entropy_with, linear};
 use thalweg_nn::optim::{Adam, AdamOptions};
-use thalweg_runtime::Result;
+use thalweg_runtime::{Label, Result};
 use thalweg_tensor::autocast::{
     AutocastOptions, ForwardRegion, autocast, autocast_with, custom_bwd, custom_fwd, is_autocast_enabled,
 };
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
-use thalweg_tensor::dispatch::{DispatchKey, Value, define_operator, find_operator};
+use thalweg_tensor::dispatch::{Argument, DispatchKey, Value, define_operator, find_operator};
+use thalweg_tensor::graph::{CallableOptions, make_graphed_callables};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{assert_close, device, random, values};
@@ -228,4 +229,75 @@ fn an_operator_of_a_program_is_not_taken_for_pytorchs_by_its_name() {
     let result = autocast(DType::Bf16, || operator.call_boxed(&[Value::Tensor(x.clone())], None)).unwrap();
     let Value::Tensor(result) = &result[0] else { panic!("a tensor") };
     assert_eq!(result.dtype(), DType::F32);
+}
+
+/// A cast that was made without recording has no gradient to give: a later use that is recorded makes its own.
+#[test]
+fn weights_that_are_used_first_without_recording_learn_all_the_same() {
+    let (weight, x) = (floats(&[4, 4], 1).requires_grad_().unwrap(), floats(&[2, 4], 2));
+    autocast(DType::Bf16, || {
+        let read = no_grad(|| x.matmul(&weight))?;
+        let recorded = x.matmul(&weight)?;
+        assert!(recorded.requires_grad());
+        assert_eq!(values(&read), values(&recorded));
+        assert!(!no_grad(|| x.matmul(&weight))?.requires_grad());
+        recorded.sum(&[], false)?.backward()
+    })
+    .unwrap();
+    let columns: Vec<f64> = values(&x.to_dtype(DType::Bf16).unwrap())
+        .chunks(4)
+        .fold(vec![0.0; 4], |sums, row| sums.iter().zip(row).map(|(sum, x)| sum + x).collect());
+    let expected: Vec<f64> = columns.iter().flat_map(|&sum| [sum; 4]).collect();
+    assert_close(&values(&weight.grad().unwrap()), &expected, 1e-2);
+}
+
+/// The function of Rust and the operator of ATen are one: in f32, for classes and probabilities, with and without a part of the target spread.
+#[test]
+fn cross_entropy_comes_out_in_f32() {
+    let scores = floats(&[5, 3], 1).to_dtype(DType::F16).unwrap();
+    let classes = Tensor::from_slice(&[0i64, 1, 2, 1, 0], &[5], &device()).unwrap();
+    let spread = floats(&[5, 3], 2).softmax(-1).unwrap();
+    for label_smoothing in [0.0, 0.1] {
+        for target in [&classes, &spread] {
+            let options = ClassLossOptions { label_smoothing, ..ClassLossOptions::default() };
+            let loss = autocast(DType::F16, || cross_entropy_with(&scores, target, options)).unwrap();
+            assert_eq!(loss.dtype(), DType::F32);
+            let exact = cross_entropy_with(&scores.to_dtype(DType::F64).unwrap(), target, options).unwrap();
+            assert_close(&values(&loss), &values(&exact), 1e-6);
+            assert_eq!(cross_entropy_with(&scores, target, options).unwrap().dtype(), DType::F16);
+        }
+    }
+}
+
+/// Operators that are one kernel in PyTorch compute in the dtypes that they get, whatever they are made of here.
+#[test]
+fn parts_of_an_operator_are_not_cast() {
+    let x = floats(&[4, 4], 1);
+    for name in ["linalg_inv", "matrix_exp", "logdet", "fft_fft", "std", "_euclidean_dist"] {
+        let operator = find_operator(name).unwrap();
+        let arguments: Vec<Argument<'_>> =
+            vec![
+                (&x).into();
+                operator.schema().parameters.len().min(1 + usize::from(name.ends_with("dist")))
+            ];
+        let run = || Ok(operator.call(&arguments, None, Label::here("parts"))?.swap_remove(0));
+        let (inside, outside): (Tensor, Tensor) = (autocast(DType::Bf16, run).unwrap(), run().unwrap());
+        assert_eq!(inside.dtype(), outside.dtype(), "{name}");
+        let parts = |tensor: &Tensor| {
+            values(&if tensor.dtype().is_complex() { tensor.view_as_real().unwrap() } else { tensor.clone() })
+        };
+        assert_eq!(parts(&inside), parts(&outside), "{name}");
+    }
+}
+
+#[test]
+fn graphed_callables_refuse_a_region_that_keeps_casts() {
+    let refusal = autocast(DType::Bf16, || {
+        make_graphed_callables(&device(), Vec::new(), Vec::new(), &CallableOptions::default()).map(drop)
+    })
+    .unwrap_err();
+    assert!(
+        refusal.to_string().contains("make_graphed_callables does not support the autocast caching"),
+        "{refusal}"
+    );
 }

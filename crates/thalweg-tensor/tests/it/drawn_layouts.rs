@@ -227,7 +227,11 @@ const FUNCTIONS: &[Function] = &[
         of: |t| call("cdist", &[(&t[0]).into(), (&t[1]).into(), 2.0.into()]),
     },
     Function { name: "unfold", shapes: &[&[4, 6]], of: |t| t[0].unfold(1, 3, 2) },
-    Function { name: "scaled_dot_product_attention", shapes: &[&[2, 3, 5, 16]; 3], of: attention },
+    Function {
+        name: "scaled_dot_product_attention",
+        shapes: &[&[2, 3, 5, 16], &[2, 3, 5, 16], &[2, 3, 5, 16]],
+        of: attention,
+    },
 ];
 
 fn attention(t: &[Tensor]) -> Result<Tensor> {
@@ -285,7 +289,11 @@ fn gradients_of_operands_in_any_layout_are_those_of_contiguous_ones() {
 
 #[test]
 fn fused_attention_takes_any_layout_in_both_directions() {
-    let function = Function { name: "attention", shapes: &[&[2, 3, 16, 16]; 3], of: attention };
+    let function = Function {
+        name: "attention",
+        shapes: &[&[2, 3, 16, 16], &[2, 3, 16, 16], &[2, 3, 16, 16]],
+        of: attention,
+    };
     for backend in [SdpBackend::Flash, SdpBackend::Cudnn] {
         if backend == SdpBackend::Cudnn && !device().properties().libraries.attention {
             continue;

@@ -108,8 +108,8 @@ fn functions_name_the_tensors_that_were_passed() {
     says(layer_norm(&x, &[2], None, None, 1e-5), "layer_norm([2, 3] float64 on sim:0): ");
     says(layer_norm_fork(&x, &bad, &bad, 1e-5), "layer_norm_fork([2, 3] float64 on sim:0): ");
     says(
-        cross_entropy(&x, &x),
-        "cross_entropy([2, 3] float64 on sim:0, [2, 3] float64 on sim:0): the target",
+        cross_entropy(&x, &bad),
+        "cross_entropy([2, 3] float64 on sim:0, [5, 2] float64 on sim:0): a target of floats",
     );
 }
 

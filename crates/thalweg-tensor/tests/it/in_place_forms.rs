@@ -101,8 +101,9 @@ fn tensors_become_views_of_themselves() {
     crate::support::assert_close(&values(&leaf.grad().unwrap()), &expected, 1e-15);
     let error = run("t_", &leaf.detach().reshape(&[6]).unwrap().requires_grad_().unwrap(), &[]).unwrap_err();
     assert!(error.to_string().contains("a leaf Variable that requires grad"), "{error}");
-    let error = run("squeeze_.dim", &before, &[1]).unwrap_err();
-    assert!(error.to_string().contains("a view through which gradients flow"), "{error}");
+    // A view of another tensor becomes another one of its views.
+    run("squeeze_.dim", &before, &[1]).unwrap();
+    assert_eq!(before.shape(), [2, 1]);
     no_grad(|| run("squeeze_.dim", &leaf, &[1])).unwrap();
     assert_eq!(leaf.shape(), [2, 3]);
 }
@@ -141,4 +142,56 @@ fn results_that_do_not_fit_are_refused_in_pytorchs_words() {
     let leaf = x.detach().requires_grad_().unwrap();
     let error = add.call_out(&[(&leaf).into(), (&x).into()], &[out]).unwrap_err().to_string();
     assert!(error.contains("don't support automatic differentiation"), "{error}");
+}
+
+/// What loops write is the same whatever the strides of the given tensor, which they write without a copy.
+#[test]
+fn given_tensors_may_have_any_strides() {
+    let (x, y) = (random(&[5, 3], 1), random(&[5, 3], 2));
+    let expected = values(&x.add(&y).unwrap());
+    let memory = tensor(&[0.0; 60], &[3, 20], DType::F64);
+    let turned = memory.narrow(1, 1, 5).unwrap().transpose(0, 1).unwrap();
+    let add = find_operator("add.Tensor").unwrap();
+    add.call_out(&[(&x).into(), (&y).into()], std::slice::from_ref(&turned)).unwrap();
+    assert_eq!(values(&turned), expected);
+    let untouched = memory.narrow(1, 6, 14).unwrap();
+    assert_eq!(values(&untouched), vec![0.0; 42]);
+    // Half of the elements are read in another place than they are written.
+    let wide = random(&[4, 4], 3);
+    let expected = values(&wide.add(&wide.transpose(0, 1).unwrap()).unwrap());
+    wide.add_(&wide.transpose(0, 1).unwrap()).unwrap();
+    assert_eq!(values(&wide), expected);
+}
+
+#[test]
+fn writes_through_data_have_a_version_of_their_own() {
+    let leaf = random(&[3], 1).requires_grad_().unwrap();
+    let y = leaf.mul_scalar(2.0).unwrap();
+    let z = y.square().unwrap();
+    let before = y.version();
+    y.data().add_scalar_(1.0).unwrap();
+    y.data().narrow(0, 0, 1).unwrap().fill_(0.0).unwrap();
+    assert_eq!(y.version(), before);
+    z.sum(&[], false).unwrap().backward().unwrap();
+    let expected: Vec<f64> = values(&y).iter().map(|value| 4.0 * value).collect();
+    assert_eq!(values(&leaf.grad().unwrap()), expected, "backward reads the elements as they are");
+
+    let z = leaf.mul_scalar(2.0).unwrap().square().unwrap();
+    let y = leaf.mul_scalar(2.0).unwrap();
+    let w = y.square().unwrap();
+    y.detach().add_scalar_(1.0).unwrap();
+    assert_eq!(y.version(), 1);
+    assert!(w.sum(&[], false).unwrap().backward().unwrap_err().to_string().contains("written in place"));
+    z.sum(&[], false).unwrap().backward().unwrap();
+}
+
+#[test]
+fn one_extent_of_a_shape_may_be_inferred() {
+    let x = random(&[4, 6], 1);
+    assert_eq!(x.reshape(&[usize::MAX, 8]).unwrap().shape(), [3, 8]);
+    assert_eq!(x.reshape(&[usize::MAX]).unwrap().shape(), [24]);
+    let error = |shape: &[usize]| x.reshape(shape).unwrap_err().to_string();
+    assert!(error(&[usize::MAX, 5]).contains("shape '[-1, 5]' is invalid for input of size 24"));
+    assert!(error(&[usize::MAX, usize::MAX]).contains("only one dimension can be inferred"));
+    assert!(error(&[usize::MAX, 0]).contains("is invalid for input of size 24"));
 }

@@ -23,6 +23,7 @@ mod drawn_layouts;
 mod ergonomics;
 mod errors;
 mod external;
+mod extremes;
 mod factories;
 mod fused_attention;
 mod general_matrices;

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 
 use thalweg_ir::DType;
 use thalweg_runtime::sim::{Check, Gpu};
-use thalweg_runtime::{Result, Stream};
+use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, Result, Stream};
 use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 use thalweg_tensor::graph::callable::function;
 use thalweg_tensor::graph::{CallableOptions, GraphedCallable, make_graphed_callables};
@@ -328,4 +328,45 @@ fn the_caller_follows_what_ran_before_a_failure() {
         Ok(())
     };
     Check::new().seeds(SEEDS).run(program);
+}
+
+/// Nothing but the generator orders replays of two graphs, captured at the same time, and a draw without a graph, on three streams.
+#[test]
+fn a_generator_orders_the_graphs_that_draw_from_it() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let device = gpu.device();
+        let generator = DeviceGenerator::new(7, device)?;
+        let draw = || generator.rand(&[64], DType::F32);
+        let mode = CaptureMode::Relaxed;
+        let begin = |stream: &Stream| {
+            let stream = Some(stream.clone());
+            Graph::capture_begin(device, CaptureOptions { mode, stream, ..CaptureOptions::default() })
+        };
+        let streams = [Stream::new(device)?, Stream::new(device)?, Stream::new(device)?];
+        let first = begin(&streams[0])?;
+        // A capture is of its thread.
+        let (second, of_second) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| -> Result<_> {
+                let capture = begin(&streams[1])?;
+                let drawn = on(&streams[1], draw)?;
+                Ok((capture.end()?.instantiate()?, drawn))
+            });
+            other.join().expect("the thread ends")
+        })?;
+        let of_first = on(&streams[0], draw)?;
+        let first = first.end()?.instantiate()?;
+        first.replay_on(&streams[0])?;
+        second.replay_on(&streams[1])?;
+        let eager = on(&streams[2], draw)?;
+        drop(generator);
+        first.replay_on(&streams[1])?;
+        device.synchronize()?;
+        let mut drawn =
+            [of_first, of_second, eager].map(|tensor| tensor.to_vec::<f32>()).map(Result::unwrap).concat();
+        drawn.sort_by(f32::total_cmp);
+        drawn.dedup();
+        assert!(drawn.len() > 180, "{} numbers differ of 192", drawn.len());
+        Ok(())
+    };
+    Check::new().seeds(0..8).run(program);
 }

@@ -2,7 +2,7 @@
 
 
 class _Given:
-    """What `MultiheadAttention` has as attributes, given as arguments."""
+    """The attributes of a `MultiheadAttention`, given as arguments."""
 
     batch_first = False
 

@@ -1,4 +1,4 @@
-"""What modules and functions of networks refuse before they compute: in PyTorch's classes of exceptions."""
+"""Checks of modules and functions of networks before they compute, with PyTorch's classes of exceptions."""
 
 import math
 
@@ -6,7 +6,7 @@ from .. import _core
 
 
 def check_probability(p):
-    """Refuses what is no probability."""
+    """Refuses numbers that are not probabilities."""
     if p < 0.0 or p > 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
 

@@ -88,7 +88,7 @@ def eye_(tensor):
     """Makes the matrix the identity."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
-    return _core.eye(*tensor.shape, out=tensor)
+    return _core.eye(*tensor.shape, dtype=tensor.dtype, out=tensor)
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):

@@ -262,7 +262,7 @@ class LocalResponseNorm(Module):
 
 
 class _NormBase(Module):
-    """What batch norm and instance norm have: weight, bias and running statistics of each channel."""
+    """The common part of batch norm and instance norm: weight, bias and running statistics of each channel."""
 
     _version = 2
 

@@ -1,4 +1,4 @@
-"""What schedules of learning rates are made of: their base, and how rates of groups are read and written."""
+"""The base of schedules of learning rates, and how rates of groups are read and written."""
 
 import contextlib
 import types

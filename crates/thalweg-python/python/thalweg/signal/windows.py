@@ -10,15 +10,19 @@ from .. import _core
 __all__ = ["bartlett", "blackman", "cosine", "exponential", "gaussian", "general_cosine", "general_hamming", "hamming", "hann", "kaiser", "nuttall"]
 
 
+OLDER = ("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window")
+
+
 def _checked(name, M, dtype, layout):
     """Returns the dtype of a window."""
     if M < 0:
         raise ValueError(f"{name} requires non-negative window length, got M={M}")
     if layout is not None and layout is not _core.strided:
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
-    dtype = _core.float32 if dtype is None else dtype
-    if dtype not in (_core.float32, _core.float64, _core.float16, _core.bfloat16):
-        raise ValueError(f"{name} expects floating point dtypes, got: {dtype}")
+    dtype = _core.get_default_dtype() if dtype is None else dtype
+    narrow = (_core.float16, _core.bfloat16) if name in OLDER else ()
+    if dtype not in (_core.float32, _core.float64, *narrow):
+        raise ValueError(f"{name} expects {'floating point' if narrow else 'float32 or float64'} dtypes, got: {dtype}")
     return dtype
 
 
@@ -164,4 +168,3 @@ def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None, layout
 hann_window = _older("hann_window", _cosines([0.5, 0.5]), "Returns the window of Hann.")
 blackman_window = _older("blackman_window", _cosines([0.42, 0.5, 0.08]), "Returns the window of Blackman.")
 bartlett_window = _older("bartlett_window", lambda places, length: 1 - (places * (2 / (length - 1)) - 1).abs(), "Returns a triangle.")
-OLDER = ("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window")

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, DType, Layout, Node as Expression, OutputPlace, Shape};
-use thalweg_ops::{GradientBody, LoopOp, gradient_of};
+use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
+use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use super::{Extents, LoopCall, LoopLaunch, Resolved, Split, bits_of};
@@ -61,48 +61,47 @@ pub(crate) struct LoopBackward {
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
     scalars: SmallVec<[u64; 12]>,
-    /// The shapes of the operator, where it is itself a gradient.
-    shapes: Option<Box<Shapes>>,
+    /// The shapes of the operator's inputs, where it is itself a gradient.
+    shapes: Option<Box<[Shape]>>,
     wanted: u32,
     label: Label,
 }
 
-/// The operands of a body whose gradient is computed.
-struct Shapes {
-    inputs: SmallVec<[Shape; 4]>,
-    outputs: SmallVec<[(Shape, DType); 2]>,
+/// What one backward pass computes: an absent gradient of an output is not a factor of anything.
+struct Pass<'a> {
+    derived: Arc<GradientBody>,
+    saved: SmallVec<[&'a Saved; 4]>,
+    /// The gradients of outputs that the derived body reads.
+    used: Tensors,
 }
 
 impl LoopBackward {
-    /// Returns shape and dtype of each output of the operator.
-    fn outputs(&self) -> &[(Shape, DType)] {
-        self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
-    }
-
     /// Returns the shape of each input of the operator.
     fn inputs(&self) -> &[Shape] {
-        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
+        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| shapes)
     }
 
-    /// Returns the gradients of the outputs that the derived body reads; a missing one is zero.
-    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
-        self.derived
-            .used_outputs
-            .iter()
-            .map(|&output| match &gradients[output] {
-                Some(gradient) => Ok(gradient.clone()),
-                None => {
-                    let (shape, dtype) = &self.outputs()[output];
-                    Tensor::zeros(shape, *dtype, device)
-                }
-            })
-            .collect()
+    /// Returns what is computed where these gradients of outputs are given.
+    fn pass<'a>(&'a self, gradients: &[Option<Tensor>]) -> Pass<'a> {
+        let used = self.derived.used_outputs.iter().enumerate();
+        let absent = used
+            .filter(|&(_, &output)| gradients[output].is_none())
+            .fold(0u32, |mask, (place, _)| mask | 1 << place);
+        let (derived, saved) = match absent {
+            0 => (Arc::clone(&self.derived), self.saved.iter().collect()),
+            _ => {
+                let partial = without(&self.resolved.signature, &self.derived, absent);
+                (partial.derived, partial.saved.iter().map(|&place| &self.saved[place]).collect())
+            }
+        };
+        let used = derived.used_outputs.iter().filter_map(|&output| gradients[output].clone()).collect();
+        Pass { derived, saved, used }
     }
 
     /// Returns the gradient of an input, by its place among the wanted ones, where the derived body only hands one of the used gradients
     /// on: that gradient, or a view of it that repeats what a row has at all its points.
-    fn passed_on(&self, output: usize, used: &[Tensor]) -> Result<Option<Tensor>> {
-        let body = &self.derived.body;
+    fn passed_on(&self, output: usize, pass: &Pass<'_>) -> Result<Option<Tensor>> {
+        let (body, used) = (&pass.derived.body, &pass.used);
         let mut value = body.nodes[body.outputs[output].value.index()];
         if let Expression::Cast(id) = value {
             value = body.nodes[id.index()];
@@ -110,7 +109,7 @@ impl LoopBackward {
         let Expression::Load { input } = value else { return Ok(None) };
         // A number that was widened for the computation is rounded back to what it was.
         let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
-        let Some(gradient) = usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype) else {
+        let Some(gradient) = usize::from(input).checked_sub(pass.saved.len()).filter(|_| same_dtype) else {
             return Ok(None);
         };
         match &self.resolved.extents {
@@ -122,12 +121,11 @@ impl LoopBackward {
 
     /// Returns the dimensions over whose rows alone the derived body is computed, and the shape over which its results are repeated:
     /// where nothing that it reads differs at the points of a row.
-    fn of_rows(&self, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
+    fn of_rows(&self, body: &Body, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
         let Extents::Rows { split, shape } = &self.resolved.extents else { return None };
         let rows = split.pick(shape).0;
         let is_of_rows =
             inputs.iter().all(|tensor| tensor.shape() == rows.as_slice() && tensor.rank() < shape.len());
-        let body = &self.derived.body;
         let is_plain = body.reductions.is_empty() && !body.uses_coordinates();
         let at_points = body.outputs.iter().all(|output| output.place == OutputPlace::Point);
         (is_of_rows && is_plain && at_points && !is_grad_enabled()).then_some((split, shape))
@@ -165,10 +163,10 @@ impl Backward for LoopBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let device =
             gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
-        let body = &self.derived.body;
-        let used = self.used_gradients(gradients, device)?;
+        let pass = self.pass(gradients);
+        let body = &pass.derived.body;
         let mut passed = (0..body.outputs.len())
-            .map(|output| self.passed_on(output, &used))
+            .map(|output| self.passed_on(output, &pass))
             .collect::<Result<SmallVec<[Option<Tensor>; 4]>>>()?;
         if is_grad_enabled() && !passed.iter().all(Option::is_some) {
             // The gradient of the gradient is that of the body with all its outputs.
@@ -176,7 +174,7 @@ impl Backward for LoopBackward {
         }
         let mut computed = match passed.iter().all(Option::is_some) {
             true => Tensors::new(),
-            false => self.launch(&used, &passed, device)?,
+            false => self.launch(&pass, &passed, device)?,
         }
         .into_iter();
         let mut full = passed.into_iter().map(|gradient| gradient.or_else(|| computed.next()));
@@ -216,8 +214,8 @@ impl LoopBackward {
 
     /// Returns the body without the outputs that are `passed` on, whose outputs that are summed afterwards stay in the dtype that is
     /// computed in, and its number: a sum of what was rounded to 16 bits would lose digits.
-    fn unrounded(&self, passed: &[Option<Tensor>]) -> (u64, Cow<'_, Body>) {
-        let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
+    fn unrounded<'a>(&self, derived: &'a GradientBody, passed: &[Option<Tensor>]) -> (u64, Cow<'a, Body>) {
+        let (mut id, mut body) = (derived.id, Cow::Borrowed(&derived.body));
         let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
         for (output, input) in wanted.enumerate() {
             let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
@@ -236,12 +234,12 @@ impl LoopBackward {
     }
 
     /// Computes the gradients that are not `passed` on.
-    fn launch(&self, used: &[Tensor], passed: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
-        let (id, body) = self.unrounded(passed);
+    fn launch(&self, pass: &Pass<'_>, passed: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
+        let (id, body) = self.unrounded(&pass.derived, passed);
         let body = body.as_ref();
-        let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
-        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
-        let of_rows = self.of_rows(&inputs);
+        let saved = pass.saved.iter().map(|saved| saved.get()).collect::<Result<Tensors>>()?;
+        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(&pass.used).collect();
+        let of_rows = self.of_rows(&pass.derived.body, &inputs);
         let rows_alone = of_rows.map(|(split, shape)| Extents::Elementwise(split.pick(shape).0));
         let extents = rows_alone.as_ref().unwrap_or(&self.resolved.extents);
         let (rows, inner) = extents.rows_and_inner();
@@ -276,7 +274,7 @@ impl LoopBackward {
             label: self.label,
         }
         .run(&inputs, &outputs)?;
-        self.record(&inputs, &mut outputs, stream)?;
+        self.record(&pass.derived, &inputs, &mut outputs, stream)?;
         match of_rows {
             None => Ok(outputs),
             Some((split, shape)) => {
@@ -288,7 +286,13 @@ impl LoopBackward {
     }
 
     /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
-    fn record(&self, inputs: &[&Tensor], outputs: &mut [Tensor], stream: Stream) -> Result<()> {
+    fn record(
+        &self,
+        derived: &GradientBody,
+        inputs: &[&Tensor],
+        outputs: &mut [Tensor],
+        stream: Stream,
+    ) -> Result<()> {
         if !is_grad_enabled() {
             return Ok(());
         }
@@ -298,12 +302,9 @@ impl LoopBackward {
         if wanted == 0 {
             return Ok(());
         }
-        let derived = gradient_of(self.operator.name, &self.resolved.signature, &self.derived, wanted)
+        let derived = gradient_of(self.operator.name, &self.resolved.signature, derived, wanted)
             .map_err(Error::invalid)?;
-        let shapes = Shapes {
-            inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
-            outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),
-        };
+        let inputs_of = inputs.iter().map(|tensor| tensor.shape().into()).collect();
         let node = Self {
             operator: self.operator,
             resolved: Arc::clone(&self.resolved),
@@ -314,7 +315,7 @@ impl LoopBackward {
                 .collect::<Result<_>>()?,
             derived,
             scalars: self.scalars.clone(),
-            shapes: Some(Box::new(shapes)),
+            shapes: Some(inputs_of),
             wanted,
             label: self.label,
         };

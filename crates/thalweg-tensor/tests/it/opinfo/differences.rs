@@ -77,10 +77,20 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
             "thalweg::any",
             "thalweg::argmax",
             "thalweg::argmin",
-            "thalweg::bernoulli",
             "thalweg::checked_index",
             "thalweg::count_nonzero",
             "thalweg::place",
+        ],
+    ),
+    (
+        "the results are drawn, and have no gradient",
+        &[
+            "bernoulli.p",
+            "thalweg::bernoulli",
+            "thalweg::cauchy",
+            "thalweg::exponential",
+            "thalweg::geometric",
+            "thalweg::integers",
         ],
     ),
     (

@@ -54,6 +54,11 @@ impl File {
         Self { header, bytes: bytes.split_off(8 + length) }
     }
 
+    /// Returns the raw bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Returns the text of a field of the header.
     pub fn text(&self, field: &str) -> &str {
         self.header[field].as_str().unwrap_or_default()

@@ -19,6 +19,9 @@ use super::unspecified::{
 };
 use crate::support::{device, on_own_device};
 
+/// Operators of which the layout decides whether they take a tensor.
+const BY_LAYOUT: &[&str] = &["view", "view_copy"];
+
 /// How many of the things that were asked for hold.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
@@ -111,7 +114,7 @@ pub fn judge(file: &File) -> Score {
     if !score.missing.is_empty() {
         return score;
     }
-    for sample in samples {
+    for (index, sample) in samples.iter().enumerate() {
         let judged = Judged { file, sample };
         let mut strides = Ok(());
         let forward = guarded(|| judged.forward(false, &mut strides));
@@ -125,9 +128,14 @@ pub fn judge(file: &File) -> Score {
             score.forward.held += usize::from(score.note("with gaps", sample, strided));
         }
         if !sample["leaves"].is_null() && !is_random(sample) {
-            let backward = guarded(|| judged.backward());
+            let backward = guarded(|| judged.backward(false));
             score.backward.of += 1;
             score.backward.held += usize::from(score.note("backward", sample, backward));
+            let is_drawn = index % 3 == 0 && sample["strided"] == Json::Bool(true);
+            if is_drawn && !BY_LAYOUT.contains(&score.name.as_str()) {
+                let backward = guarded(|| judged.backward(true));
+                _ = score.note("backward of another layout", sample, backward);
+            }
         }
         if !sample["second"].is_null() && !is_random(sample) {
             let twice = guarded(|| judged.double_backward());
@@ -182,6 +190,29 @@ struct Rooted {
     leaves: Vec<Tensor>,
     outputs: Vec<Tensor>,
     cotangents: Vec<Tensor>,
+}
+
+/// Returns a tensor of the same elements that is a view of a leaf: its dimensions are in another order, with gaps, after an odd number of
+/// elements.
+fn laid_out(tensor: &Tensor, salt: usize) -> Result<Tensor, thalweg_runtime::Error> {
+    let tensor = tensor.detach();
+    if tensor.elements() == 0 {
+        return tensor.requires_grad_();
+    }
+    let rank = tensor.rank();
+    let mut order: Vec<usize> = (0..rank).collect();
+    match salt % 3 {
+        0 => order.reverse(),
+        1 if rank > 1 => order.swap(rank - 2, rank - 1),
+        _ if rank > 2 => order[1..].rotate_left(1),
+        _ => {}
+    }
+    let mut inverse = vec![0; rank];
+    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+    let turned = tensor.permute(&order)?.unsqueeze(rank as i64)?;
+    let memory = Tensor::cat(&[turned.clone(), turned.clone(), turned], rank as i64)?;
+    let leaf = memory.detach().requires_grad_()?;
+    leaf.select(rank as i64, 1)?.permute(&inverse)
 }
 
 /// A sample with its file.
@@ -362,12 +393,16 @@ impl Judged<'_> {
     }
 
     /// Runs the program with leaves that require a gradient.
-    fn rooted(&self) -> Result<Rooted, String> {
+    fn rooted(&self, is_laid_out: bool) -> Result<Rooted, String> {
         let mut inputs = self.inputs(false)?;
         let number = |json: &Json| json.as_u64().expect("a number") as usize;
         let leaves: Vec<usize> = list(&self.sample["leaves"]).iter().map(number).collect();
         for &leaf in &leaves {
-            inputs[leaf] = inputs[leaf].requires_grad_().map_err(|error| error.to_string())?;
+            let made = match is_laid_out {
+                true => laid_out(&inputs[leaf], leaf + inputs.len()),
+                false => inputs[leaf].requires_grad_(),
+            };
+            inputs[leaf] = made.map_err(|error| error.to_string())?;
         }
         let machine = self.run(&inputs).map_err(Stop::into_message)?;
         let leaves = leaves.iter().map(|&leaf| inputs[leaf].clone()).collect();
@@ -388,8 +423,8 @@ impl Judged<'_> {
     }
 
     /// Compares the gradients of the leaves.
-    fn backward(&self) -> Result<(), String> {
-        let Rooted { leaves, outputs, cotangents } = self.rooted()?;
+    fn backward(&self, is_laid_out: bool) -> Result<(), String> {
+        let Rooted { leaves, outputs, cotangents } = self.rooted(is_laid_out)?;
         let cotangents: Vec<Option<Tensor>> = cotangents.into_iter().map(Some).collect();
         let found = gradients(&outputs, &cotangents, &leaves).map_err(|error| error.to_string())?;
         if let ([leaf], [Some(found)]) = (leaves.as_slice(), found.as_slice())
@@ -406,7 +441,7 @@ impl Judged<'_> {
 
     /// Compares the gradients of the gradients, for leaves and cotangents.
     fn double_backward(&self) -> Result<(), String> {
-        let Rooted { leaves, outputs, cotangents } = self.rooted()?;
+        let Rooted { leaves, outputs, cotangents } = self.rooted(false)?;
         let text = |error: thalweg_runtime::Error| error.to_string();
         let cotangents: Vec<Tensor> =
             cotangents.iter().map(Tensor::requires_grad_).collect::<Result<_, _>>().map_err(text)?;

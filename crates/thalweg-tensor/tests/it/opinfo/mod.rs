@@ -13,7 +13,7 @@
 mod core;
 mod derivative;
 mod differences;
-mod file;
+pub mod file;
 mod judge;
 mod meta;
 mod numbers;

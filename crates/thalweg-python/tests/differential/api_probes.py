@@ -1,9 +1,10 @@
 """Random probes of the Python API: calls with their arguments as text, what a library makes of them, and how two libraries differ.
 
-A probe is a dictionary: the call's text, in which `a`, `b`, … are tensors; the tensors as texts; whether gradients are taken, and whether
-the results are compared as they are printed. It runs on any library with PyTorch's names.
+A probe is a dictionary: the call's text, in which `a`, `b`, … are tensors; the tensors as texts; and its kind: whether gradients are taken, or
+results are compared as they are printed, or as they come back from a file. It runs on any library with PyTorch's names.
 """
 
+import io
 import math
 import pathlib
 import re
@@ -29,6 +30,10 @@ TEXTS = {"reduction": ["mean", "sum", "none"], "reduce": ["sum", "prod", "mean",
          "rounding_mode": ["floor", "trunc"], "approximate": ["none", "tanh"], "norm": ["ortho", "forward", "backward"], "indexing": ["ij", "xy"],
          "UPLO": ["L", "U"], "side": ["left", "right"], "ord": ["fro", "nuc"], "interpolation": ["linear", "lower", "higher", "midpoint", "nearest"],
          "equation": ["ij,jk->ik", "ii", "ij->ji", "...i->..."], "nonlinearity": ["relu", "tanh", "leaky_relu"], "padding_mode": ["zeros", "border"]}
+# What programs do with a result: a probe may go on with some of these.
+STEPS = ["exp()", "tanh()", "sum(-1)", "reshape(-1)", "t()", "float()", "double()", "sort()[0]", "unsqueeze(0)", "flip(0)", "mean()", "abs()",
+         "clamp(-1, 1)", "view(-1)", "transpose(0, -1)", "max(0)[0]", "squeeze()", "repeat(2, 1)", "expand(2, -1)", "softmax(-1)", "cumsum(0)",
+         "index_select(0, torch.tensor([0]))", "pow(2)", "detach()", "clone()", "T", "contiguous()", "half()", "unbind()[0]", "add(1)", "mul(0.5)"]
 SIZES = ["3", "(2, 3)", "(3, 3)", "(1, 3)", "(6,)", "(-1,)", "(2, 3, 3)", "()"]
 # Of these a library draws, or leaves memory as it is: shapes and dtypes count, numbers do not.
 RANDOM = re.compile(r"(empty|rand|multinomial|bernoulli|dropout|normal|poisson|exponential_|uniform_|cauchy_|geometric_|rrelu|gumbel|fractional"
@@ -160,7 +165,9 @@ def probe(source, signatures):
             is_named |= "=" in arguments[-1].partition("(")[0]
     target = f"{receiver}.{name.removeprefix('Tensor.')}" if receiver else name if name.startswith("torch.") else f"torch.{name}"
     chosen = source.random()
-    return {"call": f"{target}({', '.join(arguments)})", "tensors": maker.tensors, "kind": "grad" if chosen < 0.45 else "print" if chosen < 0.6 else ""}
+    kind = "grad" if chosen < 0.45 else "print" if chosen < 0.6 else "file" if chosen < 0.65 else ""
+    steps = [f".{source.choice(STEPS)}" for _ in range(source.randint(1, 4))] if source.random() < 0.2 else []
+    return {"call": f"{target}({', '.join(arguments)}){''.join(steps)}", "tensors": maker.tensors, "kind": kind}
 
 
 def plain(value):
@@ -197,6 +204,11 @@ def run(library, probe):
         if probe["kind"] == "print":
             text = re.sub(r"(device='[\w:]+'|grad_fn=<\w+>|torch\.return_types\.(\w+_)?)", "", repr(result))
             return ["text", re.sub(r"[\s,]+", " ", text).replace(" )", ")")]
+        if probe["kind"] == "file":
+            file = io.BytesIO()
+            library.save(result, file)
+            file.seek(0)
+            return [plain(library.load(file))]
         found = [plain(result)]
         if probe["kind"] == "grad":
             total = sum(one.sum() for one in (result if isinstance(result, (tuple, list)) else [result])

@@ -1,0 +1,217 @@
+"""Writes in place: versions, numbers that are assigned, memory, and draws in captures."""
+
+import pickle
+
+import thalweg as th
+from support import close, raises
+
+
+def test_data_has_a_version_of_its_own():
+    weight = th.tensor([2.0, -3.0], requires_grad=True)
+    loss = (weight * weight).sum()
+    weight.data.clamp_(-1, 1)  # weight clipping of a WGAN, between forward and backward
+    loss.backward()
+    # Backward reads the elements as they are now.
+    assert weight.tolist() == [1, -1] and weight.grad.tolist() == [2, -2]
+
+    x = th.ones(3, requires_grad=True)
+    y = x * 2
+    z = y * y
+    detached = y.detach()
+    detached.mul_(3)
+    with raises(RuntimeError, "in place"):
+        z.sum().backward()
+    assert y._version == detached._version == 1
+    apart = y.data
+    assert apart._version == 1
+    apart.add_(1)
+    apart[0].zero_()
+    assert (y._version, apart._version) == (1, 3) and y.tolist() == [0, 7, 7]
+    with raises(AttributeError):
+        y._version = 0
+
+
+def test_versions_count_writes():
+    x = th.zeros(4)
+    for count, write in enumerate((lambda: x.add_(1), lambda: x.fill_(2), lambda: x.normal_(), lambda: x.copy_(th.ones(4)),
+                                   lambda: x[1:].mul_(2), lambda: th.add(x, 1, out=x), lambda: x.cumsum_(0), lambda: x.zero_(),
+                                   lambda: x.masked_fill_(x == 0, 1), lambda: x.__setitem__(0, 5)), 1):
+        write()
+        assert x._version == count, (count, x._version)
+
+
+def test_numbers_are_assigned_in_captures():
+    def assign(x, mask, index):
+        x[0] = 5.0
+        x[1, 1:3] = True
+        x[mask] = -1
+        x[:, index] = 7
+        x[2, mask[2]] = 0.5
+    def operands():
+        x = th.arange(12.0).reshape(3, 4)
+        return x, x > 9, th.tensor([3, 0])
+    expected, mask, index = operands()
+    assign(expected, mask, index)
+    assert expected.tolist() == [[7, 5, 5, 7], [7, 1, 1, 7], [7, 9, 0.5, 0.5]]
+    x, mask, index = operands()
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph):
+        x[0] = 5.0
+        x[1, 1:3] = True
+        x[mask] = -1
+        x[:, index] = 7
+    mask.logical_not_()
+    graph.replay()
+    assert x.tolist() == [[7, -1, -1, 7], [7, -1, -1, 7], [7, -1, 10, 7]]
+
+
+def test_masked_assignment_is_a_fill():
+    x = th.zeros(2, 3, dtype=th.int64)
+    x[th.tensor([True, False])] = 4
+    x[:, th.tensor([False, False, True])] = th.tensor([[9]])
+    assert x.tolist() == [[4, 4, 9], [0, 0, 9]]
+    value = th.tensor(2.0, requires_grad=True)
+    y = th.zeros(4)
+    y[th.tensor([True, False, True, True])] = value
+    y.sum().backward()
+    assert value.grad.item() == 3 and y.tolist() == [2, 0, 2, 2]
+    with raises(IndexError, "mask"):
+        x[th.tensor([True, False, True])] = 1
+    for dtype, number in ((th.uint8, 300), (th.int8, -129), (th.int32, 2 ** 40)):
+        narrow = th.zeros(2, dtype=dtype)
+        with raises(RuntimeError, "without overflow"):
+            narrow[0] = number
+        assert narrow.tolist() == [0, 0]
+    whole = th.zeros(1, dtype=th.int64)
+    whole[0] = 2.7
+    assert whole.tolist() == [2]
+
+
+def peak(run):
+    run()
+    th.cuda.synchronize()
+    th.cuda.reset_peak_memory_stats()
+    before = th.cuda.memory_allocated()
+    run()
+    th.cuda.synchronize()
+    return th.cuda.max_memory_allocated() - before
+
+
+def test_forms_in_place_take_no_memory():
+    size = 1 << 16
+    x, out = th.rand(size), th.empty(size)
+    half, whole = th.rand(size).half(), th.zeros(size, dtype=th.int64)
+    mask, index = x > 0.5, th.arange(0, size, 3)
+    matrix = th.rand(256, 256)
+    init = th.nn.init
+    for run in (lambda: x.fill_(1), lambda: x.normal_(), lambda: x.uniform_(-1, 1), lambda: x.masked_fill_(mask, 2),
+                lambda: x.cumsum_(0), lambda: th.add(x, 1, out=out), lambda: th.exp(x, out=out), lambda: x.bernoulli_(),
+                lambda: x.bernoulli_(0.25), lambda: x.exponential_(), lambda: x.index_fill_(0, index[:8], 1), lambda: x.random_(),
+                lambda: whole.random_(3, 9), lambda: half.exponential_(), lambda: half.cauchy_(), lambda: x.log_normal_(),
+                lambda: whole.geometric_(0.5), lambda: th.mm(matrix, matrix, out=out.view(256, 256)),
+                lambda: matrix.addmm_(matrix.new_zeros(256, 1), matrix.new_zeros(1, 256)), lambda: init.uniform_(matrix),
+                lambda: init.xavier_normal_(matrix), lambda: init.kaiming_uniform_(matrix), lambda: init.trunc_normal_(matrix),
+                lambda: init.eye_(matrix), lambda: init.constant_(matrix, 3), lambda: matrix.t().fill_(2),
+                lambda: x.copy_(half), lambda: x.square_(), lambda: x.divide_(2), lambda: x[:100].add_(x[100:200]), lambda: th.sort(x, out=(out, whole)), lambda: th.cumsum(x, 0, out=out)):
+        allowed = 2 * size * 8 + 8192 if "sort" in run.__code__.co_names else 8192
+        assert peak(run) <= allowed, (run.__code__.co_names, peak(run))
+
+
+def test_a_tensor_without_elements_takes_the_result():
+    x = th.rand(1 << 16)
+    assert peak(lambda: th.exp(x, out=th.empty(0))) <= x.nbytes + 8192
+    out = th.empty(0)
+    view = out.view(0)
+    assert th.exp(x, out=out) is out and close(out, x.exp().tolist()) is None and view.shape == (0,)
+    out.fill_(1)
+    assert th.as_strided(view, (3,), (1,)).tolist() == [1, 1, 1], "views see the memory that has come"
+
+
+def test_what_is_read_is_read_before_it_is_written():
+    x = th.arange(6.0)
+    th.add(x[:5], x[1:], out=x[:5].clone())
+    x[1:].add_(x[:-1])
+    assert x.tolist() == [0, 1, 3, 5, 7, 9]
+    matrix = th.arange(9.0).reshape(3, 3)
+    matrix.add_(matrix.t())
+    assert matrix.tolist() == [[0, 4, 8], [4, 8, 12], [8, 12, 16]]
+    product = th.arange(4.0).reshape(2, 2)
+    th.mm(product, product, out=product)
+    assert product.tolist() == [[2, 3], [6, 11]]
+    x = th.arange(4.0)
+    x.scatter_add_(0, th.tensor([0, 1]), x[2:])
+    assert x.tolist() == [2, 4, 2, 3]
+
+
+def test_bernoulli():
+    th.manual_seed(3)
+    x = th.full((4000,), 0.9)
+    assert abs(x.clone().bernoulli_().mean().item() - 0.5) < 0.05
+    assert abs(x.clone().bernoulli_(0.25).mean().item() - 0.25) < 0.05
+    assert abs(x.clone().bernoulli_(p=th.tensor(0.75)).mean().item() - 0.75) < 0.05
+    assert abs(th.bernoulli(x).mean().item() - 0.9) < 0.05
+    assert abs(th.bernoulli(x, p=0.1).mean().item() - 0.1) < 0.05
+    assert abs(th.bernoulli(x, 0.6).mean().item() - 0.6) < 0.05
+    assert th.empty(50, dtype=th.int32).bernoulli_(1).sum().item() == 50
+    with raises(RuntimeError, "expects p to be in"):
+        x.bernoulli_(1.5)
+
+
+def test_random_integers():
+    for dtype, end in ((th.int8, 128), (th.uint8, 256), (th.bool, 2), (th.float16, 2049), (th.bfloat16, 257)):
+        drawn = th.empty(5000, dtype=dtype).random_().double()
+        assert 0 <= drawn.min().item() and end * 0.9 < drawn.max().item() + 1 <= end, dtype
+    x = th.empty(1000).random_(-3, 4)
+    assert sorted(set(x.tolist())) == [-3, -2, -1, 0, 1, 2, 3]
+    assert th.empty(9).random_(1).tolist() == [0] * 9
+    with raises(RuntimeError, "expects 'from' to be less than 'to'"):
+        x.random_(4, 4)
+
+
+def test_generators_are_pickled():
+    generator = th.Generator().manual_seed(2 ** 63 + 5)
+    th.rand(7, generator=generator)
+    copy = pickle.loads(pickle.dumps(generator))
+    assert copy.initial_seed() == generator.initial_seed() and copy.device == generator.device
+    assert th.rand(5, generator=copy).tolist() == th.rand(5, generator=generator).tolist()
+
+
+def test_the_first_draw_may_be_captured():
+    def program():
+        # A check has devices of its own, on which nothing was drawn.
+        x, graph = th.empty(64), th.cuda.CUDAGraph()
+        with th.cuda.graph(graph):
+            x.uniform_()
+            generator = th.Generator()
+            y = th.rand(8, generator=generator)
+        rounds = []
+        for _ in range(3):
+            graph.replay()
+            rounds.append(x.tolist() + y.tolist())
+        assert rounds[0] != rounds[1] != rounds[2]
+    th.testing.check(program, seeds=2)
+
+
+def test_draws_of_graphs_and_streams_are_ordered():
+    def program():
+        graphs, results = [], []
+        for _ in range(2):
+            graph = th.cuda.CUDAGraph()
+            with th.cuda.graph(graph):
+                results.append(th.rand(16))
+            graphs.append(graph)
+        streams = [th.cuda.Stream(), th.cuda.Stream()]
+        for stream, graph in zip(streams, graphs):
+            with th.cuda.stream(stream):
+                graph.replay()
+        with th.cuda.stream(streams[0]):
+            eager = th.rand(16)
+        th.cuda.synchronize()
+        drawn = [result.tolist() for result in results] + [eager.tolist()]
+        assert len({number for numbers in drawn for number in numbers}) > 40, "no number is drawn twice"
+        th.manual_seed(4)
+        expected = th.rand(16).tolist()
+        th.manual_seed(4)
+        graphs[1].replay()
+        assert results[1].tolist() == expected
+    th.testing.check(program, seeds=4)

@@ -1,0 +1,20 @@
+//! The names that most programs need: `use thalweg::prelude::*;`.
+//!
+//! ```
+//! use thalweg::prelude::*;
+//!
+//! fn main() -> Result<()> {
+//!     let x = Tensor::ones(&[2, 3], DType::F32, &Device::sim(0)?)?;
+//!     assert_eq!(x.reshape(&[usize::MAX])?.shape(), [6]);
+//!     Ok(())
+//! }
+//! ```
+
+pub use crate::dispatch::find_operator;
+pub use crate::functional;
+pub use crate::module::{
+    BatchNorm2d, Conv2d, Dropout, Embedding, Forward, GELU, LayerNorm, Linear, Module, ReLU, Sequential,
+};
+pub use crate::optim::{Adam, AdamOptions, AdamW, AdamWOptions, LrScheduler, Sgd, SgdOptions};
+pub use crate::random::Generator;
+pub use crate::{DType, Device, Error, Event, Graph, Index, Result, Scalar, Stream, Tensor, i, no_grad};
