@@ -42,7 +42,7 @@ MODULES = {
         "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
-    "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER, "utils.flop_counter": _EAGER,
+    "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
