@@ -1,4 +1,4 @@
-"""What programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
+"""The names that programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
 
 import sys
 import types
@@ -14,7 +14,7 @@ _GLIBCXX_USE_CXX11_ABI = True
 
 
 def _get_privateuse1_backend_name():
-    """Returns the name of a backend that nobody has added."""
+    """Returns the name of a backend that could be added."""
     return "privateuseone"
 
 
