@@ -239,6 +239,18 @@ pub fn is_shown_as_cuda(device: &Device) -> bool {
     !device.is_meta() && (!device.is_simulated() || shown_kind() == "cuda")
 }
 
+/// Returns the text of a tensor with its device as it is shown: `cpu` is not said.
+pub fn with_shown_device(text: String, device: &Device) -> String {
+    if !device.is_simulated() || device.is_meta() || shown_kind() == "sim" {
+        return text;
+    }
+    let (own, shown) = (format!("device='{device}'"), PyDevice::of(device.clone()).__str__());
+    if shown == "cpu" {
+        return text.replace(&format!(", {own}"), "").replace(&format!(",\n       {own}"), "");
+    }
+    text.replace(&own, &format!("device='{shown}'"))
+}
+
 /// Sets the kind that the simulated GPU is shown as: `sim`, `cpu` or `cuda`. With one of PyTorch's, `cuda` means the simulated GPU
 /// where there is no other.
 #[pyfunction]

@@ -344,7 +344,8 @@ impl PyTensor {
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let tensor = slf.tensor();
-        run(slf.py(), || Ok(tensor.to_string()))
+        let text = run(slf.py(), || Ok(tensor.to_string()))?;
+        Ok(crate::device::with_shown_device(text, tensor.device()))
     }
 
     fn __format__(slf: &Bound<'_, Self>, form: &str) -> PyResult<String> {

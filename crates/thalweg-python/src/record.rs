@@ -65,7 +65,7 @@ impl _SavedTensors {
         let tensors = run(py, || {
             self.0
                 .iter()
-                .map(|saved| saved.as_ref().map(Saved::get).transpose())
+                .map(|saved| saved.as_ref().map(Saved::get_recorded).transpose())
                 .collect::<thalweg::Result<Vec<_>>>()
         })?;
         gradient_objects(py, &tensors)

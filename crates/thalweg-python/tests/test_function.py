@@ -301,3 +301,25 @@ def test_inputs_that_a_function_writes():
         Tripled.apply(leaf)
     with raises(RuntimeError, "were not returned as output"):
         Tripled.apply(leaf * 1, False)
+
+
+def test_saved_inputs_require_a_gradient_in_backward():
+    seen = []
+
+    class Product(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            seen.append((x.requires_grad, weight.requires_grad, th.is_grad_enabled()))
+            with th.enable_grad():
+                # The leaf itself: what was computed of it elsewhere has a gradient for it.
+                again, = th.autograd.grad((leaf * 3).sum(), weight)
+            return gradient * weight, again
+    leaf = th.nn.Parameter(th.ones(2))
+    Product.apply(th.ones(2, requires_grad=True), leaf).sum().backward()
+    assert seen == [(True, True, False)] and leaf.grad.tolist() == [3.0, 3.0]

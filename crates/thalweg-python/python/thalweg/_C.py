@@ -1,4 +1,7 @@
-"""What programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
+"""The names that programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
+
+import sys
+import types
 
 from . import _core
 from ._core import Tensor as TensorBase, device, dtype  # noqa: F401
@@ -11,7 +14,7 @@ _GLIBCXX_USE_CXX11_ABI = True
 
 
 def _get_privateuse1_backend_name():
-    """Returns the name of a backend that nobody has added."""
+    """Returns the name of a backend that could be added."""
     return "privateuseone"
 
 
@@ -44,5 +47,24 @@ def _cuda_setDevice(device):
 
 def _log_api_usage_once(event):
     """Does nothing: nothing is logged."""
+
+def _parse_to(*args, **kwargs):
+    """Returns the device, the dtype, whether to copy at once, and the memory format of a call of `to`."""
+    names = {type(_core.contiguous_format): "memory_format", dtype: "dtype", device: "device", bool: "non_blocking"}
+    found = {"device": None, "dtype": None, "non_blocking": False, "memory_format": None}
+    for value in args:
+        if isinstance(value, TensorBase):
+            found.update(device=value.device, dtype=value.dtype)
+        elif value is not None:
+            found[names.get(type(value), "device")] = value
+    found.update({name: value for name, value in kwargs.items() if name in found})
+    if found["device"] is not None:
+        found["device"] = device(found["device"])
+    return tuple(found.values())
+
+
+_nn = types.ModuleType(f"{__name__}._nn", "What programs ask of `torch._C._nn`.")
+_nn._parse_to, _nn.__getattr__ = _parse_to, rest(_nn.__name__)
+sys.modules[_nn.__name__] = _nn
 
 __getattr__ = rest(__name__)

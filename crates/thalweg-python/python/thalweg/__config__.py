@@ -1,4 +1,4 @@
-"""What the package was built with (`torch.__config__`)."""
+"""The build of the package (`torch.__config__`)."""
 
 from . import _core
 

@@ -42,7 +42,7 @@ MODULES = {
         "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
-    "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER, "utils.flop_counter": _EAGER,
+    "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
@@ -138,7 +138,7 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"_dynamo", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {"_dynamo", "autograd.profiler", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):
@@ -147,7 +147,8 @@ def attributes(module, names=None):
     names = NAMES.get(own, {}) if names is None else names
 
     def __getattr__(name):
-        if (f"{own}.{name}" if own else name) in MODULES or (not own and name in LATER):
+        full = f"{own}.{name}" if own else name
+        if full in MODULES or full in LATER:
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
@@ -213,6 +214,7 @@ _GIVEN = {
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "onnx": {"is_in_onnx_export": _false},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},

@@ -1,4 +1,4 @@
-"""What is changed in packages of others that read the memory of tensors by their addresses: `safetensors`, under PyTorch's name."""
+"""Changes in packages of others that read the memory of tensors by their addresses: `safetensors`, under PyTorch's name."""
 
 import importlib.machinery
 import json

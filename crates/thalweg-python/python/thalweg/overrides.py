@@ -1,4 +1,4 @@
-"""What libraries ask of `torch.overrides`: whether objects are like tensors. Objects do not take over functions of this package."""
+"""Questions of libraries (`torch.overrides`): whether objects are like tensors. Objects do not take over functions of this package."""
 
 import contextlib
 import functools

@@ -16,6 +16,7 @@ import types
 from . import _core
 from ._absent import _Absent
 from ._regions import Open
+from ._left_out import attributes as _attributes
 
 
 class ProfilerActivity(enum.Enum):
@@ -216,13 +217,13 @@ class profile:
 
 
 itt = _Absent(f"{__name__}.itt", "Intel's marks of time, which there are none of here.")
+def kineto_available():
+    """Returns False: timelines are Thalweg's own, in Kineto's format."""
+    return False
+
+
 _LEFT_OUT = {
-    "ExecutionTraceObserver": "a timeline has the commands",
-    "kineto_available": "timelines are Thalweg's own", "supported_activities": "commands and calls are always recorded",
+    "ExecutionTraceObserver": "a timeline has the commands", "supported_activities": "commands and calls are always recorded",
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.profiler.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.profiler' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)

@@ -1,4 +1,4 @@
-"""What programs ask of `torch.sparse` of dense tensors; there are no sparse ones."""
+"""The names of `torch.sparse` that take dense tensors; there are no sparse ones."""
 
 from . import _core
 from ._left_out import rest

@@ -99,6 +99,18 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if it was written or freed; and those of hooks.
     pub fn get(&self) -> Result<Tensor> {
+        self.got(is_grad_enabled())
+    }
+
+    /// Returns the tensor with its place in the graph, whether operators are recorded or not, as a function of Python reads it.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    pub fn get_recorded(&self) -> Result<Tensor> {
+        self.got(true)
+    }
+
+    fn got(&self, is_recorded: bool) -> Result<Tensor> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(state) = state else {
             return Err(Error::invalid(
@@ -115,7 +127,7 @@ impl Saved {
         };
         // It may be another stream's memory, and the record of its use there covers the forward pass alone.
         tensor.record_stream(&tensor.device().current_stream());
-        if !is_grad_enabled() {
+        if !is_recorded {
             return Ok(tensor);
         }
         let edge = match &self.origin {

@@ -6,6 +6,7 @@ import inspect
 from .. import _core
 from .._core import is_inference_mode_enabled  # noqa: F401
 from .._regions import Open
+from .._left_out import attributes as _attributes
 
 
 class _GradMode:
@@ -234,15 +235,10 @@ from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F4
 
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
-    "profiler": "say `thalweg.profiler`",
     "NestedIOFunction": "arguments are passed one by one",
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.autograd.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.autograd' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)
 
 
 def Variable(data, requires_grad=False):

@@ -2,6 +2,7 @@
 
 from .. import _core
 from .._regions import Open
+from .._left_out import attributes as _attributes
 
 Node = _core._Node
 
@@ -42,8 +43,4 @@ _LEFT_OUT = {
     "allow_mutation_on_saved_tensors": "write out of place", "disable_saved_tensors_hooks": "leave the region of the hooks",
 }
 
-
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.autograd.graph.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.autograd.graph' has no attribute '{name}'")
+__getattr__ = _attributes(__name__, _LEFT_OUT)

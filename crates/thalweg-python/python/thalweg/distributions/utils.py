@@ -64,7 +64,7 @@ class lazy_property:
 
 
 class _lazy_property_and_property(lazy_property, property):
-    """What a lazy attribute is when it is read of the class."""
+    """A lazy attribute as it is read of the class."""
 
     def __init__(self, wrapped):
         property.__init__(self, wrapped)
