@@ -71,9 +71,10 @@ impl PyGenerator {
     /// Pickles device, seed and offset.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PyDevice, u64, u64))> {
         let py = slf.py();
-        let (seed, offset) = run(py, || slf.get().0.state())?;
+        let generator = &slf.get().0;
+        let (seed, offset) = run(py, || generator.state())?;
         let restored = py.import("thalweg.random")?.getattr("_restored")?;
-        Ok((restored, (PyDevice::of(slf.get().0.device().clone()), seed, offset)))
+        Ok((restored, (PyDevice::of(generator.device().clone()), seed, offset)))
     }
 
     /// Returns the seed and the offset of the next draw.
