@@ -74,7 +74,7 @@ def of_table(overload, is_method):
     """Returns the parameters of an overload of the table."""
     found = []
     for place, one in enumerate(overload["parameters"]):
-        # What Python keeps as a word is taken with `_` as well.
+        # A word that Python keeps is taken with `_` as well.
         name = "from_" if one["name"] == "from" else one["name"]
         if place == overload["receiver"]:
             name = "self" if is_method else "input"

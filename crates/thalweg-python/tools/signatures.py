@@ -128,7 +128,7 @@ def schema_lines(name):
     return found
 
 
-# What is not asked for: doors to libraries, compiled programs, sparse, quantized and named tensors, and deprecated orders of arguments.
+# Signatures that are not asked for: doors to libraries, compiled programs, sparse, quantized and named tensors, and deprecated orders of arguments.
 UNASKED = re.compile(
     r"torch\.(cudnn|miopen|mkldnn|fbgemm|sym|import_ir|parse)_|.*[( ]names[,)]|.*outdim|.*out_dim|.*sparse|.*quantize|.*\.q_|"
     r"\w+\.\w+\((beta, self|self, alpha|self, value), ")

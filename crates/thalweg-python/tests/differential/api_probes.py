@@ -30,7 +30,7 @@ TEXTS = {"reduction": ["mean", "sum", "none"], "reduce": ["sum", "prod", "mean",
          "rounding_mode": ["floor", "trunc"], "approximate": ["none", "tanh"], "norm": ["ortho", "forward", "backward"], "indexing": ["ij", "xy"],
          "UPLO": ["L", "U"], "side": ["left", "right"], "ord": ["fro", "nuc"], "interpolation": ["linear", "lower", "higher", "midpoint", "nearest"],
          "equation": ["ij,jk->ik", "ii", "ij->ji", "...i->..."], "nonlinearity": ["relu", "tanh", "leaky_relu"], "padding_mode": ["zeros", "border"]}
-# What programs do with a result: a probe may go on with some of these.
+# Calls that programs make on a result: a probe may go on with some of these.
 STEPS = ["exp()", "tanh()", "sum(-1)", "reshape(-1)", "t()", "float()", "double()", "sort()[0]", "unsqueeze(0)", "flip(0)", "mean()", "abs()",
          "clamp(-1, 1)", "view(-1)", "transpose(0, -1)", "max(0)[0]", "squeeze()", "repeat(2, 1)", "expand(2, -1)", "softmax(-1)", "cumsum(0)",
          "index_select(0, torch.tensor([0]))", "pow(2)", "detach()", "clone()", "T", "contiguous()", "half()", "unbind()[0]", "add(1)", "mul(0.5)"]
