@@ -337,8 +337,8 @@ fn a_selects_gradient_is_one_select() {
     let decay = gradient(&pointwise(&[F64], |x| x[0].lt(0.0).select(x[0], -x[0]).exp()), &[0]).unwrap();
     assert_eq!(count(&decay.body), 2, "the value's and the gradient's");
     let bounded =
-        |x: &[Value<'_>]| x[0].le(0.0).select(x[0].like(0.0), x[0].ge(6.0).select(x[0].like(6.0), x[0]));
-    assert_eq!(count(&gradient(&pointwise(&[F64], bounded), &[0]).unwrap().body), 2);
+        pointwise(&[F64], |x| x[0].le(0.0).select(x[0].like(0.0), x[0].ge(6.0).select(x[0].like(6.0), x[0])));
+    assert_eq!(count(&gradient(&bounded, &[0]).unwrap().body), 2);
 }
 
 #[test]
