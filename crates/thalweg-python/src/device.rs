@@ -118,8 +118,7 @@ impl PyDevice {
 #[pyfunction]
 fn _set_current_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
     let device = or_current(device.py(), Some(device))?;
-    // It lasts until the next call, not to the end of a scope.
-    std::mem::forget(device.make_current());
+    crate::regions::set(crate::regions::Current::device(&device));
     Ok(())
 }
 

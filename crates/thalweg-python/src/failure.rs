@@ -45,16 +45,63 @@ pub fn exception(error: &Error) -> PyErr {
     PyRuntimeError::new_err(text)
 }
 
-/// Returns the text of an error without the line of this crate that made the call: the traceback has the program's own.
+/// What messages of the layers below call by a name of Rust, and Python by another.
+const NAMES: [(&str, &str); 12] = [
+    ("`Buffer::duplicate`", "`clone`"),
+    (" and call `release_outputs` on its graph", ""),
+    (" (`OverwritePolicy::Preserve`)", ""),
+    ("`LiveOutputs::Clone`", "copies"),
+    ("make them with `Event::with_timing`", "make them with `Event(enable_timing=True)`"),
+    ("`BackwardOptions::retain_graph`", "`retain_graph=True`"),
+    ("`Stream::new`", "`cuda.Stream()`"),
+    ("`MemPool::for_collectives`", "the Rust crate"),
+    ("`Tensor::empty`", "`empty`"),
+    ("`to_device`", "`to`"),
+    ("`to_dtype`", "`to`"),
+    ("`to_vec`", "`tolist`"),
+];
+
+/// Returns the text of an error in Python's words: without lines of Rust, as the traceback has the program's own, and without names of Rust.
 fn message(error: &Error) -> String {
-    let text = error.to_string();
-    match error.location() {
-        Some(location) => {
-            let place = format!("at {}:{}", location.file(), location.line());
-            text.replace(&format!("\n  noticed {place}"), "").replace(&format!("\n  {place}"), "")
+    let mut text = without_lines_of_rust(&error.to_string());
+    for (rust, python) in NAMES {
+        if text.contains(rust) {
+            text = text.replace(rust, python);
         }
-        None => text,
     }
+    text
+}
+
+/// Returns a text without ` at FILE.rs:LINE` in it, and without lines that would be empty then.
+fn without_lines_of_rust(text: &str) -> String {
+    /// Returns the signs behind a place in a file of Rust; `None` of any other word.
+    fn behind_place(word: &str) -> Option<&str> {
+        let (_, number) = word.rsplit_once(".rs:")?;
+        let signs = number.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        (signs.len() < number.len() && signs.chars().all(|sign| ",;.:)".contains(sign))).then_some(signs)
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.split('\n') {
+        let mut kept = String::new();
+        for (number, word) in line.split(' ').enumerate() {
+            match behind_place(word) {
+                Some(signs) if kept.ends_with(" at") || kept == "at" => {
+                    kept.truncate(kept.len() - "at".len());
+                    kept.truncate(kept.trim_end().len());
+                    kept.push_str(signs);
+                }
+                _ => {
+                    kept.push_str(if number == 0 { "" } else { " " });
+                    kept.push_str(word);
+                }
+            }
+        }
+        let is_empty = ["", "noticed", "called"].contains(&kept.trim());
+        if !is_empty || line.trim().is_empty() {
+            lines.push(kept);
+        }
+    }
+    lines.join("\n")
 }
 
 /// Runs a function whose panic becomes a `RuntimeError`.
@@ -84,7 +131,7 @@ pub fn attempt<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> thalweg::Result<T> + Send,
 ) -> PyResult<thalweg::Result<T>> {
-    let _stack = crate::history::noted(py);
+    let (_stack, _line) = (crate::history::noted(py), crate::lines::noted(py));
     let answer = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
     if HAS_WARNINGS.load(Ordering::Relaxed) {
         show_warnings(py)?;

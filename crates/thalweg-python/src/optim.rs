@@ -27,6 +27,7 @@ trait AnyOptimizer: Send {
     fn step_unscaled(&self, scaler: &GradientScaler) -> Result<()>;
     fn unscale(&self, scaler: &GradientScaler) -> Result<()>;
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()>;
+    fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()>;
     fn state(&self) -> OptimizerState;
     fn load(&mut self, state: &OptimizerState) -> Result<()>;
     fn parameters(&self) -> Vec<Tensor>;
@@ -51,6 +52,10 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
 
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()> {
         Self::set_learning_rates(self, rates)
+    }
+
+    fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
+        Self::follow_learning_rate(self, group, rate)
     }
 
     fn state(&self) -> OptimizerState {
@@ -190,6 +195,12 @@ impl _FusedOptimizer {
     /// Sets the learning rate of each group.
     fn set_learning_rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
         run(py, || self.lock().set_learning_rates(&rates))
+    }
+
+    /// Takes the learning rate of a group from a tensor, without reading it.
+    fn follow_learning_rate(&self, group: usize, rate: &Bound<'_, PyTensor>) -> PyResult<()> {
+        let tensor = rate.tensor();
+        run(rate.py(), || self.lock().follow_learning_rate(group, &tensor))
     }
 
     /// Returns whether these are the parameters that are stepped.

@@ -8,7 +8,6 @@
 //! Each stream remembers the labels of the commands that it was given since it was last known to be idle. When the driver
 //! reports that asynchronous work failed, those are the suspects that the error names.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
@@ -18,7 +17,8 @@ use thalweg_driver::{
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
-use crate::device::{Device, DeviceGuard, DeviceId};
+use crate::current;
+use crate::device::Device;
 use crate::graph::Command;
 use crate::memory::outside_capture;
 use crate::stream_state::{StreamKind, StreamState};
@@ -29,11 +29,6 @@ use crate::{Error, Result};
 pub struct Stream {
     device: Device,
     state: Arc<StreamState>,
-}
-
-thread_local! {
-    /// The streams that guards of this thread made current; the latest entry of a device counts.
-    static CURRENT: RefCell<Vec<(DeviceId, Stream)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Device {
@@ -128,21 +123,13 @@ impl Stream {
 
     /// Creates the calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
-        CURRENT
-            .with_borrow(|stack| {
-                stack.iter().rev().find(|(id, _)| *id == device.id()).map(|(_, stream)| stream.clone())
-            })
-            .unwrap_or_else(|| device.default_stream())
+        current::stream(device.id()).unwrap_or_else(|| device.default_stream())
     }
 
     /// Makes the stream current for this thread, and its device the current device, until the guard is dropped.
     #[must_use = "the stream is current only while the guard lives"]
     pub fn make_current(&self) -> StreamGuard {
-        let depth = CURRENT.with_borrow_mut(|stack| {
-            stack.push((self.device.id(), self.clone()));
-            stack.len()
-        });
-        StreamGuard { depth, _device: self.device.make_current() }
+        StreamGuard { _entered: current::enter(&self.device, Some(self)) }
     }
 
     /// Returns the device.
@@ -355,16 +342,9 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A guard that keeps a stream, and its device, current on this thread. Guards are dropped in the reverse order of their making.
+/// A guard that keeps a stream, and its device, current on this thread. Guards may be dropped in any order: the latest that is left counts.
 pub struct StreamGuard {
-    depth: usize,
-    _device: DeviceGuard,
-}
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        CURRENT.with_borrow_mut(|stack| stack.truncate(self.depth - 1));
-    }
+    _entered: current::Entered,
 }
 
 /// Refuses work that mixes devices.

@@ -726,6 +726,13 @@ impl<'a> SlowPath<'a> {
         }
         let allocator = self.allocator;
         allocator.release_cached(self.central(), None)?;
+        // PyTorch leaves what a pool has cached for itself where it is, and the pool goes without.
+        if let Some(pool) = self.arena.key.owner.pool()
+            && self.policy.last_resort
+            && self.central().pools.may_move_for_itself(pool)
+        {
+            allocator.release_cached(self.central(), Some(pool))?;
+        }
         self.central().ledger.statistics.num_alloc_retries += 1;
         if let Some(obtained) = self.take_more()? {
             return Ok(Some(obtained));

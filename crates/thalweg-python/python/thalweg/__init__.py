@@ -20,6 +20,7 @@ from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
 from . import _aliases, _tensor, _typed
+from ._storage import TypedStorage, UntypedStorage
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
 from . import safetensors, serialization, utils
 from ._dlpack import from_dlpack
@@ -55,6 +56,7 @@ _LEFT_OUT = {
     "func": "transforms of functions are left out",
     "vmap": "transforms of functions are left out",
     "hub": "models come as code and `state_dict`",
+    "_C": "the extension module is Thalweg's own; what programs ask of PyTorch's has public names (`cuda.memory_stats`, `cuda.memory._snapshot`)",
 }
 
 

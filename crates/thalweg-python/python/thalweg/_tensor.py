@@ -80,8 +80,14 @@ def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
 
 
 def _record_stream(self, stream):
-    """Records that work of a stream uses the tensor: its memory is reused only after that."""
-    _core._cuda._record_stream(self, stream)
+    """Records that work of a stream uses the tensor: its memory is reused only after all that the stream has when it is dropped."""
+    _core._cuda._record_stream(self, stream, False)
+
+
+def _record_use(self, stream):
+    """Records that what a stream has now is the last that uses the tensor there, until the next call: its memory is reused after that, and does
+    not wait for later work of the stream, as after `record_stream`."""
+    _core._cuda._record_stream(self, stream, True)
 
 
 def _array_namespace(self, /, *, api_version=None):
@@ -111,9 +117,8 @@ Tensor.__module__ = "thalweg"
 Tensor.type = _type
 Tensor.new_tensor = _new_tensor
 Tensor.record_stream = _record_stream
+Tensor.record_use = _record_use
 Tensor.type_as = lambda self, other: self.to(other)
-Tensor.pin_memory = lambda self, device=None: self
-Tensor.is_pinned = lambda self, device=None: False
 Tensor.is_sparse = False
 Tensor.is_quantized = False
 Tensor.layout = _core.strided

@@ -45,6 +45,9 @@ def init():
     """Does nothing: devices are opened when they are first used."""
 
 
+_lazy_init = init
+
+
 def is_bf16_supported(including_emulation=True):
     """Returns whether the device computes in bfloat16."""
     return including_emulation or get_device_capability()[0] >= 8
@@ -75,15 +78,15 @@ class device:
     """A region with another current device."""
 
     def __init__(self, device):
-        self._device = device
+        # A negative number is what `get_device` says of a tensor on no GPU.
+        self._device = None if type(device) is int and device < 0 else device
 
     def __enter__(self):
         if self._device is not None:
-            _inner._enter_device(self._device)
+            _inner._enter_device(self._device, self)
 
     def __exit__(self, *_):
-        if self._device is not None:
-            _inner._exit()
+        _inner._exit(self)
 
 
 class device_of(device):
@@ -101,11 +104,10 @@ class stream:
 
     def __enter__(self):
         if self._stream is not None:
-            self._stream._enter()
+            self._stream._enter(self)
 
     def __exit__(self, *_):
-        if self._stream is not None:
-            _inner._exit()
+        _inner._exit(self)
 
 
 StreamContext = stream
@@ -134,7 +136,7 @@ def get_device_capability(device=None):
 
 _typed.add(globals(), "thalweg.cuda", "cuda")
 
-_STORAGE = "storages have no objects"
+_STORAGE = "say `tensor.storage()`"
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
@@ -166,8 +168,12 @@ _LEFT_OUT = {
     **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
+# Names that PyTorch has for itself, and programs use all the same.
+_PRIVATE_LEFT_OUT = {"_sleep": "no kernel spins; a check (`thalweg.testing.check`) runs work in other orders instead"}
+
 
 def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.{name} is left out: {_LEFT_OUT[name]}")
+    reason = _LEFT_OUT.get(name) or _PRIVATE_LEFT_OUT.get(name)
+    if reason:
+        raise AttributeError(f"thalweg.cuda.{name} is left out: {reason}")
     raise AttributeError(f"module 'thalweg.cuda' has no attribute '{name}'")

@@ -3,6 +3,7 @@
 import collections
 import functools
 import inspect
+import warnings
 
 from .. import _core
 from ..utils.hooks import RemovableHandle, in_order
@@ -24,9 +25,12 @@ def _defaults(rule):
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
-def _numbers(rule, group):
-    """Returns the options of a group as numbers by their names in the table of optimizers."""
+def _numbers(rule, group, former=None):
+    """Returns the options of a group as numbers by their names in the table of optimizers. A learning rate that is a tensor is read once: its
+    number among the former ones stays."""
     numbers = {}
+    if former is not None and isinstance(group["lr"], _core.Tensor):
+        group = {**group, "lr": former["lr"]}
     for name in _RULES[rule]:
         pair, _, part = name.partition(".")
         value = group[pair][int(part)] if part else group[pair]
@@ -62,6 +66,7 @@ class Optimizer:
         self._fused = None
         self._rates = None
         self._options = None
+        self._captured_rates = None
         self._loaded = None
         if isinstance(params, _core.Tensor):
             raise TypeError(f"params argument given to the optimizer should be an iterable of Tensors or dicts, but got {type(params)}")
@@ -104,7 +109,8 @@ class Optimizer:
     def _made(self):
         """Returns the fused optimizer over the parameters as they are now: it is made at the first step, when they have moved where
         they stay."""
-        options = [_numbers(self._rule, group) for group in self.param_groups]
+        formers = self._options if self._options and len(self._options) == len(self.param_groups) else [None] * len(self.param_groups)
+        options = [_numbers(self._rule, group, former) for group, former in zip(self.param_groups, formers)]
         if self._fused is not None and not self._fused.steps(self._parameters()):
             self._loaded = self._saved()
             self._fused = None
@@ -124,6 +130,31 @@ class Optimizer:
                 self._fused.set_learning_rates([numbers["lr"] for numbers in options])
             self._options = options
         return self._fused
+
+    def _follow_rates(self):
+        """Takes the learning rates that are tensors as they are now; the host reads nothing."""
+        for place, group in enumerate(self.param_groups):
+            if isinstance(group["lr"], _core.Tensor):
+                self._fused.follow_learning_rate(place, group["lr"])
+
+    def _before_replay(self):
+        """Brings the learning rates on the device up to date, before a graph is replayed in which a step was captured."""
+        if self._fused is not None:
+            rates = [former["lr"] if isinstance(group["lr"], _core.Tensor) else float(group["lr"])
+                     for former, group in zip(self._options, self.param_groups)]
+            if rates != [former["lr"] for former in self._options]:
+                self._fused.set_learning_rates(rates)
+                self._options = [{**former, "lr": rate} for former, rate in zip(self._options, rates)]
+            self._follow_rates()
+            return
+        for place, (captured, group) in enumerate(zip(self._captured_rates or (), self.param_groups)):
+            if isinstance(captured, _core.Tensor):
+                if isinstance(group["lr"], _core.Tensor) and not captured._is_same(group["lr"]):
+                    captured.copy_(group["lr"])
+            elif captured != group["lr"]:
+                self._captured_rates[place] = group["lr"]
+                warnings.warn(f"a step of {type(self).__name__} was captured with another learning rate than it has now, and replays "
+                              "keep the former: give the rate as a tensor", stacklevel=3)
 
     def _saved(self):
         return self._fused.state()[0]
@@ -178,7 +209,10 @@ class Optimizer:
         return loss
 
     def _step(self, scaler, is_unscaled=False):
-        self._made().step(scaler, is_unscaled)
+        fused = self._made()
+        if not _core._cuda._step_is_captured(self):
+            self._follow_rates()
+        fused.step(scaler, is_unscaled)
 
     def _unscale(self, scaler):
         self._made().unscale(scaler)

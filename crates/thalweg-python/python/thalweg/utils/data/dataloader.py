@@ -48,6 +48,21 @@ def get_worker_info():
     return None
 
 
+def _pinned(batch):
+    """Returns a batch whose tensors are in pinned memory, as far as they are not on a GPU."""
+    if isinstance(batch, _core.Tensor):
+        batch._mark_pinned()
+    elif isinstance(batch, collections.abc.Mapping):
+        for value in batch.values():
+            _pinned(value)
+    elif isinstance(batch, collections.abc.Sequence) and not isinstance(batch, (str, bytes)):
+        for value in batch:
+            _pinned(value)
+    elif hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    return batch
+
+
 class DataLoader:
     """Yields batches of a dataset, in an order of its own or drawn. `num_workers` is taken and no process is started."""
 
@@ -95,7 +110,8 @@ class DataLoader:
 
     def __iter__(self):
         for samples in self._samples():
-            yield self.collate_fn(samples)
+            batch = self.collate_fn(samples)
+            yield _pinned(batch) if self.pin_memory else batch
 
     def __len__(self):
         if self._is_iterable:
