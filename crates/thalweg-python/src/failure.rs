@@ -45,7 +45,7 @@ pub fn exception(error: &Error) -> PyErr {
     PyRuntimeError::new_err(text)
 }
 
-/// What messages of the layers below call by a name of Rust, and Python by another.
+/// Names of Rust in messages of the layers below, and Python's words for them.
 const NAMES: [(&str, &str); 12] = [
     ("`Buffer::duplicate`", "`clone`"),
     (" and call `release_outputs` on its graph", ""),

@@ -15,7 +15,7 @@ use crate::cuda::{PyStream, stream_or_current};
 use crate::device::or_current;
 use crate::failure::{exception, left_out, run, value_error};
 use crate::generator::PyGenerator;
-use crate::lines::{Reader, noted};
+use crate::lines::{Reader, noted, run_before};
 use crate::memory::_MemPool;
 use crate::regions::{Current, Owner, enter, leave};
 
@@ -307,7 +307,7 @@ fn _step_is_captured(optimizer: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Ends the captures of this thread whose graphs other threads have dropped.
-pub fn end_abandoned() {
+fn end_abandoned() {
     if !ANY_ABANDONED.load(Ordering::Acquire) {
         return;
     }
@@ -351,6 +351,7 @@ fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
 
 /// Adds the classes and the function.
 pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
+    run_before(end_abandoned);
     own.add_class::<PyGraph>()?;
     own.add_class::<_GraphPool>()?;
     own.add_function(wrap_pyfunction!(_step_is_captured, own)?)?;

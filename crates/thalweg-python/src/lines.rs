@@ -1,7 +1,7 @@
 //! The lines of Python that calls come from, in labels: of reports, of refused replays, of captures.
 //!
-//! One rule for all: while somebody reads them, whoever calls the layers below ([`crate::failure::run`]), or drops a tensor, says first which line of
-//! the program that is ([`noted`]), and every label that is made meanwhile has it. Otherwise this is one load.
+//! One rule for all: while there is a reader of lines, the code that calls the layers below ([`crate::failure::run`]), or drops a tensor, says first which line
+//! of the program that is ([`noted`]), and every label that is made meanwhile has it. Otherwise this is one load.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +15,14 @@ use thalweg::runtime::Environment;
 
 /// The number of those who read lines: checks, audits and captures that run. A program under `thalweg sim` has one.
 static READERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The function that runs before a line is noted.
+static BEFORE: OnceLock<fn()> = OnceLock::new();
+
+/// Has a function run before a line is noted: for what a thread must do itself, and learns from others.
+pub fn run_before(function: fn()) {
+    let _already = BEFORE.set(function);
+}
 
 /// A reader of lines, while it lives.
 pub struct Reader(());
@@ -33,13 +41,13 @@ impl Drop for Reader {
     }
 }
 
-/// Returns whether somebody reads lines.
+/// Returns whether there is a reader of lines.
 #[inline]
 pub fn are_read() -> bool {
     READERS.load(Ordering::Relaxed) != 0
 }
 
-/// Says that calls of this thread come from the line of Python that runs now, until what this returns is dropped. `None` where nobody reads lines,
+/// Says that calls of this thread come from the line of Python that runs now, until what this returns is dropped. `None` where no reader is,
 /// and where no line is known.
 #[inline]
 pub fn noted(py: Python<'_>) -> Option<CalledFrom> {
@@ -54,7 +62,9 @@ pub fn noted_at_drop() -> Option<CalledFrom> {
 
 #[cold]
 fn note(py: Python<'_>) -> Option<CalledFrom> {
-    crate::graphs::end_abandoned();
+    if let Some(function) = BEFORE.get() {
+        function();
+    }
     // A tensor may be dropped while an exception is on its way, which asking for a frame must not change.
     let raised = PyErr::take(py);
     let line = line_of_program(py).unwrap_or_default();

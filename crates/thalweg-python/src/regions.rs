@@ -1,4 +1,4 @@
-//! What is current on a thread because of a `with` statement, or for good.
+//! Regions of `with` statements: a thread has a stream, a device or a pool current in them, or for good.
 //!
 //! A region ends by the object that entered it, so regions that end in another order than they began, or on another thread, end nothing but
 //! themselves. What is set for good within a region (`set_stream`, `set_device`) ends with that region, as in PyTorch, where leaving one puts
@@ -66,14 +66,14 @@ impl Owner {
 struct Region {
     owner: Owner,
     current: Current,
-    /// What was made current for good within it.
+    /// The streams and devices that were made current for good within it.
     set: Vec<Current>,
 }
 
 #[derive(Default)]
 struct Regions {
     entered: Vec<Region>,
-    /// What was made current for good outside of regions.
+    /// The streams and devices that were made current for good outside of regions.
     set: Vec<Current>,
 }
 
@@ -133,16 +133,7 @@ fn _exit(owner: &Bound<'_, PyAny>) {
     leave(Owner::object(owner));
 }
 
-/// Makes a device current on this thread, until [`_exit`] is called for the same object.
-#[pyfunction]
-fn _enter_device(device: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
-    let device = crate::device::or_current(device.py(), Some(device))?;
-    enter(Owner::object(owner), Current::device(&device));
-    Ok(())
-}
-
-/// Adds the functions.
+/// Adds the function.
 pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
-    own.add_function(wrap_pyfunction!(_enter_device, own)?)?;
     own.add_function(wrap_pyfunction!(_exit, own)?)
 }

@@ -7,15 +7,14 @@
 //! first asked for. Tests and embedding programs make their own with [`Device::all_of`].
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Instrument, Label, Process};
 use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
-use crate::current::{self, DefaultDeviceGuard};
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
@@ -25,6 +24,7 @@ use crate::memory::{DriverUpstream, Quarantine};
 use crate::meta::MetaDriver;
 use crate::out_of_range::OutOfRange;
 use crate::spare_events::SpareEvents;
+use crate::stream::{Entered, current_device, enter};
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
@@ -167,7 +167,7 @@ impl Device {
 
     /// Creates the calling thread's current device: what [`Device::make_current`] set, else that of [`Device::make_default`], else [`Device::best`].
     pub fn current() -> Result<Self> {
-        if let Some(device) = current::device().or_else(current::default_device) {
+        if let Some(device) = current_device().or_else(default_device) {
             return Ok(device);
         }
         static BEST: OnceLock<Device> = OnceLock::new();
@@ -184,7 +184,7 @@ impl Device {
 
     /// Makes this the device of all threads that have made none current, until the guard is dropped.
     pub fn make_default(&self) -> DefaultDeviceGuard {
-        current::enter_default(self)
+        enter_default(self)
     }
 
     /// Returns this device and another one in words that tell them apart, also where they have one name.
@@ -216,7 +216,7 @@ impl Device {
     /// Makes this the thread's current device until the guard is dropped.
     #[must_use = "the device is current only while the guard lives"]
     pub fn make_current(&self) -> DeviceGuard {
-        DeviceGuard { _entered: current::enter(self, None) }
+        DeviceGuard { _entered: enter(self, None) }
     }
 
     pub(crate) fn id(&self) -> DeviceId {
@@ -611,7 +611,49 @@ impl Opened {
 
 /// A guard that keeps a device current on this thread. Guards may be dropped in any order: the latest that is left counts.
 pub struct DeviceGuard {
-    _entered: current::Entered,
+    _entered: Entered,
+}
+
+/// The devices of all threads that have made none current: the latest counts.
+static DEFAULTS: Mutex<Vec<(u64, Device)>> = Mutex::new(Vec::new());
+
+/// The number of these, which is asked without the lock.
+static DEFAULTS_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn defaults() -> MutexGuard<'static, Vec<(u64, Device)>> {
+    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A guard that keeps a device the one of all threads that have made none current.
+#[must_use = "the device is the default only while the guard lives"]
+#[derive(Debug)]
+pub struct DefaultDeviceGuard(u64);
+
+/// Makes a device that of all threads that have made none current.
+fn enter_default(device: &Device) -> DefaultDeviceGuard {
+    let mut list = defaults();
+    let number = list.last().map_or(0, |(number, _)| number + 1);
+    list.push((number, device.clone()));
+    DEFAULTS_COUNT.store(list.len(), Ordering::Relaxed);
+    DefaultDeviceGuard(number)
+}
+
+impl Drop for DefaultDeviceGuard {
+    fn drop(&mut self) {
+        let mut list = defaults();
+        let place = list.iter().position(|(number, _)| *number == self.0);
+        let _dropped_without_the_lock = place.map(|place| list.remove(place));
+        DEFAULTS_COUNT.store(list.len(), Ordering::Relaxed);
+        drop(list);
+    }
+}
+
+/// Returns the device of all threads that have made none current, if there is one.
+fn default_device() -> Option<Device> {
+    if DEFAULTS_COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    defaults().last().map(|(_, device)| device.clone())
 }
 
 impl PartialEq for Device {

@@ -23,7 +23,6 @@ mod accesses;
 pub mod backends;
 mod communicator;
 mod copy;
-mod current;
 mod device;
 pub mod disk_cache;
 mod elements;
@@ -50,8 +49,7 @@ mod stream_state;
 pub mod tunable;
 
 pub use communicator::{CollectivePart, Communicator};
-pub use current::DefaultDeviceGuard;
-pub use device::{Device, DeviceGuard, Devices};
+pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use event::Event;

@@ -8,17 +8,20 @@
 //! Each stream remembers the labels of the commands that it was given since it was last known to be idle. When the driver
 //! reports that asynchronous work failed, those are the suspects that the error names.
 
+use std::cell::RefCell;
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_driver::{
     Access, CaptureInfo, CaptureStatus, Code, ExternalStream, Label, Launch, LibraryLaunch, StreamHandle,
 };
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
-use crate::current;
-use crate::device::Device;
+use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
 use crate::stream_state::{StreamKind, StreamState};
@@ -123,13 +126,13 @@ impl Stream {
 
     /// Creates the calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
-        current::stream(device.id()).unwrap_or_else(|| device.default_stream())
+        current_stream_of(device.id()).unwrap_or_else(|| device.default_stream())
     }
 
     /// Makes the stream current for this thread, and its device the current device, until the guard is dropped.
     #[must_use = "the stream is current only while the guard lives"]
     pub fn make_current(&self) -> StreamGuard {
-        StreamGuard { _entered: current::enter(&self.device, Some(self)) }
+        StreamGuard { _entered: enter(&self.device, Some(self)) }
     }
 
     /// Returns the device.
@@ -344,7 +347,73 @@ impl fmt::Debug for Stream {
 
 /// A guard that keeps a stream, and its device, current on this thread. Guards may be dropped in any order: the latest that is left counts.
 pub struct StreamGuard {
-    _entered: current::Entered,
+    _entered: Entered,
+}
+
+/// A device that was made current, perhaps with one of its streams.
+struct Entry {
+    number: u64,
+    device: Device,
+    stream: Option<Stream>,
+}
+
+/// The entries that a thread has made and not left, the latest last.
+///
+/// Guards are dropped in any order: each leaves its own entry. The list has no destructor, so it is there in destructors of other thread-local values too, also
+/// when a guard is dropped there.
+struct Entries {
+    next: u64,
+    list: ManuallyDrop<SmallVec<[Entry; 4]>>,
+}
+
+thread_local! {
+    static ENTRIES: RefCell<Entries> =
+        const { RefCell::new(Entries { next: 0, list: ManuallyDrop::new(SmallVec::new_const()) }) };
+}
+
+/// A guard of an entry: dropping it leaves. It belongs to the thread that made it.
+pub(crate) struct Entered {
+    number: u64,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Makes a device, and a stream of it if there is one, current on this thread.
+pub(crate) fn enter(device: &Device, stream: Option<&Stream>) -> Entered {
+    let (device, stream) = (device.clone(), stream.cloned());
+    ENTRIES.with_borrow_mut(|entries| {
+        let number = entries.next;
+        entries.next += 1;
+        entries.list.push(Entry { number, device, stream });
+        Entered { number, _not_send: PhantomData }
+    })
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // Dropped outside: the last handle of a device or a stream calls its driver.
+        let _left = ENTRIES.with_borrow_mut(|Entries { list, .. }| {
+            let place = list.iter().rposition(|entry| entry.number == self.number)?;
+            let left = list.remove(place);
+            if list.is_empty() && list.spilled() {
+                // Nothing frees what the list has when the thread ends.
+                list.shrink_to_fit();
+            }
+            Some(left)
+        });
+    }
+}
+
+/// Returns the device that is current on this thread, if one was made so.
+pub(crate) fn current_device() -> Option<Device> {
+    ENTRIES.with_borrow(|entries| Some(entries.list.last()?.device.clone()))
+}
+
+/// Returns the stream of a device that is current on this thread, if one was made so.
+fn current_stream_of(device: DeviceId) -> Option<Stream> {
+    ENTRIES.with_borrow(|entries| {
+        let of_device = |entry: &&Entry| entry.device.id() == device && entry.stream.is_some();
+        entries.list.iter().rev().find(of_device)?.stream.clone()
+    })
 }
 
 /// Refuses work that mixes devices.

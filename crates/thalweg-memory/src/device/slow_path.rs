@@ -724,14 +724,10 @@ impl<'a> SlowPath<'a> {
         if self.is_capturing() {
             return Ok(None);
         }
-        let allocator = self.allocator;
+        let (allocator, owner) = (self.allocator, self.arena.key.owner);
         allocator.release_cached(self.central(), None)?;
-        // PyTorch leaves what a pool has cached for itself where it is, and the pool goes without.
-        if let Some(pool) = self.arena.key.owner.pool()
-            && self.policy.last_resort
-            && self.central().pools.may_move_for_itself(pool)
-        {
-            allocator.release_cached(self.central(), Some(pool))?;
+        if self.policy.last_resort {
+            allocator.release_own(self.central(), owner)?;
         }
         self.central().ledger.statistics.num_alloc_retries += 1;
         if let Some(obtained) = self.take_more()? {

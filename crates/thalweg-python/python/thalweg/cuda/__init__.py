@@ -83,7 +83,7 @@ class device:
 
     def __enter__(self):
         if self._device is not None:
-            _inner._enter_device(self._device, self)
+            _core._enter_device(self._device, self)
 
     def __exit__(self, *_):
         _inner._exit(self)
