@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::host::HostKernel;
 use crate::library::GpuCall;
+use crate::program_line::{SourceLine, program_line};
 use crate::{DevicePointer, FunctionHandle, HostPointer};
 
 /// The origin of a command: the operator's name and the line of source.
@@ -26,19 +27,40 @@ pub struct Label {
     pub operator: &'static str,
     /// The place where it was called.
     pub location: &'static Location<'static>,
+    /// The line of a program in another language that called it.
+    pub program: Option<&'static SourceLine>,
 }
 
 impl Label {
     /// Creates a label for `operator`, called where this function is called.
     #[track_caller]
-    pub const fn here(operator: &'static str) -> Self {
-        Self { operator, location: Location::caller() }
+    pub fn here(operator: &'static str) -> Self {
+        Self::at(operator, Location::caller())
+    }
+
+    /// Creates a label for `operator`, called at `location`.
+    pub fn at(operator: &'static str, location: &'static Location<'static>) -> Self {
+        Self { operator, location, program: program_line() }
+    }
+
+    /// Returns the line that people look for: that of the program in another language, where there is one.
+    pub fn source(self) -> SourceLine {
+        self.program.copied().unwrap_or_else(|| self.location.into())
+    }
+
+    /// Returns a key that labels of one operator and line share, as long as the process lives.
+    pub fn key(self) -> (usize, usize) {
+        let line = self
+            .program
+            .map_or(std::ptr::from_ref(self.location).addr(), |line| std::ptr::from_ref(line).addr());
+        (self.operator.as_ptr().addr(), line)
     }
 }
 
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}:{}", self.operator, self.location.file(), self.location.line())
+        let SourceLine { file, line } = self.source();
+        write!(f, "{} at {file}:{line}", self.operator)
     }
 }
 

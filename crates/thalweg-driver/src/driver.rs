@@ -196,6 +196,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
+    /// Returns the driver's own number for the event (`CUevent`), to be given to other libraries.
+    fn cuda_event(&self, event: EventHandle) -> Result<u64> {
+        forwarded(self.inner(), "cuda_event")?.cuda_event(event)
+    }
+
     /// Returns a new event. It belongs to the device and counts as complete until it is recorded.
     fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
         forwarded(self.inner(), "event_create")?.event_create(device, flags)

@@ -35,6 +35,7 @@ mod library;
 mod memory;
 mod module;
 mod process;
+mod program_line;
 mod properties;
 mod tensor_map;
 
@@ -73,6 +74,7 @@ pub use memory::{
 };
 pub use module::{Cluster, FunctionAttributes, HostModule, Image};
 pub use process::{at_exit, descriptor_of_process, effective_user_id};
+pub use program_line::{CalledFrom, SourceLine, called_from, program_line};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
 };

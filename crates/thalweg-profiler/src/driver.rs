@@ -176,7 +176,7 @@ impl Work {
         Command {
             name,
             operator: label.operator,
-            source: format!("{}:{}", label.location.file(), label.location.line()),
+            source: format!("{}:{}", label.source().file, label.source().line),
             category,
             correlation,
             device,

@@ -5,10 +5,11 @@ use pyo3::types::{PyDict, PyList};
 use thalweg::CaptureOptions;
 use thalweg::graph::{Audit, Obstacle, audit};
 
-use crate::check::with_lines;
-use crate::cuda::{PyStream, capture_mode};
+use crate::cuda::PyStream;
 use crate::device::or_current;
 use crate::failure::{call_python, run};
+use crate::graphs::capture_mode;
+use crate::lines::Reader;
 
 /// Runs a function without arguments once, eagerly, and returns what a capture of it would meet, as a dictionary.
 #[pyfunction]
@@ -26,9 +27,8 @@ fn _audit<'py>(
     };
     let function = function.unbind();
     let options = CaptureOptions { mode, stream, ..CaptureOptions::default() };
-    let found = run(py, || {
-        with_lines(|| audit(&device, options, || call_python(|py| function.call0(py).map(drop))))
-    })?;
+    let _reader = Reader::new();
+    let found = run(py, || audit(&device, options, || call_python(|py| function.call0(py).map(drop))))?;
     described(py, &found)
 }
 
@@ -69,6 +69,7 @@ fn obstacle_object<'py>(py: Python<'py>, obstacle: &Obstacle) -> PyResult<Bound<
     let object = PyDict::new(py);
     object.set_item("kind", obstacle.kind().name())?;
     object.set_item("operator", obstacle.operator())?;
+    object.set_item("line", obstacle.location().map(|line| format!("{}:{}", line.file, line.line)))?;
     object.set_item("code", obstacle.code().map(|code| code.name()))?;
     object.set_item("detail", obstacle.detail())?;
     object.set_item("repair", obstacle.repair())?;

@@ -74,6 +74,12 @@ fn is_grad_enabled() -> bool {
     thalweg::autograd::is_grad_enabled()
 }
 
+/// Returns whether the innermost region of `autocast` keeps casts of leaves.
+#[pyfunction]
+fn is_autocast_cache_enabled() -> bool {
+    thalweg::tensor::autocast::is_autocast_cache_enabled()
+}
+
 /// Returns whether operators choose the dtype that they compute in (`torch.is_autocast_enabled`).
 #[pyfunction]
 #[pyo3(signature = (device_type=None))]
@@ -112,5 +118,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_set_anomaly, module)?)?;
     module.add_function(wrap_pyfunction!(is_anomaly_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(is_anomaly_check_nan_enabled, module)?)?;
+    module.add_function(wrap_pyfunction!(is_autocast_cache_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(is_autocast_enabled, module)?)
 }

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
+use thalweg::driver::Label;
 use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::random::with_generator;
 use thalweg::{DType, Device, Tensor};
@@ -105,6 +106,7 @@ pub struct Passed<'a, 'py> {
 struct Extra<'a, 'py> {
     out: Option<&'a Bound<'py, PyAny>>,
     requires_grad: bool,
+    pin_memory: bool,
     generator: Option<&'a Bound<'py, PyGenerator>>,
 }
 
@@ -248,6 +250,9 @@ impl Function {
                     "requires_grad" if self.overloads[0].is_factory => {
                         extra.requires_grad = value.extract()?
                     }
+                    "pin_memory" if self.overloads[0].is_factory => {
+                        extra.pin_memory = value.extract::<Option<bool>>()?.unwrap_or(false)
+                    }
                     "generator" if value.is_none() => {}
                     "generator" if self.draws() => match value.cast::<PyGenerator>() {
                         Ok(generator) => extra.generator = Some(generator),
@@ -341,7 +346,7 @@ impl Function {
         if let Some(out) = extra.out {
             return self.run_out(py, operator, &arguments, out);
         }
-        let generator = extra.generator.map(|generator| &generator.get().0);
+        let generator = extra.generator.map(|generator| generator.get().source());
         if let Some(generator) = extra.generator {
             let named = arguments.iter().find_map(|argument| match argument {
                 Argument::Device(device) => Some(*device),
@@ -353,12 +358,10 @@ impl Function {
         if overload.gives_numbers {
             return number_results(py, operator, &arguments, device);
         }
-        let label = crate::check::label(py, operator.base_name());
-        let mut results = run(py, || match generator {
-            None => operator.call(&arguments, device.as_ref(), label),
-            Some(generator) => {
-                with_generator(generator, || operator.call(&arguments, device.as_ref(), label))
-            }
+        let call = || operator.call(&arguments, device.as_ref(), Label::here(operator.base_name()));
+        let mut results = run(py, || match &generator {
+            None => call(),
+            Some(generator) => with_generator(generator, call),
         })?;
         if overload.gives_one
             && results.len() == 1
@@ -366,6 +369,9 @@ impl Function {
         {
             if let Some(same) = same_object(&result, passed) {
                 return Ok(same);
+            }
+            if extra.pin_memory {
+                result.mark_pinned().map_err(|error| exception(&error))?;
             }
             if extra.requires_grad {
                 result.set_requires_grad(true).map_err(|error| exception(&error))?;

@@ -6,10 +6,11 @@ use thalweg::Tensor;
 use thalweg::tensor::graph::callable::Callable;
 use thalweg::tensor::graph::{CallableOptions, GraphedCallable, LiveOutputs, make_graphed_callables};
 
-use crate::cuda::_GraphPool;
 use crate::device::or_current;
 use crate::failure::{call_python, run};
+use crate::graphs::graph_pool;
 use crate::handle::{Held, PyTensor};
+use crate::lines::Reader;
 
 /// A function of Python from which graphs are captured.
 struct PythonCallable {
@@ -83,7 +84,7 @@ fn _make_graphed_callables(
     samples: Vec<Vec<Bound<'_, PyTensor>>>,
     num_warmup_iters: usize,
     allow_unused_input: bool,
-    pool: Option<&Bound<'_, _GraphPool>>,
+    pool: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<_GraphedCallable>> {
     let samples: Vec<Vec<Tensor>> = samples.iter().map(|tensors| inner(tensors)).collect();
     let device = match samples.iter().flatten().next() {
@@ -99,11 +100,12 @@ fn _make_graphed_callables(
     let options = CallableOptions {
         warm_up: num_warmup_iters,
         allow_unused_input,
-        pool: pool.map(|pool| pool.get().0.clone()),
+        pool: pool.map(graph_pool).transpose()?,
         // A loop that names its result anew holds the former one while it calls.
         live_outputs: LiveOutputs::Clone,
         ..CallableOptions::default()
     };
+    let _reader = Reader::new();
     let graphed = run(py, || make_graphed_callables(&device, callables, samples, &options))?;
     Ok(graphed.into_iter().map(_GraphedCallable).collect())
 }

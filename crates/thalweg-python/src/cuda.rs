@@ -1,45 +1,18 @@
-//! Streams, events, graphs and memory, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
+//! Streams and what concerns devices as a whole, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
 //!
-//! This module is a hub: it registers `audit`, `history`, `memory` and `readings` in the same module of Python, and `audit` and `memory` take its
-//! streams.
-
-use std::cell::RefCell;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! This module is a hub: it registers the others of `thalweg.cuda` in the same module of Python, and they take its streams.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use thalweg::driver::ExternalStream;
 use thalweg::driver::cuda::{AvailabilityReason, availability};
-use thalweg::driver::{CaptureMode, EventFlags, ExternalStream};
-use thalweg::graph::Capture;
-use thalweg::runtime::MemPoolScope;
-use thalweg::runtime::graph::CapturedGraph;
-use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stream, StreamGuard};
+use thalweg::{Device, Event, Stream};
 
 use crate::device::{PyDevice, or_current};
-use crate::failure::{exception, run, value_error};
+use crate::events::PyEvent;
+use crate::failure::{exception, run};
 use crate::handle::{Held, PyTensor};
-
-thread_local! {
-    /// Streams, devices and pools that `with` statements of this thread have made current, the innermost last.
-    static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
-    /// The captures that this thread has begun, by the number of their graph.
-    static CAPTURES: RefCell<Vec<(usize, Capture)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A stream, a device or a pool that a `with` statement makes current.
-#[expect(dead_code, reason = "their drop is what they are for")]
-pub enum Entered {
-    Stream(StreamGuard),
-    Device(DeviceGuard),
-    Pool(MemPoolScope),
-}
-
-/// Keeps what a `with` statement makes current on this thread, until [`_exit`].
-pub fn entered(one: Entered) {
-    ENTERED.with_borrow_mut(|entered| entered.push(one));
-}
+use crate::regions::{Current, Owner, enter, leave, set};
 
 /// A stream (`torch.cuda.Stream`).
 #[pyclass(name = "Stream", module = "thalweg.cuda", frozen, subclass)]
@@ -127,14 +100,14 @@ impl PyStream {
         run(py, || self.0.is_capturing())
     }
 
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf._enter();
-        slf
+    fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, Self> {
+        enter(Owner::object(slf.as_any()), Current::stream(&slf.get().0));
+        slf.clone()
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        _exit();
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) {
+        leave(Owner::object(slf.as_any()));
     }
 
     /// Returns whether all work of the stream is done.
@@ -190,80 +163,19 @@ impl PyStream {
         format!("<thalweg.cuda.Stream device={} priority={}>", self.0.device(), self.0.priority())
     }
 
-    /// Makes the stream current on this thread, until [`Self::_exit`].
-    fn _enter(&self) {
-        ENTERED.with_borrow_mut(|entered| entered.push(Entered::Stream(self.0.make_current())));
+    /// Makes the stream current on this thread, until `_exit` is called for the same object.
+    fn _enter(&self, owner: &Bound<'_, PyAny>) {
+        enter(Owner::object(owner), Current::stream(&self.0));
     }
 
     /// Makes the stream current on this thread for good.
     fn _set_current(&self) {
-        std::mem::forget(self.0.make_current());
+        set(Current::stream(&self.0));
     }
 }
 
-/// Makes a device current on this thread, until [`_exit`].
-#[pyfunction]
-fn _enter_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
-    let device = or_current(device.py(), Some(device))?;
-    ENTERED.with_borrow_mut(|entered| entered.push(Entered::Device(device.make_current())));
-    Ok(())
-}
-
-/// Ends the innermost `with` statement of this thread.
-#[pyfunction]
-fn _exit() {
-    let _dropped_outside = ENTERED.with_borrow_mut(Vec::pop);
-}
-
-/// A marker in a stream (`torch.cuda.Event`).
-#[pyclass(name = "Event", module = "thalweg.cuda", frozen, subclass)]
-struct PyEvent(Event);
-
-#[pymethods]
-impl PyEvent {
-    #[new]
-    #[pyo3(signature = (enable_timing=false, blocking=false, interprocess=false, external=false))]
-    fn new(enable_timing: bool, blocking: bool, interprocess: bool, external: bool) -> PyResult<Self> {
-        if interprocess || external {
-            return Err(crate::failure::left_out(
-                "Event(interprocess=True) and Event(external=True) are left out",
-            ));
-        }
-        Ok(Self(Event::with_flags(EventFlags { timing: enable_timing, blocking_sync: blocking })))
-    }
-
-    /// Records the event behind the work that a stream has now: the current one, where none is given.
-    #[pyo3(signature = (stream=None))]
-    fn record(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
-        let stream = stream_or_current(py, stream)?;
-        run(py, || self.0.record(&stream))
-    }
-
-    /// Lets a stream wait for the event: the current one, where none is given.
-    #[pyo3(signature = (stream=None))]
-    fn wait(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
-        let stream = stream_or_current(py, stream)?;
-        run(py, || self.0.wait(&stream))
-    }
-
-    /// Returns whether the work in front of the event is done.
-    fn query(&self, py: Python<'_>) -> PyResult<bool> {
-        run(py, || self.0.query())
-    }
-
-    /// Blocks until the work in front of the event is done.
-    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || self.0.synchronize())
-    }
-
-    /// Returns the time between two events, in milliseconds.
-    fn elapsed_time(&self, py: Python<'_>, end_event: &Bound<'_, Self>) -> PyResult<f32> {
-        let end = end_event.get();
-        run(py, || self.0.elapsed_ms(&end.0))
-    }
-}
-
-fn stream_or_current(py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<Stream> {
+/// Returns the current stream where none is given.
+pub fn stream_or_current(py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<Stream> {
     match stream {
         Some(stream) => Ok(stream.get().0.clone()),
         None => run(py, || Ok(Device::current()?.current_stream())),
@@ -284,177 +196,23 @@ fn default_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult
     Ok(PyStream(or_current(py, device)?.default_stream()))
 }
 
-/// Records that work of a stream uses a tensor.
+/// Records that work of a stream uses a tensor: also what it is given until the tensor is dropped, or only what it has now.
 #[pyfunction]
-fn _record_stream(tensor: &Bound<'_, PyTensor>, stream: &Bound<'_, PyStream>) {
-    tensor.tensor().record_stream(&stream.get().0);
-}
-
-/// A captured graph (`torch.cuda.CUDAGraph`).
-#[pyclass(name = "CUDAGraph", module = "thalweg.cuda", subclass, frozen)]
-struct PyGraph {
-    graph: Mutex<Option<Graph>>,
-    pool: Mutex<Option<GraphPool>>,
-    /// The captured graph, where it is kept.
-    captured: Mutex<Option<CapturedGraph>>,
-    keeps: AtomicBool,
-}
-
-/// Locks what one call at a time may touch; what a panic left behind is whole.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The memory pool of graphs.
-#[pyclass(module = "thalweg.cuda", frozen)]
-pub struct _GraphPool(pub GraphPool);
-
-#[pymethods]
-impl PyGraph {
-    #[new]
-    #[pyo3(signature = (keep_graph=false))]
-    fn new(keep_graph: bool) -> Self {
-        Self {
-            graph: Mutex::default(),
-            pool: Mutex::default(),
-            captured: Mutex::default(),
-            keeps: AtomicBool::new(keep_graph),
+fn _record_stream(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyTensor>,
+    stream: &Bound<'_, PyStream>,
+    so_far: bool,
+) -> PyResult<()> {
+    let (tensor, stream) = (tensor.tensor(), stream.get());
+    run(py, || {
+        if so_far {
+            tensor.record_use(&stream.0)
+        } else {
+            tensor.record_stream(&stream.0)
         }
-    }
-
-    /// Keeps what is captured from now on (`keep_graph=True`), so that `debug_dump` can write it.
-    fn enable_debug_mode(&self) {
-        self.keeps.store(true, Ordering::Relaxed);
-    }
-
-    /// Begins to capture what is submitted to a stream, and makes it the current one.
-    #[pyo3(signature = (pool=None, capture_error_mode="global", stream=None))]
-    fn capture_begin(
-        slf: &Bound<'_, Self>,
-        pool: Option<&Bound<'_, _GraphPool>>,
-        capture_error_mode: &str,
-        stream: Option<&Bound<'_, PyStream>>,
-    ) -> PyResult<()> {
-        let mode = capture_mode(capture_error_mode)?;
-        let stream = stream.map(|stream| stream.get().0.clone());
-        let device = match &stream {
-            Some(stream) => stream.device().clone(),
-            None => or_current(slf.py(), None)?,
-        };
-        let options = CaptureOptions { pool: pool.map(|pool| pool.get().0.clone()), mode, stream };
-        // A capture belongs to this thread, so the lock is kept.
-        let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
-        *locked(&slf.get().pool) = Some(capture.pool().clone());
-        ENTERED.with_borrow_mut(|entered| entered.push(Entered::Stream(capture.stream().make_current())));
-        CAPTURES.with_borrow_mut(|captures| captures.push((slf.as_ptr() as usize, capture)));
         Ok(())
-    }
-
-    /// Ends the capture; the stream that was current before is so again. What was captured is instantiated, or kept until it is replayed
-    /// first.
-    fn capture_end(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let own = slf.get();
-        let captured = Self::take_capture(slf)?.end().map_err(|error| exception(&error))?;
-        if own.keeps.load(Ordering::Relaxed) {
-            *locked(&own.graph) = None;
-            *locked(&own.captured) = Some(captured);
-            return Ok(());
-        }
-        let graph = captured.instantiate().map_err(|error| exception(&error))?;
-        *locked(&own.graph) = Some(graph);
-        Ok(())
-    }
-
-    /// Makes an executable of what was captured and kept; `replay` does it where that was not done.
-    fn instantiate(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || {
-            // In the order of `replay`, whose locks these are too.
-            let (mut graph, captured) = (locked(&self.graph), locked(&self.captured));
-            let captured = captured.as_ref().ok_or_else(|| {
-                thalweg::Error::invalid(
-                    "instantiate() is for graphs that are kept: say CUDAGraph(keep_graph=True), and capture",
-                )
-            })?;
-            *graph = Some(captured.instantiate()?);
-            Ok(())
-        })
-    }
-
-    /// Writes the graph to a file in the language of Graphviz.
-    #[pyo3(signature = (debug_path, *, verbose=false))]
-    fn debug_dump(&self, py: Python<'_>, debug_path: PathBuf, verbose: bool) -> PyResult<()> {
-        run(py, || match &*locked(&self.captured) {
-            Some(captured) => captured.debug_dump(&debug_path, verbose),
-            None => Err(thalweg::Error::invalid(
-                "debug_dump() is for graphs that are kept: call enable_debug_mode() before the capture",
-            )),
-        })
-    }
-
-    /// Gives a capture up whose region failed.
-    fn _capture_abandon(slf: &Bound<'_, Self>) -> PyResult<()> {
-        drop(Self::take_capture(slf)?);
-        Ok(())
-    }
-
-    /// Queues the whole graph on the current stream.
-    fn replay(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || {
-            let mut graph = locked(&self.graph);
-            if let (None, Some(captured)) = (&*graph, &*locked(&self.captured)) {
-                *graph = Some(captured.instantiate()?);
-            }
-            match &*graph {
-                Some(graph) => graph.replay(),
-                None => Err(thalweg::Error::invalid(
-                    "Called CUDAGraph::replay without a preceding successful capture.",
-                )),
-            }
-        })
-    }
-
-    /// Gives the graph up, and its memory unless something else keeps it.
-    fn reset(&self) {
-        *locked(&self.graph) = None;
-        *locked(&self.captured) = None;
-    }
-
-    /// Returns the pool of its memory, for other captures to share.
-    fn pool(&self) -> PyResult<_GraphPool> {
-        let pool = locked(&self.pool).clone();
-        pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
-    }
-}
-
-impl PyGraph {
-    fn take_capture(slf: &Bound<'_, Self>) -> PyResult<Capture> {
-        let own = slf.as_ptr() as usize;
-        let taken = CAPTURES.with_borrow_mut(|captures| {
-            let place = captures.iter().rposition(|(graph, _)| *graph == own)?;
-            Some(captures.remove(place).1)
-        });
-        let capture = taken.ok_or_else(|| value_error("this thread captures nothing into this graph"))?;
-        _exit();
-        Ok(capture)
-    }
-}
-
-/// Returns the mode of a capture by PyTorch's name.
-pub fn capture_mode(name: &str) -> PyResult<CaptureMode> {
-    match name {
-        "global" => Ok(CaptureMode::Global),
-        "thread_local" => Ok(CaptureMode::ThreadLocal),
-        "relaxed" => Ok(CaptureMode::Relaxed),
-        other => {
-            Err(value_error(format!("capture_error_mode is global, thread_local or relaxed, not {other}")))
-        }
-    }
-}
-
-/// Returns a pool that captures share.
-#[pyfunction]
-fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
-    Ok(_GraphPool(GraphPool::new(&or_current(py, None)?)))
+    })
 }
 
 /// Returns whether the current stream captures.
@@ -519,10 +277,16 @@ fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()
     run(py, || device.synchronize())
 }
 
-/// Gives all memory that is cached and unused back to the driver.
+/// Returns the devices of the current one's kind that are open.
+#[pyfunction]
+fn _opened_devices(py: Python<'_>) -> PyResult<Vec<PyDevice>> {
+    Ok(run(py, || Ok(Device::current()?.opened()))?.into_iter().map(PyDevice::of).collect())
+}
+
+/// Gives all memory of all devices of the current one's kind that is cached and unused back to the driver.
 #[pyfunction]
 fn empty_cache(py: Python<'_>) -> PyResult<()> {
-    run(py, || Device::current()?.empty_cache())
+    run(py, || Device::current()?.opened().iter().try_for_each(Device::empty_cache))
 }
 
 /// Returns the statistics of a device's caching allocator, by PyTorch's names.
@@ -603,15 +367,12 @@ fn _device_properties<'py>(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_cuda")?;
     own.add_class::<PyStream>()?;
-    own.add_class::<PyEvent>()?;
-    own.add_class::<PyGraph>()?;
-    own.add_class::<_GraphPool>()?;
-    own.add_function(wrap_pyfunction!(_enter_device, &own)?)?;
-    own.add_function(wrap_pyfunction!(_exit, &own)?)?;
+    crate::events::register(&own)?;
+    crate::graphs::register(&own)?;
+    crate::regions::register(&own)?;
     own.add_function(wrap_pyfunction!(current_stream, &own)?)?;
     own.add_function(wrap_pyfunction!(default_stream, &own)?)?;
     own.add_function(wrap_pyfunction!(_record_stream, &own)?)?;
-    own.add_function(wrap_pyfunction!(graph_pool_handle, &own)?)?;
     own.add_function(wrap_pyfunction!(is_current_stream_capturing, &own)?)?;
     own.add_function(wrap_pyfunction!(_gpu_count, &own)?)?;
     own.add_function(wrap_pyfunction!(_device_count, &own)?)?;
@@ -620,6 +381,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_stream_number, &own)?)?;
     crate::audit::register(&own)?;
     own.add_function(wrap_pyfunction!(synchronize, &own)?)?;
+    own.add_function(wrap_pyfunction!(_opened_devices, &own)?)?;
     own.add_function(wrap_pyfunction!(empty_cache, &own)?)?;
     own.add_function(wrap_pyfunction!(memory_stats, &own)?)?;
     own.add_function(wrap_pyfunction!(memory_summary, &own)?)?;

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use thalweg::{Device, Error};
 
 use crate::failure::{exception, run, type_error};
+use crate::regions::{self, Current, Owner};
 
 /// A device (`torch.device`): `cuda:0`, `sim:0`, `meta`. That of a GPU is a name until it is used.
 #[pyclass(name = "device", module = "thalweg", frozen)]
@@ -93,7 +94,12 @@ pub fn named(name: &str) -> thalweg::Result<Device> {
         }
         _ => name,
     };
-    Device::from_name(name)
+    Device::from_name(name).map_err(|error| match name.starts_with("cuda") && !error.is_invalid_argument() {
+        true => error.context(
+            "no GPU can be used (the simulated GPU needs none: say device=\"sim\", or name no device)",
+        ),
+        false => error,
+    })
 }
 
 /// Reads a device: an object of one, a name, or the number of a GPU.
@@ -270,12 +276,19 @@ fn _simulated_is_shown_as() -> &'static str {
     shown_kind()
 }
 
+/// Makes a device current on this thread, until `_exit` is called for the same object.
+#[pyfunction]
+fn _enter_device(device: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
+    let device = or_current(device.py(), Some(device))?;
+    regions::enter(Owner::object(owner), Current::device(&device));
+    Ok(())
+}
+
 /// Makes a device the current one of this thread (`torch.set_default_device`).
 #[pyfunction]
 fn _set_current_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
     let device = or_current(device.py(), Some(device))?;
-    // It lasts until the next call, not to the end of a scope.
-    std::mem::forget(device.make_current());
+    regions::set(Current::device(&device));
     Ok(())
 }
 
@@ -290,6 +303,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyDevice>()?;
     module.add_function(wrap_pyfunction!(_show_simulated_as, module)?)?;
     module.add_function(wrap_pyfunction!(_simulated_is_shown_as, module)?)?;
+    module.add_function(wrap_pyfunction!(_enter_device, module)?)?;
     module.add_function(wrap_pyfunction!(_set_current_device, module)?)?;
     module.add_function(wrap_pyfunction!(get_default_device, module)?)
 }

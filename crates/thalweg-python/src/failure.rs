@@ -58,6 +58,16 @@ pub fn exception(error: &Error) -> PyErr {
 /// Names of Rust's interface in messages, with those of Python's.
 const IN_PYTHON: &[(&str, &str)] = &[
     ("set `BackwardOptions::retain_graph` there", "pass `retain_graph=True` there"),
+    ("`Buffer::duplicate`", "`clone`"),
+    (" and call `release_outputs` on its graph", ""),
+    (" (`OverwritePolicy::Preserve`)", ""),
+    ("`LiveOutputs::Clone`", "copies"),
+    ("make them with `Event::with_timing`", "make them with `Event(enable_timing=True)`"),
+    ("`BackwardOptions::retain_graph`", "`retain_graph=True`"),
+    ("`Stream::new`", "`cuda.Stream()`"),
+    ("`MemPool::for_collectives`", "the Rust crate"),
+    ("`Tensor::empty`", "`empty`"),
+    ("`to_vec`", "`tolist`"),
     ("`to_dtype`", "`.to(dtype)`"),
     ("`to_device`", "`.to(device)`"),
     ("`contiguous`", "`.contiguous()`"),
@@ -86,21 +96,41 @@ fn in_python(mut text: String) -> String {
     text
 }
 
-/// Returns the text of an error without the line of this crate that made the call: the traceback has the program's own.
+/// Returns the text of an error in Python's words: without lines of Rust, as the traceback has the program's own, and without names of Rust.
 fn message(error: &Error) -> String {
-    let mut text = in_python(error.to_string());
-    for found in error.possible_causes() {
-        // Of an index out of range: the line here of the call whose kernel found it.
-        text =
-            text.replace(&format!("\n  called at {}:{}", found.location.file(), found.location.line()), "");
+    in_python(without_lines_of_rust(&error.to_string()))
+}
+
+/// Returns a text without ` at FILE.rs:LINE` in it, and without lines that would be empty then.
+fn without_lines_of_rust(text: &str) -> String {
+    /// Returns the signs behind a place in a file of Rust; `None` of any other word.
+    fn behind_place(word: &str) -> Option<&str> {
+        let (_, number) = word.rsplit_once(".rs:")?;
+        let signs = number.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        (signs.len() < number.len() && signs.chars().all(|sign| ",;.:)".contains(sign))).then_some(signs)
     }
-    match error.location() {
-        Some(location) => {
-            let place = format!("at {}:{}", location.file(), location.line());
-            text.replace(&format!("\n  noticed {place}"), "").replace(&format!("\n  {place}"), "")
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.split('\n') {
+        let mut kept = String::new();
+        for (number, word) in line.split(' ').enumerate() {
+            match behind_place(word) {
+                Some(signs) if kept.ends_with(" at") || kept == "at" => {
+                    kept.truncate(kept.len() - "at".len());
+                    kept.truncate(kept.trim_end().len());
+                    kept.push_str(signs);
+                }
+                _ => {
+                    kept.push_str(if number == 0 { "" } else { " " });
+                    kept.push_str(word);
+                }
+            }
         }
-        None => text,
+        let is_empty = ["", "noticed", "called"].contains(&kept.trim());
+        if !is_empty || line.trim().is_empty() {
+            lines.push(kept);
+        }
     }
+    lines.join("\n")
 }
 
 /// Runs a function whose panic becomes a `RuntimeError`.
@@ -130,7 +160,7 @@ pub fn attempt<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> thalweg::Result<T> + Send,
 ) -> PyResult<thalweg::Result<T>> {
-    let _stack = crate::history::noted(py);
+    let (_stack, _line) = (crate::history::noted(py), crate::lines::noted(py));
     let answer = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
     if HAS_WARNINGS.load(Ordering::Relaxed) {
         show_warnings(py)?;

@@ -1,6 +1,6 @@
 //! `Generator`: a source of random numbers as an object, and the argument `generator` of functions that draw.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use thalweg::Device;
@@ -11,22 +11,46 @@ use crate::failure::{run, runtime, value_error};
 
 /// A source of random numbers on a device (`torch.Generator`).
 #[pyclass(name = "Generator", module = "thalweg", frozen)]
-pub struct PyGenerator(pub Arc<DeviceGenerator>);
+pub struct PyGenerator(Mutex<Arc<DeviceGenerator>>);
 
 /// The seed of a generator that was given none, PyTorch's.
 const SEED: u64 = 67_280_421_310_721;
 
 impl PyGenerator {
+    /// Returns the source itself.
+    pub fn source(&self) -> Arc<DeviceGenerator> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the source for a call that the host and the device make together, which a capture cannot hold.
+    fn for_host(&self, py: Python<'_>, call: &str) -> PyResult<Arc<DeviceGenerator>> {
+        let source = self.source();
+        check_host(py, source.device(), &format!("Generator.{call}"))?;
+        Ok(source)
+    }
+
     /// Refuses a generator of another device than that of the numbers.
     pub fn check(&self, device: &Device) -> PyResult<()> {
-        if self.0.device() == device {
+        let source = self.source();
+        if source.device() == device {
             return Ok(());
         }
         Err(runtime(format!(
             "Expected a '{device}' device type for generator but found '{}'",
-            self.0.device()
+            source.device()
         )))
     }
+}
+
+/// Refuses a call that the host and the device make together while the current stream is captured.
+pub fn check_host(py: Python<'_>, device: &Device, call: &str) -> PyResult<()> {
+    if run(py, || device.current_stream().is_capturing())? {
+        return Err(runtime(format!(
+            "{call} is not possible while the current stream is captured: the seed and the offset are on the device. Call it before \
+             the capture; each replay draws the numbers that follow"
+        )));
+    }
+    Ok(())
 }
 
 #[pymethods]
@@ -35,13 +59,14 @@ impl PyGenerator {
     #[pyo3(signature = (device=None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = or_current(py, device)?;
-        Ok(Self(Arc::new(run(py, || DeviceGenerator::new(SEED, &device))?)))
+        check_host(py, &device, "Generator()")?;
+        Ok(Self(Mutex::new(Arc::new(run(py, || DeviceGenerator::new(SEED, &device))?))))
     }
 
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice::of(self.0.device().clone())
+        PyDevice::of(self.source().device().clone())
     }
 
     /// Sets the seed, and returns the generator itself.
@@ -51,7 +76,7 @@ impl PyGenerator {
                 "Overflow when unpacking long long: the seed {seed} has more than 64 bits"
             )));
         }
-        let generator = &slf.get().0;
+        let generator = slf.get().for_host(slf.py(), "manual_seed")?;
         run(slf.py(), || generator.manual_seed(seed as u64))?;
         Ok(slf.clone())
     }
@@ -59,19 +84,21 @@ impl PyGenerator {
     /// Sets a seed that differs each time, and returns it.
     fn seed(&self, py: Python<'_>) -> PyResult<u64> {
         let seed: u64 = py.import("secrets")?.call_method1("randbits", (53,))?.extract()?;
-        run(py, || self.0.manual_seed(seed))?;
+        let source = self.for_host(py, "seed")?;
+        run(py, || source.manual_seed(seed))?;
         Ok(seed)
     }
 
     /// Returns the seed.
     fn initial_seed(&self, py: Python<'_>) -> PyResult<u64> {
-        run(py, || Ok(self.0.state()?.0))
+        let source = self.for_host(py, "initial_seed")?;
+        run(py, || Ok(source.state()?.0))
     }
 
     /// Pickles device, seed and offset.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PyDevice, u64, u64))> {
         let py = slf.py();
-        let generator = &slf.get().0;
+        let generator = slf.get().for_host(py, "__reduce__")?;
         let (seed, offset) = run(py, || generator.state())?;
         let restored = py.import("thalweg.random")?.getattr("_restored")?;
         Ok((restored, (PyDevice::of(generator.device().clone()), seed, offset)))
@@ -79,12 +106,39 @@ impl PyGenerator {
 
     /// Returns the seed and the offset of the next draw.
     fn _state(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        run(py, || self.0.state())
+        let source = self.for_host(py, "get_state")?;
+        run(py, || source.state())
     }
 
     /// Sets the seed and the offset of the next draw.
     fn _set_state(&self, py: Python<'_>, seed: u64, offset: u64) -> PyResult<()> {
-        run(py, || self.0.set_state(seed, offset))
+        let source = self.for_host(py, "set_state")?;
+        run(py, || source.set_state(seed, offset))
+    }
+
+    /// Returns a generator that shares its state with this one, for `graphsafe_set_state`.
+    fn graphsafe_get_state(&self) -> Self {
+        Self(Mutex::new(self.source()))
+    }
+
+    /// Shares the state of another generator from now on. Draws that were captured stay with the former.
+    fn graphsafe_set_state(&self, state: &Bound<'_, Self>) -> PyResult<()> {
+        let source = state.get().source();
+        state.get().check(self.source().device())?;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        Ok(())
+    }
+
+    /// Returns the offset of the next draw.
+    fn get_offset(&self, py: Python<'_>) -> PyResult<u64> {
+        let source = self.for_host(py, "get_offset")?;
+        run(py, || Ok(source.state()?.1))
+    }
+
+    /// Sets the offset of the next draw, a multiple of 4.
+    fn set_offset(&self, py: Python<'_>, offset: u64) -> PyResult<()> {
+        let source = self.for_host(py, "set_offset")?;
+        run(py, || source.set_state(source.state()?.0, offset))
     }
 }
 
@@ -93,7 +147,7 @@ impl PyGenerator {
 #[pyo3(signature = (device=None))]
 fn _default_generator(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyGenerator> {
     let device = or_current(py, device)?;
-    run(py, || default_generator(&device)).map(PyGenerator)
+    run(py, || default_generator(&device)).map(|source| PyGenerator(Mutex::new(source)))
 }
 
 /// Adds the class and the functions.

@@ -1,12 +1,11 @@
 //! [`PyTensor`]: the object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
 
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyComplex;
-use thalweg::driver::Label;
-use thalweg::graph::audit::{ObstacleKind, explain};
 use thalweg::{DType, Scalar, Tensor, c128};
 
 use crate::failure::{run, runtime};
@@ -21,7 +20,7 @@ pub struct PyTensor(Slot);
 /// Every call reads the tensors of its arguments, so reading one costs as little as it can: an interpreter with its lock lets one thread at
 /// a time run what is attached to it, and a free-threaded one has a lock in each object ([`with_critical_section`]), which stands for
 /// nothing in an interpreter with its lock.
-struct Slot(UnsafeCell<Tensor>);
+struct Slot(UnsafeCell<ManuallyDrop<Tensor>>);
 
 // SAFETY: the cell is touched in `Slot::with` alone, by one thread at a time; `Tensor` may be used and dropped on every thread.
 unsafe impl Sync for Slot {}
@@ -33,7 +32,15 @@ impl Slot {
         // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function calls nothing of Python.
         // So no other thread is within this closure for the same object: by the interpreter's lock, or by the object's own, which
         // `with_critical_section` holds. The function cannot come back here for the same reason.
-        with_critical_section(object.as_any(), || function(unsafe { &mut *cell.get() }))
+        with_critical_section(object.as_any(), || function(unsafe { &mut **cell.get() }))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let _line = crate::lines::noted_at_drop();
+        // SAFETY: the slot goes with its object, and nothing reads it any more.
+        unsafe { ManuallyDrop::drop(self.0.get_mut()) };
     }
 }
 
@@ -56,6 +63,7 @@ impl Held for Bound<'_, PyTensor> {
 
     fn replace(&self, tensor: Tensor) {
         // The former one is dropped outside: what it holds may run code of Python.
+        let _line = crate::lines::noted(self.py());
         let _former = Slot::with(self, |own| std::mem::replace(own, tensor));
     }
 
@@ -67,7 +75,7 @@ impl Held for Bound<'_, PyTensor> {
 impl PyTensor {
     /// Returns what an object of a tensor is made of.
     pub fn new(tensor: Tensor) -> Self {
-        Self(Slot(UnsafeCell::new(tensor)))
+        Self(Slot(UnsafeCell::new(ManuallyDrop::new(tensor))))
     }
 
     /// Returns a tensor as an object.
@@ -100,10 +108,6 @@ impl PyTensor {
 
 /// Returns the only element of a tensor. The interpreter lock is released while the host waits for it.
 pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
-    if crate::check::is_reporting() && !tensor.dtype().is_complex() {
-        let label = crate::check::label(py, "item");
-        return run(py, || labelled_item(&tensor.detach(), label));
-    }
     run(py, || {
         let tensor = tensor.detach();
         Ok(match tensor.dtype() {
@@ -120,24 +124,6 @@ pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
             }
             _ => Scalar::I64(tensor.to_dtype(DType::I64)?.item()?),
         })
-    })
-}
-
-/// Returns the only element of a tensor of real numbers, in the name of a label: reports of checks and audits have its line of Python.
-fn labelled_item(tensor: &Tensor, label: Label) -> thalweg::Result<Scalar> {
-    fn bytes<const N: usize>(tensor: &Tensor, dtype: DType, label: Label) -> thalweg::Result<[u8; N]> {
-        let source = tensor.to_dtype(dtype)?.contiguous()?;
-        let mut bytes = [0; N];
-        explain(source.device(), ObstacleKind::DataDependentShape, label);
-        source.device().current_stream().copy_to_host(&mut bytes, source.pointer(), label)?;
-        Ok(bytes)
-    }
-    Ok(match tensor.dtype() {
-        DType::Bool => Scalar::Bool(bytes::<1>(tensor, DType::U8, label)? != [0]),
-        dtype if dtype.is_floating_point() => {
-            Scalar::F64(f64::from_ne_bytes(bytes(tensor, DType::F64, label)?))
-        }
-        _ => Scalar::I64(i64::from_ne_bytes(bytes(tensor, DType::I64, label)?)),
     })
 }
 

@@ -1,17 +1,21 @@
 //! Memory beyond tensors, for `thalweg.cuda.memory`: pools, limits, snapshots, statistics of pinned memory.
 
+use std::sync::OnceLock;
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use thalweg::GraphPool;
 use thalweg::memory::{PoolOptions, SnapshotOptions};
 use thalweg::runtime::MemPool;
+use thalweg::runtime::graph::OverwritePolicy;
 
-use crate::cuda::{Entered, entered};
 use crate::device::or_current;
 use crate::failure::{exception, run};
+use crate::regions::{Current, Owner, enter};
 
 /// A memory pool of a part of the program (`torch.cuda.MemPool`).
 #[pyclass(module = "thalweg.cuda", frozen)]
-struct _MemPool(MemPool);
+pub struct _MemPool(MemPool, OnceLock<GraphPool>);
 
 #[pymethods]
 impl _MemPool {
@@ -24,7 +28,7 @@ impl _MemPool {
     ) -> PyResult<Self> {
         let device = or_current(py, device)?;
         let options = PoolOptions { use_on_oom, no_split, ..PoolOptions::default() };
-        run(py, || Ok(MemPool::new(&device, options))).map(Self)
+        run(py, || Ok(MemPool::new(&device, options))).map(|pool| Self(pool, OnceLock::new()))
     }
 
     /// Returns the allocator's number of the pool.
@@ -37,12 +41,23 @@ impl _MemPool {
         self.0.use_count()
     }
 
-    /// Makes this thread allocate from the pool, until `_exit`.
-    fn enter(&self) -> PyResult<()> {
+    /// Makes this thread allocate from the pool, until `_exit` is called for the same object.
+    fn enter(&self, owner: &Bound<'_, PyAny>) -> PyResult<()> {
         // The scope belongs to this thread, so the lock is kept.
         let scope = self.0.enter().map_err(|error| exception(&error))?;
-        entered(Entered::Pool(scope));
+        enter(Owner::object(owner), Current::Pool(scope));
         Ok(())
+    }
+}
+
+impl _MemPool {
+    /// Returns the pool as one of graphs: the same one each time.
+    pub fn for_graphs(&self, py: Python<'_>) -> PyResult<GraphPool> {
+        if let Some(pool) = self.1.get() {
+            return Ok(pool.clone());
+        }
+        let made = run(py, || self.0.for_graphs(OverwritePolicy::Unchecked))?;
+        Ok(self.1.get_or_init(|| made).clone())
     }
 }
 

@@ -28,6 +28,7 @@ trait AnyOptimizer: Send {
     fn unscale(&self, scaler: &GradientScaler) -> Result<()>;
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()>;
     fn set_options(&mut self, values: &[Options]) -> Result<()>;
+    fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()>;
     fn state(&self) -> OptimizerState;
     fn load(&mut self, state: &OptimizerState) -> Result<()>;
     fn parameters(&self) -> Vec<Tensor>;
@@ -57,6 +58,10 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
     fn set_options(&mut self, values: &[Options]) -> Result<()> {
         let options = values.iter().map(options).collect::<Result<Vec<O>>>()?;
         Self::set_options(self, &options)
+    }
+
+    fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
+        Self::follow_learning_rate(self, group, rate)
     }
 
     fn state(&self) -> OptimizerState {
@@ -201,6 +206,12 @@ impl _FusedOptimizer {
     /// Sets the options of each group, its learning rate too.
     fn set_options(&self, py: Python<'_>, options: Vec<Options>) -> PyResult<()> {
         run(py, || self.lock().set_options(&options))
+    }
+
+    /// Takes the learning rate of a group from a tensor, without reading it.
+    fn follow_learning_rate(&self, group: usize, rate: &Bound<'_, PyTensor>) -> PyResult<()> {
+        let tensor = rate.tensor();
+        run(rate.py(), || self.lock().follow_learning_rate(group, &tensor))
     }
 
     /// Returns whether these are the parameters that are stepped.

@@ -12,7 +12,7 @@ use thalweg::{DType, Device, Tensor};
 use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
-use crate::failure::{exception, run, type_error};
+use crate::failure::{exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::protocol::method;
 
@@ -457,14 +457,74 @@ impl PyTensor {
         Ok(slf.clone())
     }
 
+    /// Returns whether pinned memory was asked for: on the simulated GPU, whose memory is the host's.
+    #[pyo3(signature = (device=None))]
+    fn is_pinned(slf: &Bound<'_, Self>, device: Option<&Bound<'_, PyAny>>) -> bool {
+        _ = device;
+        slf.tensor().is_pinned()
+    }
+
+    /// Returns a copy in pinned memory; itself where it is in pinned memory.
+    #[pyo3(signature = (device=None))]
+    fn pin_memory<'py>(
+        slf: &Bound<'py, Self>,
+        device: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
+        _ = device;
+        let own = slf.tensor();
+        if own.is_pinned() {
+            return Ok(slf.clone());
+        }
+        if !own.device().is_simulated() {
+            return Err(runtime(format!(
+                "cannot pin a tensor of {}: only dense CPU tensors can be pinned",
+                own.device()
+            )));
+        }
+        let pinned = run(slf.py(), || {
+            let copy = cloned(&own)?;
+            copy.mark_pinned()?;
+            Ok(copy)
+        })?;
+        Self::object(slf.py(), pinned)
+    }
+
+    /// Notes that pinned memory was asked for, where there is no other kind: on the simulated GPU.
+    fn _mark_pinned(slf: &Bound<'_, Self>) {
+        let _on_a_gpu = slf.tensor().mark_pinned();
+    }
+
+    /// Returns the bytes of the storage.
+    fn _storage_bytes(slf: &Bound<'_, Self>) -> u64 {
+        slf.tensor().storage_bytes()
+    }
+
+    /// Returns the address of the storage.
+    fn _storage_pointer(slf: &Bound<'_, Self>) -> u64 {
+        slf.tensor().storage_pointer().address()
+    }
+
+    /// Returns a number that tensors over one storage share.
+    fn _storage_identity(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().storage_identity()
+    }
+
+    /// Gives the storage's memory back, or has so many bytes from now on.
+    fn _resize_storage(slf: &Bound<'_, Self>, bytes: u64) -> PyResult<()> {
+        let own = slf.tensor();
+        run(slf.py(), || own.resize_storage(bytes))
+    }
+
+    /// Returns the bytes of the storage as a tensor over it.
+    fn _storage_as_bytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let own = slf.tensor();
+        let bytes = run(slf.py(), || own.storage_as_bytes())?;
+        Self::object(slf.py(), bytes)
+    }
+
     /// Returns whether both are one tensor.
     fn _is_same(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) -> bool {
         slf.holds(&other.tensor())
-    }
-
-    /// Returns the number of bytes of the memory that it shares with its views.
-    fn _storage_bytes(slf: &Bound<'_, Self>) -> u64 {
-        slf.tensor().storage_bytes()
     }
 }
 
@@ -545,7 +605,6 @@ fn tensor<'py>(
     requires_grad: bool,
     pin_memory: bool,
 ) -> PyResult<Bound<'py, PyTensor>> {
-    _ = pin_memory;
     let dtype = match dtype {
         Some(value) => Some(
             dtype::read(value)
@@ -555,6 +614,9 @@ fn tensor<'py>(
     };
     let device = device.map(|device| device::or_current(data.py(), Some(device))).transpose()?;
     let tensor = crate::failure::guarded(|| tensor_of(data, dtype, device))?;
+    if pin_memory {
+        tensor.mark_pinned().map_err(|error| exception(&error))?;
+    }
     if requires_grad {
         tensor.set_requires_grad(true).map_err(|error| exception(&error))?;
     }
@@ -578,6 +640,7 @@ fn _from_bytes<'py>(
 /// Seeds the default generators of the devices that this process may use.
 #[pyfunction]
 fn _manual_seed(py: Python<'_>, seed: i64) -> PyResult<()> {
+    crate::generator::check_host(py, &device::or_current(py, None)?, "manual_seed")?;
     run(py, || {
         let mut devices = vec![Device::current()?];
         if thalweg::is_available() {
@@ -595,6 +658,7 @@ fn _manual_seed(py: Python<'_>, seed: i64) -> PyResult<()> {
 #[pyo3(signature = (device=None))]
 fn _rng_state(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64)> {
     let device = device::or_current(py, device)?;
+    crate::generator::check_host(py, &device, "get_rng_state")?;
     run(py, || thalweg::random::default_generator(&device)?.state())
 }
 
@@ -603,6 +667,7 @@ fn _rng_state(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(u6
 #[pyo3(signature = (seed, offset, device=None))]
 fn _set_rng_state(py: Python<'_>, seed: u64, offset: u64, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = device::or_current(py, device)?;
+    crate::generator::check_host(py, &device, "set_rng_state")?;
     run(py, || thalweg::random::default_generator(&device)?.set_state(seed, offset))
 }
 

@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 
 import thalweg as th
 from thalweg import testing
@@ -82,6 +84,85 @@ def test_exceptions_of_the_program_come_out():
         testing.check(ordered, seeds=0)
     with raises(TypeError):
         testing.check(lambda needed: needed, seeds=1)
+
+
+def test_threads_of_the_program_are_on_the_device_of_the_check():
+    def program(is_ordered):
+        made = []
+
+        def produce():
+            with th.cuda.stream(th.cuda.Stream()):
+                tensors = th.full((16,), 3.0), th.ones(16, device="sim"), th.ones(16, device="cpu")
+                made.append((tensors, th.cuda.current_stream().record_event()))
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        thread.join()
+        (tensors, event), = made
+        if is_ordered:
+            th.cuda.current_stream().wait_event(event)
+        total = tensors[0] + tensors[1] + tensors[2]
+        for tensor in tensors:
+            tensor.record_stream(th.cuda.current_stream())
+        assert not is_ordered or total.tolist() == [5.0] * 16
+
+    testing.check(lambda: program(True), seeds=4)
+    with raises(testing.CheckFailed, "data race"):
+        testing.check(lambda: program(False), seeds=4)
+
+
+def test_tensors_from_outside_and_regions_left_open():
+    outside, default = th.ones(3), th.cuda.default_stream()
+    with raises(RuntimeError, "two devices that are both called sim:0: one that is not checked and a checked one"):
+        testing.check(lambda: outside + th.ones(3), seeds=1)
+
+    def leaves_open():
+        th.cuda.set_stream(th.cuda.Stream())
+        th.cuda.use_mem_pool(th.cuda.MemPool()).__enter__()
+        th.cuda.CUDAGraph().capture_begin()
+
+    testing.check(leaves_open, seeds=2)
+    assert th.cuda.current_stream() == default and not th.cuda.is_current_stream_capturing()
+
+
+def lines_of_both(operation):
+    """Returns the two lines of this file that the report of a race has."""
+    def program():
+        x, y, side = th.ones(64) * 1, th.ones(64) * 1, th.cuda.Stream()
+        side.wait_stream(th.cuda.current_stream())
+        x.add_(1)
+        with th.cuda.stream(side):
+            result = operation(x, y)
+        side.synchronize()
+        return result
+
+    with raises(testing.CheckFailed):
+        try:
+            testing.check(program, seeds=1)
+        except testing.CheckFailed as failure:
+            text = str(failure).replace("\n            ", "")
+            raise
+    assert ".rs:" not in text, text
+    return set(re.findall(re.escape(__file__) + r":(\d+)", text))
+
+
+def test_reports_have_lines_of_python_for_calls_of_every_kind():
+    for operation in (lambda x, y: x.copy_(y), lambda x, y: x.fill_(1.0), lambda x, y: x.__setitem__(0, 1.0), lambda x, y: x.clone(),
+                      lambda x, y: x.reshape(8, 8) @ y.reshape(8, 8), lambda x, y: x.to(th.float16), lambda x, y: x.tolist(),
+                      lambda x, y: x[0].item(), lambda x, y: x.normal_(), lambda x, y: th.nn.functional.dropout(x, 0.5)):
+        assert str(operation.__code__.co_firstlineno) in lines_of_both(operation)
+
+    def dropped():
+        side, x = th.cuda.Stream(), th.ones(64) * 1
+        side.wait_stream(th.cuda.current_stream())
+        with th.cuda.stream(side):
+            y = x * 2
+        del x
+        return y
+
+    line = dropped.__code__.co_firstlineno + 5
+    with raises(testing.CheckFailed, f"`drop` at {__file__}:{line}"):
+        testing.check(dropped, seeds=1)
 
 
 def test_the_fixture_of_pytest():

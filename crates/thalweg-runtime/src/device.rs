@@ -6,10 +6,9 @@
 //! The process has one set of CUDA devices ([`Device::cuda`]) and one of simulated ones ([`Device::sim`]), opened when
 //! first asked for. Tests and embedding programs make their own with [`Device::all_of`].
 
-use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Instrument, Label, Process};
@@ -25,6 +24,7 @@ use crate::memory::{DriverUpstream, Quarantine};
 use crate::meta::MetaDriver;
 use crate::out_of_range::OutOfRange;
 use crate::spare_events::SpareEvents;
+use crate::stream::{Entered, current_device, enter};
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
@@ -63,6 +63,7 @@ struct DeviceState {
     launches: LaunchTable,
     captures: Captures,
     out_of_range: OutOfRange,
+    opened: Opens,
 }
 
 impl Drop for DeviceState {
@@ -79,10 +80,6 @@ fn profiled(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Arc<dy
         Some(profile) => Ok(profile.record(driver)?),
         None => Ok(thalweg_profiler::on_demand(driver)),
     }
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
 impl Device {
@@ -168,9 +165,9 @@ impl Device {
         }
     }
 
-    /// Creates the calling thread's current device: what [`Device::make_current`] set, else [`Device::best`].
+    /// Creates the calling thread's current device: what [`Device::make_current`] set, else that of [`Device::make_default`], else [`Device::best`].
     pub fn current() -> Result<Self> {
-        if let Some(device) = CURRENT.with_borrow(Clone::clone) {
+        if let Some(device) = current_device().or_else(default_device) {
             return Ok(device);
         }
         static BEST: OnceLock<Device> = OnceLock::new();
@@ -185,11 +182,41 @@ impl Device {
         }
     }
 
+    /// Makes this the device of all threads that have made none current, until the guard is dropped.
+    pub fn make_default(&self) -> DefaultDeviceGuard {
+        enter_default(self)
+    }
+
+    /// Returns this device and another one in words that tell them apart, also where they have one name.
+    pub fn told_apart(&self, other: &Self) -> String {
+        let (own, others) = (self.to_string(), other.to_string());
+        if own != others {
+            return format!("{own} and {others}");
+        }
+        let word = |device: &Self| {
+            if device.0.is_instrumented { "a checked one" } else { "one that is not checked" }
+        };
+        format!(
+            "two devices that are both called {own}: {} and {}. What a check runs makes its tensors, streams and events in the check, \
+             and uses none from outside",
+            word(self),
+            word(other)
+        )
+    }
+
+    /// Returns the devices of this one's driver that are open, by their numbers: this one is among them.
+    pub fn opened(&self) -> Vec<Self> {
+        let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices: Vec<Self> = opened.iter().filter_map(Weak::upgrade).map(Self).collect();
+        drop(opened);
+        devices.sort_by_key(Self::index);
+        devices
+    }
+
     /// Makes this the thread's current device until the guard is dropped.
     #[must_use = "the device is current only while the guard lives"]
     pub fn make_current(&self) -> DeviceGuard {
-        let former = CURRENT.with_borrow_mut(|current| current.replace(self.clone()));
-        DeviceGuard { former, _not_send: std::marker::PhantomData }
+        DeviceGuard { _entered: enter(self, None) }
     }
 
     pub(crate) fn id(&self) -> DeviceId {
@@ -463,7 +490,11 @@ struct System {
     environment: Environment,
     forgotten: Arc<ForgottenStreams>,
     host_allocator: Arc<HostAllocator>,
+    opened: Opens,
 }
+
+/// The devices of a driver that are open.
+type Opens = Arc<Mutex<Vec<Weak<DeviceState>>>>;
 
 impl System {
     fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
@@ -472,7 +503,8 @@ impl System {
         let host_allocator =
             HostAllocator::new(Arc::new(upstream), HostSettings::from(&environment.allocator));
         let auditor = Auditor::new(driver.clone());
-        Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator }
+        let opened = Opens::default();
+        Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator, opened }
     }
 
     /// Opens one device: on a GPU this makes its context, so the other devices are left alone.
@@ -487,7 +519,8 @@ impl System {
         let properties = driver.device_properties(index)?;
         let attached = allocator.attach_host_allocator(self.host_allocator.clone());
         debug_assert!(attached.is_ok(), "a new allocator has none attached");
-        Ok(Device(Arc::new(DeviceState {
+        let state = Arc::new(DeviceState {
+            opened: self.opened.clone(),
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             out_of_range: OutOfRange::new(properties.image_kind),
             properties,
@@ -511,7 +544,9 @@ impl System {
             is_instrumented: driver.instrument().is_some(),
             reads_accesses: driver.reads_accesses(),
             process: Process::current(),
-        })))
+        });
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
+        Ok(Device(state))
     }
 }
 
@@ -574,16 +609,51 @@ impl Opened {
     }
 }
 
-/// A guard that keeps a device current on this thread.
+/// A guard that keeps a device current on this thread. Guards may be dropped in any order: the latest that is left counts.
 pub struct DeviceGuard {
-    former: Option<Device>,
-    _not_send: std::marker::PhantomData<*const ()>,
+    _entered: Entered,
 }
 
-impl Drop for DeviceGuard {
+/// The devices of all threads that have made none current: the latest counts.
+static DEFAULTS: Mutex<Vec<(u64, Device)>> = Mutex::new(Vec::new());
+
+/// The number of these, which is asked without the lock.
+static DEFAULTS_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn defaults() -> MutexGuard<'static, Vec<(u64, Device)>> {
+    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A guard that keeps a device the one of all threads that have made none current.
+#[must_use = "the device is the default only while the guard lives"]
+#[derive(Debug)]
+pub struct DefaultDeviceGuard(u64);
+
+/// Makes a device that of all threads that have made none current.
+fn enter_default(device: &Device) -> DefaultDeviceGuard {
+    let mut list = defaults();
+    let number = list.last().map_or(0, |(number, _)| number + 1);
+    list.push((number, device.clone()));
+    DEFAULTS_COUNT.store(list.len(), Ordering::Relaxed);
+    DefaultDeviceGuard(number)
+}
+
+impl Drop for DefaultDeviceGuard {
     fn drop(&mut self) {
-        CURRENT.with_borrow_mut(|current| *current = self.former.take());
+        let mut list = defaults();
+        let place = list.iter().position(|(number, _)| *number == self.0);
+        let _dropped_without_the_lock = place.map(|place| list.remove(place));
+        DEFAULTS_COUNT.store(list.len(), Ordering::Relaxed);
+        drop(list);
     }
+}
+
+/// Returns the device of all threads that have made none current, if there is one.
+fn default_device() -> Option<Device> {
+    if DEFAULTS_COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    defaults().last().map(|(_, device)| device.clone())
 }
 
 impl PartialEq for Device {

@@ -43,7 +43,7 @@ enum Kind {
     #[error("{0}")]
     Distributed(String),
     /// An index out of range: the text, and the call whose kernel found it.
-    #[error("{}: {}\n  called at {}:{}", .1.operator, .0, .1.location.file(), .1.location.line())]
+    #[error("{}: {}\n  called at {}:{}", .1.operator, .0, .1.source().file, .1.source().line)]
     OutOfRange(String, Label),
 }
 

@@ -125,9 +125,8 @@ impl Event {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
                     return Err(Error::invalid(format!(
-                        "a stream of {} cannot wait for an event of {}: they share no driver; call `synchronize` on the event",
-                        stream.device(),
-                        recorded.device
+                        "a stream cannot wait for an event of a device with which it shares no driver; call `synchronize` on the event (they are of {})",
+                        stream.device().told_apart(&recorded.device)
                     )));
                 }
                 let captures = stream.device().captures();
@@ -142,6 +141,24 @@ impl Event {
             }
             None => Ok(()),
         }
+    }
+
+    /// Returns whether it takes the time.
+    pub fn has_timing(&self) -> bool {
+        self.flags.timing
+    }
+
+    /// Returns the `CUevent` as a number, for other libraries: 0 until the first record makes it.
+    pub fn cuda_event(&self) -> Result<u64> {
+        match self.recorded() {
+            Some(recorded) => recorded.device.check(recorded.device.driver().cuda_event(recorded.handle)),
+            None => Ok(0),
+        }
+    }
+
+    /// Returns the device, which the first record chooses.
+    pub fn device(&self) -> Option<Device> {
+        Some(self.recorded()?.device.clone())
     }
 
     /// Returns whether the latest record is complete; `true` where there is none.

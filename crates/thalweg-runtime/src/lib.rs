@@ -49,7 +49,7 @@ mod stream_state;
 pub mod tunable;
 
 pub use communicator::{CollectivePart, Communicator};
-pub use device::{Device, DeviceGuard, Devices};
+pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};
 pub use event::Event;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use thalweg_memory::{PoolId, PoolOptions, PoolScope};
 
 use crate::device::from_allocation;
+use crate::graph::{GraphPool, OverwritePolicy};
 use crate::memory::CollectiveMemory;
 use crate::{Communicator, Device, Error, Label, Result};
 
@@ -108,6 +109,11 @@ impl MemPool {
                 "{call}: NCCL did not allocate the memory of this pool: make the pool by `MemPool::for_collectives`"
             ))
         })
+    }
+
+    /// Returns the pool as one of graphs, which may share it with the rest of the program (`torch.cuda.graph(..., pool=pool.id)`).
+    pub fn for_graphs(&self, policy: OverwritePolicy) -> Result<GraphPool> {
+        GraphPool::over(&self.device, self.id, policy)
     }
 
     /// Returns the allocator's name of the pool.

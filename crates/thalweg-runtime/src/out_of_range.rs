@@ -135,8 +135,8 @@ impl OutOfRange {
 
     fn slot_of(&self, line: Line) -> usize {
         let (label, indexed) = line;
-        let location = std::ptr::from_ref(label.location).addr();
-        let key = (label.operator.as_ptr().addr(), location, indexed);
+        let (operator, place) = label.key();
+        let key = (operator, place, indexed);
         if let Some(&slot) = self.lines.read().unwrap_or_else(PoisonError::into_inner).slots.get(&key) {
             return slot;
         }

@@ -10,15 +10,18 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_driver::{
     Access, CaptureInfo, CaptureStatus, Code, ExternalStream, Label, Launch, LibraryLaunch, StreamHandle,
 };
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
-use crate::device::{Device, DeviceGuard, DeviceId};
+use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
 use crate::stream_state::{StreamKind, StreamState};
@@ -29,11 +32,6 @@ use crate::{Error, Result};
 pub struct Stream {
     device: Device,
     state: Arc<StreamState>,
-}
-
-thread_local! {
-    /// The streams that guards of this thread made current; the latest entry of a device counts.
-    static CURRENT: RefCell<Vec<(DeviceId, Stream)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Device {
@@ -128,21 +126,13 @@ impl Stream {
 
     /// Creates the calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
-        CURRENT
-            .with_borrow(|stack| {
-                stack.iter().rev().find(|(id, _)| *id == device.id()).map(|(_, stream)| stream.clone())
-            })
-            .unwrap_or_else(|| device.default_stream())
+        current_stream_of(device.id()).unwrap_or_else(|| device.default_stream())
     }
 
     /// Makes the stream current for this thread, and its device the current device, until the guard is dropped.
     #[must_use = "the stream is current only while the guard lives"]
     pub fn make_current(&self) -> StreamGuard {
-        let depth = CURRENT.with_borrow_mut(|stack| {
-            stack.push((self.device.id(), self.clone()));
-            stack.len()
-        });
-        StreamGuard { depth, _device: self.device.make_current() }
+        StreamGuard { _entered: enter(&self.device, Some(self)) }
     }
 
     /// Returns the device.
@@ -362,16 +352,75 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A guard that keeps a stream, and its device, current on this thread. Guards are dropped in the reverse order of their making.
+/// A guard that keeps a stream, and its device, current on this thread. Guards may be dropped in any order: the latest that is left counts.
 pub struct StreamGuard {
-    depth: usize,
-    _device: DeviceGuard,
+    _entered: Entered,
 }
 
-impl Drop for StreamGuard {
+/// A device that was made current, perhaps with one of its streams.
+struct Entry {
+    number: u64,
+    device: Device,
+    stream: Option<Stream>,
+}
+
+/// The entries that a thread has made and not left, the latest last.
+///
+/// Guards are dropped in any order: each leaves its own entry. The list has no destructor, so it is there in destructors of other thread-local values too, also
+/// when a guard is dropped there.
+struct Entries {
+    next: u64,
+    list: ManuallyDrop<SmallVec<[Entry; 4]>>,
+}
+
+thread_local! {
+    static ENTRIES: RefCell<Entries> =
+        const { RefCell::new(Entries { next: 0, list: ManuallyDrop::new(SmallVec::new_const()) }) };
+}
+
+/// A guard of an entry: dropping it leaves. It belongs to the thread that made it.
+pub(crate) struct Entered {
+    number: u64,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Makes a device, and a stream of it if there is one, current on this thread.
+pub(crate) fn enter(device: &Device, stream: Option<&Stream>) -> Entered {
+    let (device, stream) = (device.clone(), stream.cloned());
+    ENTRIES.with_borrow_mut(|entries| {
+        let number = entries.next;
+        entries.next += 1;
+        entries.list.push(Entry { number, device, stream });
+        Entered { number, _not_send: PhantomData }
+    })
+}
+
+impl Drop for Entered {
     fn drop(&mut self) {
-        CURRENT.with_borrow_mut(|stack| stack.truncate(self.depth - 1));
+        // Dropped outside: the last handle of a device or a stream calls its driver.
+        let _left = ENTRIES.with_borrow_mut(|Entries { list, .. }| {
+            let place = list.iter().rposition(|entry| entry.number == self.number)?;
+            let left = list.remove(place);
+            if list.is_empty() && list.spilled() {
+                // Nothing frees what the list has when the thread ends.
+                list.shrink_to_fit();
+            }
+            Some(left)
+        });
     }
+}
+
+/// Returns the device that is current on this thread, if one was made so.
+pub(crate) fn current_device() -> Option<Device> {
+    ENTRIES.with_borrow(|entries| Some(entries.list.last()?.device.clone()))
+}
+
+/// Returns the stream of a device that is current on this thread, if one was made so.
+fn current_stream_of(device: DeviceId) -> Option<Stream> {
+    ENTRIES.with_borrow(|entries| {
+        let of_device = |entry: &&Entry| entry.device.id() == device && entry.stream.is_some();
+        entries.list.iter().rev().find(of_device)?.stream.clone()
+    })
 }
 
 /// Refuses work that mixes devices.

@@ -4,27 +4,11 @@
 //! most [`WIDTH`] columns wide.
 
 use std::fmt;
-use std::panic::Location;
 
-use thalweg_driver::{AccessMode, Label};
+use thalweg_driver::{AccessMode, Label, SourceLine};
 
 /// The width of a report, in columns.
 pub const WIDTH: usize = 100;
-
-/// A line of a program's source, in whatever language.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SourceLine {
-    /// The file, as the compiler or the interpreter names it.
-    pub file: &'static str,
-    /// Counted from 1.
-    pub line: u32,
-}
-
-impl From<&'static Location<'static>> for SourceLine {
-    fn from(location: &'static Location<'static>) -> Self {
-        Self { file: location.file(), line: location.line() }
-    }
-}
 
 /// A place in the program that work comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,7 +21,7 @@ pub struct Site {
 
 impl From<Label> for Site {
     fn from(label: Label) -> Self {
-        Self { operator: label.operator, location: Some(label.location.into()) }
+        Self { operator: label.operator, location: Some(label.source()) }
     }
 }
 

@@ -71,9 +71,10 @@ use thalweg_driver::{
 
 use self::calls::work;
 use self::clock::Clock;
-pub use self::finding::{Finding, FindingKind, History, Site, SourceLine, WIDTH, Work};
+pub use self::finding::{Finding, FindingKind, History, Site, WIDTH, Work};
 use self::model::Model;
 pub use self::told::Completed;
+pub use thalweg_driver::SourceLine;
 
 /// A driver that checks what it is asked to do. See the [module](self).
 ///

@@ -4,9 +4,9 @@ use std::backtrace::Backtrace;
 use std::path::Path;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use thalweg_driver::{Label, instrument::current_call};
+use thalweg_driver::{Label, SourceLine, instrument::current_call, program_line};
 
-use super::finding::{Site, SourceLine};
+use super::finding::Site;
 
 /// The number of a site; 0 is none.
 pub(super) type SiteId = u32;
@@ -23,8 +23,8 @@ pub(super) struct Sites {
 impl Sites {
     /// Returns the number of a label's site.
     pub(super) fn of(&mut self, label: Label) -> SiteId {
-        let key = (label.operator.as_ptr() as usize, std::ptr::from_ref(label.location) as usize, 0);
-        self.number(key, label.into())
+        let (operator, line) = label.key();
+        self.number((operator, line, 0), label.into())
     }
 
     /// Returns the number of a site that a program told of.
@@ -56,7 +56,10 @@ impl Sites {
 
     /// Returns the number of a call without a label.
     pub(super) fn call(&mut self, operator: &'static str) -> SiteId {
-        self.number((operator.as_ptr() as usize, 0, 0), Site { operator, location: None })
+        match program_line() {
+            Some(line) => self.told(Site { operator, location: Some(*line) }),
+            None => self.number((operator.as_ptr() as usize, 0, 0), Site { operator, location: None }),
+        }
     }
 
     /// Returns the number of a label's site, or of the call where there is no label.

@@ -130,7 +130,7 @@ impl SanitizerDriver {
 
     /// Returns what the calling thread knows, or the host function that it runs.
     pub(super) fn knows(&self) -> HostClock {
-        if let Some(clock) = FUNCTION.with_borrow(Clone::clone) {
+        if let Ok(Some(clock)) = FUNCTION.try_with(|clock| clock.borrow().clone()) {
             return HostClock(Arc::new(clock));
         }
         let host = self.host();

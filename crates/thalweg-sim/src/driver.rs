@@ -193,6 +193,10 @@ impl Driver for SimDriver {
         self.submit("cuEventRecord", |state| state.event_record(event.raw(), stream.raw()))
     }
 
+    fn cuda_event(&self, event: EventHandle) -> Result<u64> {
+        Ok(event.raw())
+    }
+
     fn event_query(&self, event: EventHandle) -> Result<bool> {
         self.query("cuEventQuery", event.raw(), |state| {
             let unfinished = state.event_frontier(event.raw())?;

@@ -86,6 +86,11 @@ pub(crate) fn autocast_again<T>(
     autocast_with(options, function)
 }
 
+/// Returns whether the innermost region keeps casts of leaves (`torch.is_autocast_cache_enabled`).
+pub fn is_autocast_cache_enabled() -> bool {
+    CURRENT.get().unwrap_or_default().cache_enabled
+}
+
 /// Returns whether operators of this thread cast.
 pub fn is_autocast_enabled() -> bool {
     CURRENT.get().is_some_and(|options| options.enabled)
@@ -93,7 +98,7 @@ pub fn is_autocast_enabled() -> bool {
 
 /// Forgets the casts of leaves that this thread keeps: after a leaf was written inside a region.
 pub fn clear_autocast_cache() {
-    let _dropped_outside = CASTS.take();
+    let _dropped_outside = CASTS.try_with(RefCell::take);
 }
 
 /// The region that the forward pass of a custom function was in, for its backward pass.
@@ -298,10 +303,7 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
         return Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?));
     }
     let key = (tensor.identity(), dtype);
-    // A cast that was made without recording has no gradient to give to a use that is recorded.
-    let serves = |cast: &&Tensor| cast.requires_grad() || !is_grad_enabled();
-    let found = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast).filter(serves).cloned());
-    if let Some(found) = found {
+    if let Some(found) = kept_cast(&key) {
         return Ok(found);
     }
     let kept = KeptCast::find(tensor);
@@ -315,8 +317,15 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
             recorded(tensor, cast)
         }
     };
-    CASTS.with_borrow_mut(|casts| casts.insert(key, (tensor.clone(), cast.clone())));
+    let _ = CASTS.try_with(|casts| casts.borrow_mut().insert(key, (tensor.clone(), cast.clone())));
     Ok(cast)
+}
+
+/// Returns the cast of a leaf that this thread keeps; a thread whose own variables are gone is at its end, and keeps none. A cast that was
+/// made without recording has no gradient to give to a use that is recorded.
+fn kept_cast(key: &(usize, DType)) -> Option<Tensor> {
+    let find = |casts: &RefCell<FxHashMap<_, (Tensor, Tensor)>>| Some(casts.borrow().get(key)?.1.clone());
+    CASTS.try_with(find).ok().flatten().filter(|cast| cast.requires_grad() || !is_grad_enabled())
 }
 
 /// Returns the cast of a leaf as the result of a node.

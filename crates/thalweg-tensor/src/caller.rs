@@ -70,7 +70,7 @@ pub(crate) fn entered() -> Option<CallLocation> {
 
 /// Returns a label for an operator that was called at `location`.
 pub fn label_at(operator: &'static str, location: CallLocation) -> Label {
-    Label { operator, location: outermost(location) }
+    Label::at(operator, outermost(location))
 }
 
 /// Runs a public function on tensors; an error names it, its tensors and its line.

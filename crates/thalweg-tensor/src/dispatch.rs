@@ -42,7 +42,7 @@ use crate::destination::{First, apart};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::{Body, Complex};
 use crate::operators::{OutRule, in_place, out};
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use keys::{
     Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
@@ -426,10 +426,11 @@ impl Operator {
             (None, None) => return Err(Error::invalid("a call without tensors must name a device")),
         };
         for tensor in &tensors {
+            check_memory(tensor)?;
             if tensor.device() != device {
                 return Err(Error::invalid(format!(
-                    "tensors are on {device} and {}; all of a call are on one device (move some with `to_device`)",
-                    tensor.device()
+                    "tensors are on {}; all of a call are on one device (move some with `to_device`)",
+                    device.told_apart(tensor.device())
                 )));
             }
         }

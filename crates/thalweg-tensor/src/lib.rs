@@ -43,6 +43,7 @@ mod ndarray;
 pub mod norm_linear;
 mod operators;
 pub mod random;
+mod scoped;
 pub mod sdp;
 mod storage;
 mod subscript;

@@ -27,12 +27,19 @@ pub(crate) struct Storage {
     writes: AtomicU32,
     /// Whether another library has the memory too, and may write it unseen.
     is_exported: AtomicBool,
+    /// Whether a program asked for pinned memory.
+    is_pinned: AtomicBool,
+    /// The bytes that it had when its memory was given back before the tensors over it.
+    given_back_bytes: AtomicU64,
     /// Whether it was allocated in inference mode.
     pub(crate) is_inference: bool,
 }
 
 /// The address of a buffer that a graph may move to other memory.
 const MOVES: u64 = u64::MAX;
+
+/// The address where the memory was given back before the tensors over it.
+const GIVEN_BACK: u64 = u64::MAX - 1;
 
 impl Storage {
     pub(crate) fn new(buffer: Buffer) -> Self {
@@ -44,6 +51,8 @@ impl Storage {
             version: AtomicU32::new(0),
             writes: AtomicU32::new(0),
             is_exported: AtomicBool::new(false),
+            is_pinned: AtomicBool::new(false),
+            given_back_bytes: AtomicU64::new(0),
             is_inference: is_inference(),
         }
     }
@@ -65,6 +74,7 @@ impl Storage {
     pub(crate) fn pointer(&self) -> DevicePointer {
         match self.address.load(Ordering::Acquire) {
             MOVES => self.buffer().pointer(),
+            GIVEN_BACK => DevicePointer::new(0),
             address => DevicePointer::new(address),
         }
     }
@@ -120,6 +130,53 @@ impl Storage {
         true
     }
 
+    /// Returns whether its memory was given back before the tensors over it: nothing may touch their elements.
+    #[inline]
+    pub(crate) fn is_given_back(&self) -> bool {
+        self.address.load(Ordering::Acquire) == GIVEN_BACK
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.is_pinned.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_pinned(&self) {
+        self.is_pinned.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives the memory back (0 bytes), or has so many bytes from now on, whose first ones are those that were there.
+    pub(crate) fn resize(&self, bytes: u64, label: Label) -> Result<()> {
+        if !self.is_given_back() && bytes != 0 {
+            let former = self.grow(bytes, label)?;
+            return if bytes >= former { Ok(()) } else { Err(shrunk(former, bytes)) };
+        }
+        let mut buffer = self.buffer();
+        if bytes == 0 {
+            let former = buffer.size_bytes();
+            if former == 0 {
+                return Ok(());
+            }
+            if !self.is_resizable || self.address.load(Ordering::Acquire) == MOVES {
+                return Err(Error::invalid(
+                    "Trying to resize storage that is not resizable: the memory is another library's, or a graph's",
+                ));
+            }
+            let nothing = Buffer::labelled(&self.device.current_stream(), 0, label)?;
+            self.given_back_bytes.store(former, Ordering::Relaxed);
+            self.address.store(GIVEN_BACK, Ordering::Release);
+            *buffer = nothing;
+            return Ok(());
+        }
+        let former = self.given_back_bytes.load(Ordering::Relaxed);
+        if bytes < former {
+            return Err(shrunk(former, bytes));
+        }
+        let again = Buffer::labelled(&self.device.current_stream(), bytes, label)?;
+        self.address.store(again.pointer().address(), Ordering::Release);
+        *buffer = again;
+        Ok(())
+    }
+
     /// Sees that there are so many bytes, on the current stream: where there are fewer, what is there is copied to other memory. Returns how
     /// many bytes there were before.
     pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {
@@ -143,6 +200,14 @@ impl Storage {
         *buffer = grown;
         Ok(former)
     }
+}
+
+/// Returns the error of a storage that would have fewer bytes than before.
+fn shrunk(former: u64, bytes: u64) -> Error {
+    Error::invalid(format!(
+        "a storage of {former} bytes cannot have {bytes}: tensors over it would reach beyond. It gives its memory back at 0, and has \
+         {former} or more again later"
+    ))
 }
 
 /// The layouts of a tensor, one after the other, of which one holds.

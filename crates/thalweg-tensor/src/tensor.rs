@@ -302,6 +302,50 @@ impl Tensor {
         self.0.storage.buffer().record_use(stream);
     }
 
+    /// Returns whether a program asked for pinned memory ([`Tensor::mark_pinned`]).
+    pub fn is_pinned(&self) -> bool {
+        self.0.storage.is_pinned()
+    }
+
+    /// Notes that a program asked for pinned memory. On the simulated GPU, whose memory is the host's, there is no other kind.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor is on a GPU.
+    pub fn mark_pinned(&self) -> Result<()> {
+        if !self.device().is_simulated() {
+            return Err(Error::invalid("Only dense CPU tensors can be pinned"));
+        }
+        self.0.storage.mark_pinned();
+        Ok(())
+    }
+
+    /// Returns the address of the storage's first byte; 0 where its memory was given back.
+    pub fn storage_pointer(&self) -> DevicePointer {
+        self.0.storage.pointer()
+    }
+
+    /// Returns a number that tensors over one storage share.
+    pub fn storage_identity(&self) -> usize {
+        Arc::as_ptr(&self.0.storage).addr()
+    }
+
+    /// Gives the memory of the storage back, with 0 bytes, while the tensors over it stay; or has so many bytes again from now on
+    /// (`torch.UntypedStorage.resize_`). What touches the elements of such a tensor meanwhile is an error.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if that is fewer bytes than before and not 0, or the memory is another library's or a graph's.
+    #[track_caller]
+    pub fn resize_storage(&self, bytes: u64) -> Result<()> {
+        self.0.storage.resize(bytes, label_at("resize_", Location::caller()))
+    }
+
+    /// Returns the bytes of the storage as a tensor over it.
+    pub fn storage_as_bytes(&self) -> Result<Self> {
+        let bytes = usize::try_from(self.storage_bytes()).map_err(|_| Error::invalid("too many bytes"))?;
+        let layout = Layout::contiguous(&[bytes]);
+        Ok(self.detach().view_of_dtype(layout, DType::U8))
+    }
+
     /// Returns the storage, which views of it share.
     pub(crate) fn storage(&self) -> &Arc<Storage> {
         &self.0.storage
@@ -532,6 +576,7 @@ impl Tensor {
                 T::TENSOR_DTYPE
             )));
         }
+        check_memory(self)?;
         let source = self.detach().contiguous()?;
         let mut values = host_room(self.elements())?;
         values.resize(self.elements(), T::Stored::from_f64(0.0));
@@ -557,6 +602,22 @@ impl Tensor {
             Ok(self.read::<T>(label, Some(ObstacleKind::DataDependentShape))?[0])
         })
     }
+}
+
+/// Refuses a tensor whose storage has given its memory back.
+#[inline]
+pub(crate) fn check_memory(tensor: &Tensor) -> Result<()> {
+    if tensor.storage().is_given_back() { given_back(tensor) } else { Ok(()) }
+}
+
+#[cold]
+fn given_back(tensor: &Tensor) -> Result<()> {
+    if tensor.elements() == 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the storage of the tensor {tensor:?} has given its memory back (`resize_(0)`): resize it before the elements are used"
+    )))
 }
 
 /// An address in device memory.

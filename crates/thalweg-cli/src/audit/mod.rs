@@ -150,8 +150,8 @@ fn obstacle(found: &Obstacle) -> Value {
     json!({
         "kind": found.kind().name(),
         "operator": found.operator(),
-        "file": found.location().map(|location| location.file()),
-        "line": found.location().map(|location| location.line()),
+        "file": found.location().map(|location| location.file),
+        "line": found.location().map(|location| location.line),
         "code": found.code().map(|code| code.number()),
         "error": found.code().map(|code| code.name()),
         "times": found.count(),

@@ -249,6 +249,7 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
     let (path, recording) = read(&arguments.snapshot)?;
     let (output, address) = (Output::standard(), arguments.address);
     let is_wanted = |device: &usize| arguments.device.is_none_or(|wanted| wanted == *device);
+    let mut is_known = arguments.json;
     for device in recording.devices().into_iter().filter(is_wanted) {
         let mut owners: Vec<BlockLife> = lives(&recording, device).blocks;
         owners.retain(|block| {
@@ -262,6 +263,7 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
         if owners.is_empty() && place_at_end.is_none() {
             continue;
         }
+        is_known = true;
         output.line(2, &format!("{path}, device {device}, {address:#x}"));
         output.line(12, &format!("  at the end{}", place_at_end.unwrap_or_else(|| "  not reserved".into())));
         let mut table = Table::new(&["allocated", "freed", "bytes", "begins at", "where"], 4);
@@ -284,6 +286,11 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
             output.line(2, "  The stack of the last of them:");
             stack(&output, &recording, last.stack);
         }
+    }
+    if !is_known {
+        return Err(Failure(format!(
+            "{path}: no segment or block that is recorded holds {address:#x}; `thalweg memory events` lists the addresses"
+        )));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -214,6 +214,7 @@ impl Driver for CudaDriver {
         fn cuda_stream(stream: StreamHandle) -> u64;
 
         fn event_create(device: u32, flags: EventFlags) -> EventHandle;
+        fn cuda_event(event: EventHandle) -> u64;
         fn event_destroy(event: EventHandle) -> ();
         fn event_record(event: EventHandle, stream: StreamHandle) -> ();
         fn event_query(event: EventHandle) -> bool;

@@ -150,6 +150,10 @@ impl CudaDriver {
         Ok(self.streams.get(stream.raw(), "cuda_stream")?.raw.0 as u64)
     }
 
+    pub(super) fn cuda_event(&self, event: EventHandle) -> Result<u64> {
+        Ok(self.events.get(event.raw(), "cuda_event")?.raw.0 as u64)
+    }
+
     pub(super) fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
         let device = self.enter(device)?;
         let timing = if flags.timing { 0 } else { sys::EVENT_DISABLE_TIMING };

@@ -55,13 +55,14 @@ pub(super) fn run(
         return Ok(());
     }
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
-    let mut file = FILE.take().unwrap_or_default();
+    // A thread whose own variables are gone is at its end, and keeps no registers.
+    let mut file = FILE.try_with(Cell::take).ok().flatten().unwrap_or_default();
     file.prepare(&launch.program.registers, &launch.program.accumulators, launch.room());
     launch.observer = observer;
     launch.part = part;
     launch.view(&mut file);
     let result = launch.run(&mut file);
-    FILE.set(Some(file));
+    let _ = FILE.try_with(|kept| kept.set(Some(file)));
     result
 }
 

@@ -724,8 +724,11 @@ impl<'a> SlowPath<'a> {
         if self.is_capturing() {
             return Ok(None);
         }
-        let allocator = self.allocator;
+        let (allocator, owner) = (self.allocator, self.arena.key.owner);
         allocator.release_cached(self.central(), None)?;
+        if self.policy.last_resort {
+            allocator.release_own(self.central(), owner)?;
+        }
         self.central().ledger.statistics.num_alloc_retries += 1;
         if let Some(obtained) = self.take_more()? {
             return Ok(Some(obtained));

@@ -137,6 +137,18 @@ impl Group {
         })
     }
 
+    /// Takes the learning rate from a tensor of one element, in the order of the current stream: nothing is read by the host.
+    pub(super) fn follow_learning_rate(&self, rate: &Tensor) -> Result<()> {
+        no_grad(|| {
+            let device = self.learning_rate.device();
+            let rate = rate.detach().reshape(&[])?.to_dtype(DType::F64)?;
+            let rate = if rate.device() == device { rate } else { rate.to_device(device)? };
+            self.learning_rate.copy_(&rate)?;
+            self.learning_rate.record_stream(&device.current_stream());
+            Ok(())
+        })
+    }
+
     /// Does all of a step of some parameters that can fail before its first launch.
     pub(super) fn prepare(&self, is_stepped: impl Fn(&Tensor) -> bool) -> Result<Prepared<'_>> {
         let mut lists: Vec<List<'_>> = Vec::new();

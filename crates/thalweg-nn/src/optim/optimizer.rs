@@ -134,6 +134,21 @@ impl<O: OptimizerOptions> Optimizer<O> {
         at_line(Location::caller(), || self.set_learning_rates(&vec![learning_rate; self.groups.len()]))
     }
 
+    /// Takes the learning rate of one group from a tensor of one element. Asynchronous, and the host reads nothing: later steps of the current
+    /// stream have it, also replayed ones. [`Optimizer::learning_rate`] goes on to tell the rate that the host set last.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such group, or the tensor has not one element.
+    #[track_caller]
+    pub fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
+        at_line(Location::caller(), || {
+            let Some(found) = self.groups.get(group) else {
+                return Err(Error::invalid(format!("{}: there is no group {group}", O::RULE.title)));
+            };
+            found.group.follow_learning_rate(rate)
+        })
+    }
+
     /// Sets the learning rate of each group, as [`Optimizer::set_learning_rate`] does.
     ///
     /// # Errors

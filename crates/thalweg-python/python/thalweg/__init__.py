@@ -38,7 +38,6 @@ from .func import vmap
 from .futures import Future
 from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
-from .storage import TypedStorage, UntypedStorage
 
 # Names that builtins have too are not part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})

@@ -90,8 +90,14 @@ def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin
 
 
 def _record_stream(self, stream):
-    """Records that work of a stream uses the tensor: its memory is reused only after that."""
-    _core._cuda._record_stream(self, stream)
+    """Records that work of a stream uses the tensor: its memory is reused only after all that the stream has when it is dropped."""
+    _core._cuda._record_stream(self, stream, False)
+
+
+def _record_use(self, stream):
+    """Records that what a stream has now is the last that uses the tensor there, until the next call: its memory is reused after that, and does
+    not wait for later work of the stream, as after `record_stream`."""
+    _core._cuda._record_stream(self, stream, True)
 
 
 def _array_namespace(self, /, *, api_version=None):
@@ -121,9 +127,10 @@ Tensor.__reduce_ex__ = _reduce
 Tensor.__module__ = "thalweg"
 Tensor.new_tensor = _new_tensor
 Tensor.record_stream = _record_stream
+Tensor.record_use = _record_use
 Tensor.type_as = lambda self, other: self.to(other)
-Tensor.pin_memory = lambda self, device=None: self
-Tensor.is_pinned = lambda self, device=None: False
+Tensor.is_sparse = False
+Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
 for _name, _reason in {

@@ -72,8 +72,9 @@ def _set_state(self, new_state):
 
 def _clone_state(self):
     """Returns another generator in the same state."""
+    state = self._state()
     other = _core.Generator(self.device)
-    other._set_state(*self._state())
+    other._set_state(*state)
     return other
 
 

@@ -12,6 +12,7 @@ use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
 use super::captures::{Ids, UnderWay, lock};
 use super::footprint::{Footprint, Traces};
+use super::members::OverwritePolicy;
 use super::report::GraphMemory;
 use super::steps::Steps;
 use super::{GraphPool, REGION};
@@ -25,6 +26,8 @@ pub struct CaptureOptions {
     /// The pool that the region allocates from. Where there is none, one of its own: a new one, or memory that is left of
     /// the pool of a graph that is gone.
     pub pool: Option<GraphPool>,
+    /// The policy of the pool that is made where none is given.
+    pub policy: OverwritePolicy,
     /// The calls of other threads that the capture forbids.
     pub mode: CaptureMode,
     /// The stream that captures; where there is none, one that the device keeps for captures, or another if that captures
@@ -86,13 +89,13 @@ impl Capture {
         if is_alone {
             device.synchronize()?;
         }
-        let CaptureOptions { pool, mode, stream } = options;
+        let CaptureOptions { pool, policy, mode, stream } = options;
         let pool = match pool {
             Some(shared) => {
                 device.allocator().keep_pool_in_place(shared.id());
                 shared
             }
-            None => GraphPool::of_one_graph(device, is_alone),
+            None => GraphPool::of_one_graph(device, policy, is_alone),
         };
         let stream = &match stream {
             Some(stream) => stream,

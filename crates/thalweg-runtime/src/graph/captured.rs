@@ -102,13 +102,12 @@ impl Drop for Content {
         self.pool.was_replayed_on(streams);
         let used = &self.pinned[..];
         for block in used {
-            streams.iter().for_each(|stream| block.record(*stream, UseKind::UntilFree, REPLAY));
+            streams
+                .iter()
+                .for_each(|stream| block.record(*stream, UseKind::UntilFree, Label::here("graph replay")));
         }
     }
 }
-
-/// The label of what a graph that is dropped says of its replays.
-const REPLAY: Label = Label::here("graph replay");
 
 impl CapturedGraph {
     /// Returns an executable of the graph. Each call makes another one; they use the same memory, so order their replays.

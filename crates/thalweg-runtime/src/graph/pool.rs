@@ -7,7 +7,7 @@ use thalweg_memory::{PoolId, PoolOptions, StreamId};
 
 use super::members::{Members, OverwritePolicy};
 use super::report::PoolMemory;
-use crate::Device;
+use crate::{Device, Error, Result};
 
 /// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one reuse each other's freed memory;
 /// what happens when a replay would overwrite an output that is still wanted is the pool's [`OverwritePolicy`]. Replays of graphs of
@@ -39,19 +39,19 @@ impl GraphPool {
 
     /// Creates a pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone:
     /// nothing touches its memory any more. So a program that captures again and again does not gather memory.
-    pub(super) fn of_one_graph(device: &Device, is_idle: bool) -> Self {
+    pub(super) fn of_one_graph(device: &Device, policy: OverwritePolicy, is_idle: bool) -> Self {
         let allocator = device.allocator();
         let left = if is_idle { device.captures().take_left() } else { None };
         let left = left.filter(|id| allocator.live_blocks_of(*id).is_empty() && allocator.revive_pool(*id));
         if let Some(id) = left {
             if device.host_allocator().retain_pool(id).is_ok() {
-                return Self::named(device, id, OverwritePolicy::default(), true);
+                return Self::named(device, id, policy, true);
             }
             // Pinned memory of it is still held.
             let released = allocator.release_pool(id);
             debug_assert!(released.is_ok(), "it was revived a moment ago: {released:?}");
         }
-        Self::made(device, OverwritePolicy::default(), true)
+        Self::made(device, policy, true)
     }
 
     fn made(device: &Device, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
@@ -67,6 +67,14 @@ impl GraphPool {
     fn named(device: &Device, id: PoolId, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
         let (device, members) = (device.clone(), Members::new(policy));
         Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
+    }
+
+    /// Creates a pool of graphs whose memory is that of a part of the program too.
+    pub(crate) fn over(device: &Device, id: PoolId, policy: OverwritePolicy) -> Result<Self> {
+        device.allocator().retain_pool(id).map_err(|error| Error::invalid(error.to_string()))?;
+        let retained = device.host_allocator().retain_pool(id);
+        debug_assert!(retained.is_ok(), "pinned memory has a pool of any name: {retained:?}");
+        Ok(Self::named(device, id, policy, false))
     }
 
     /// Returns the allocator's name of the pool.

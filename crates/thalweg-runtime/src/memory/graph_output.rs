@@ -157,6 +157,8 @@ impl OutputHandle {
             stream.copy_on_device(copy.pointer(), old, size_bytes, label)?;
         }
         if let Some(instrument) = stream.device().instrument() {
+            // What writes the pool's memory next is ordered behind the copy, whatever stream the memory was handed out for.
+            instrument.block_recorded(old.address(), stream.handle(), UseKind::UntilFree, label);
             instrument.block_freed(old.address(), None);
         }
         let mut state = self.0.state();

@@ -43,7 +43,7 @@ fn only(audit: &Audit) -> &Obstacle {
 
 /// Returns what is found: kind, code, line, how often.
 fn found(audit: &Audit) -> Vec<(ObstacleKind, Option<Code>, u32, u64)> {
-    let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line());
+    let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line);
     let essence = |obstacle: &Obstacle| (obstacle.kind(), obstacle.code(), line(obstacle), obstacle.count());
     audit.obstacles().iter().map(essence).collect()
 }

@@ -1,7 +1,7 @@
 //! The pool of streams, streams made elsewhere, and order between streams.
 
 use thalweg_driver::{Code, Driver, FillPattern};
-use thalweg_runtime::{Buffer, Environment, Label, STREAMS_PER_PRIORITY, Stream};
+use thalweg_runtime::{Buffer, Device, Environment, Label, STREAMS_PER_PRIORITY, Stream};
 
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim, sim_in};
 
@@ -35,6 +35,27 @@ fn priorities_are_clamped_to_the_devices_range() {
     let ring: Vec<_> =
         (0..STREAMS_PER_PRIORITY).map(|_| Stream::with_priority(&device, greatest).unwrap()).collect();
     assert!(ring.contains(&Stream::with_priority(&device, i32::MIN).unwrap()));
+}
+
+#[test]
+fn guards_are_dropped_in_any_order() {
+    let (device, other) = (device(), sim(1).remove(0));
+    let [one, two, three] = [(); 3].map(|()| Stream::new(&device).unwrap());
+    let elsewhere = Stream::new(&other).unwrap();
+    let guards = [one.make_current(), two.make_current(), elsewhere.make_current(), three.make_current()];
+    let [first, second, third, fourth] = guards;
+    drop(second);
+    assert_eq!((device.current_stream(), other.current_stream()), (three.clone(), elsewhere));
+    drop(fourth);
+    assert_eq!((device.current_stream(), Device::current().unwrap()), (one, other.clone()));
+    drop(first);
+    assert!(device.current_stream().is_default() && Device::current().unwrap() == other);
+    drop(third);
+    assert!(other.current_stream().is_default());
+    // More of them than fit beside each other, and none is left.
+    let many: Vec<_> = (0..40).map(|_| two.make_current()).collect();
+    many.into_iter().for_each(drop);
+    assert!(device.current_stream().is_default());
 }
 
 #[test]

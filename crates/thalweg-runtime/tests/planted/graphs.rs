@@ -109,7 +109,8 @@ impl Studio {
         let streams = self.streams.to_vec();
         // The pinned memory is the graph's alone from the end of this function on.
         let pinned = self.world.new_pinned()?;
-        let options = CaptureOptions { pool, mode, stream: Some(streams[0].clone()) };
+        let options =
+            CaptureOptions { pool, mode, stream: Some(streams[0].clone()), ..CaptureOptions::default() };
         let bystander = self.world.any_stream();
         let seed = self.world.random();
         let number = 1 + self.world.new_value() % 500;

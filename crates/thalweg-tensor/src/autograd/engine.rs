@@ -110,8 +110,8 @@ pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
     let Some(caller) = device.map(thalweg_runtime::Device::current_stream) else { return Ok(()) };
     let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
     let (wanted, options) = (None, BackwardOptions::default());
-    let mut pass =
-        Pass { caller, missing, buffers, ready, wanted, options, kept: None, begun: FxHashMap::default() };
+    let (captures, begun) = (caller.is_capturing()?, FxHashMap::default());
+    let mut pass = Pass { caller, captures, missing, buffers, ready, wanted, options, kept: None, begun };
     if let Some((edge, gradient)) = root {
         let stream = pass.caller.clone();
         pass.deliver(&edge, gradient, &stream)?;
@@ -127,6 +127,8 @@ pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
 /// One walk over the graph.
 struct Pass {
     caller: Stream,
+    /// Whether the pass is captured.
+    captures: bool,
     /// The number of edges that still have to deliver, per node.
     missing: FxHashMap<u64, usize>,
     buffers: FxHashMap<u64, Buffer>,
@@ -165,7 +167,8 @@ impl Pass {
         let wanted = targets.map(|targets| Wanted::new(targets, &nodes));
         let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
         let (kept, begun) = (None, FxHashMap::default());
-        let mut pass = Self { caller, missing, buffers, ready, wanted, options, kept, begun };
+        let captures = caller.is_capturing()?;
+        let mut pass = Self { caller, captures, missing, buffers, ready, wanted, options, kept, begun };
         let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         for (edge, gradient) in roots {
             let stream = pass.caller.clone();
@@ -202,7 +205,7 @@ impl Pass {
     fn walk(&mut self, left: &mut Left) -> Result<()> {
         while let Some(Ready(node)) = self.ready.pop() {
             if let Some(kept) = self.begun.remove(&node.sequence) {
-                left.note(&node, &self.caller);
+                left.note(&node, self);
                 self.finish(kept).map_err(|error| anomaly::explain(&node, error))?;
                 continue;
             }
@@ -210,7 +213,7 @@ impl Pass {
             let runs = self.runs(&node);
             let results = match buffer.iter().any(Option::is_some) {
                 true => {
-                    left.note(&node, &self.caller);
+                    left.note(&node, self);
                     self.run_node(&node, buffer, runs).map_err(|error| anomaly::explain(&node, error))?
                 }
                 false => SmallVec::from_elem(None, node.edges.len()),
@@ -276,7 +279,8 @@ impl Pass {
             buffer.resize(edge.input + 1, None);
         }
         let slot = &mut buffer[edge.input];
-        *slot = Some(added(slot.take(), gradient, producer, &edge.node.stream)?);
+        let consumer = stream_of(&edge.node, &self.caller, self.captures);
+        *slot = Some(added(slot.take(), gradient, producer, consumer)?);
         Ok(())
     }
 
@@ -285,13 +289,14 @@ impl Pass {
     fn run_node(&mut self, node: &Arc<Node>, mut buffer: Buffer, runs: bool) -> Result<Gradients> {
         buffer.resize(node.outputs, None);
         let mut gradients: Gradients = SmallVec::new();
+        let own = stream_of(node, &self.caller, self.captures);
         for slot in buffer {
             gradients.push(match slot {
-                Some((tensor, stream)) => Some(move_to(tensor, &stream, &node.stream)?),
+                Some((tensor, stream)) => Some(move_to(tensor, &stream, own)?),
                 None => None,
             });
         }
-        let _current = node.stream.make_current();
+        let _current = own.make_current();
         node.run_tensor_hooks(&mut gradients)?;
         if let Some(wanted) = &mut self.wanted {
             wanted.take(node, &gradients);
@@ -403,12 +408,13 @@ struct Left {
 }
 
 impl Left {
-    fn note(&mut self, node: &Arc<Node>, caller: &Stream) {
-        if node.stream == *caller {
+    fn note(&mut self, node: &Arc<Node>, pass: &Pass) {
+        let stream = stream_of(node, &pass.caller, pass.captures);
+        if *stream == pass.caller {
             return;
         }
-        if !self.streams.contains(&node.stream) {
-            self.streams.push(node.stream.clone());
+        if !self.streams.contains(stream) {
+            self.streams.push(stream.clone());
         }
         self.kept.extend(node.kept.iter().cloned());
         self.kept.extend(node.retaining().into_iter().map(|(_, kept)| kept));
@@ -501,11 +507,27 @@ fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
     nodes
 }
 
+/// Returns the stream on which a node runs: that of its forward pass. A leaf has no forward pass, and its node may be left from a pass before a capture, on a
+/// stream that the capture cannot wait for: then it is the caller's.
+fn stream_of<'a>(node: &'a Node, caller: &'a Stream, captures: bool) -> &'a Stream {
+    let is_stale = captures
+        && node.edges.is_empty()
+        && node.stream != *caller
+        && node.stream.is_capturing().is_ok_and(|is_captured| !is_captured);
+    if is_stale { caller } else { &node.stream }
+}
+
 /// Makes a gradient that is ready on one stream ready on another.
 fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
     // Between devices of two drivers a tensor is moved by a copy that blocks, so it is ready on every stream.
     if from != to && is_one_driver(from.device(), to.device()) {
-        to.wait_stream(from)?;
+        to.wait_stream(from).map_err(|error| match (from.is_capturing(), to.is_capturing()) {
+            (Ok(true), Ok(false)) => error.context(format!(
+                "the backward pass is captured, and its next node runs on {to:?}, where its forward pass ran before the capture: run \
+                 the forward pass in the capture too, or backward outside of it"
+            )),
+            _ => error,
+        })?;
         tensor.record_stream(to);
     }
     Ok(tensor)

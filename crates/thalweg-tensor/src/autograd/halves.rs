@@ -5,7 +5,6 @@
 //!
 //! This module and `engine` use each other: the engine runs both halves, and asks here which edges the first one computes.
 
-use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use thalweg_runtime::{Error, Label, Result, within};
 use super::engine::{self, Kept};
 use super::{BackwardOptions, Edge};
 use crate::caller::at_line;
+use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 /// Of each edge of a node, whether its gradient is asked for.
@@ -22,7 +22,7 @@ pub(super) type Asked = SmallVec<[bool; 4]>;
 
 thread_local! {
     /// The edges that are asked for of the node that this thread runs; `None` is all.
-    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+    static ASKED: Scoped<Option<Asked>> = const { scoped(None) };
 }
 
 /// Returns whether the gradient of an input of the node that runs is asked for now: a backward function need not compute the others.
@@ -32,9 +32,9 @@ pub(crate) fn is_asked(input: usize) -> bool {
 
 /// Runs a backward function of which only some edges are asked for.
 pub(super) fn asking<T>(asked: Option<Asked>, function: impl FnOnce() -> T) -> T {
-    let former = ASKED.replace(asked);
+    let former = put(&ASKED, asked);
     let result = function();
-    ASKED.set(former);
+    let _ended = put(&ASKED, former);
     result
 }
 

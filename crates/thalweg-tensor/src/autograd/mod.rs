@@ -52,7 +52,6 @@ mod saved;
 mod sums;
 pub(crate) mod views;
 
-use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -62,6 +61,7 @@ use thalweg_runtime::{Error, Label, Result, Stream, within};
 
 use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard};
+use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 pub use anomaly::{
@@ -443,18 +443,18 @@ pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results:
 
 thread_local! {
     /// The node that this thread runs, where gradients of gradients are asked for.
-    static RUNNING: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
+    static RUNNING: Scoped<Option<Arc<Node>>> = const { scoped(None) };
 }
 
 /// Returns the node that this thread runs, where gradients of gradients are asked for.
 fn running_node() -> Option<Arc<Node>> {
-    RUNNING.with_borrow(Option::clone)
+    RUNNING.with_borrow(|node| (**node).clone())
 }
 
 /// Runs a function as a part of a node.
 pub(crate) fn running<T>(node: &Arc<Node>, function: impl FnOnce() -> T) -> T {
-    let former = RUNNING.replace(Some(Arc::clone(node)));
+    let former = put(&RUNNING, Some(Arc::clone(node)));
     let result = function();
-    RUNNING.set(former);
+    let _ended = put(&RUNNING, former);
     result
 }

@@ -1,10 +1,13 @@
 //! The backward passes that a thread runs: one, or more where a hook runs another.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
+use crate::scoped::{Scoped, scoped};
+
 thread_local! {
-    static PASSES: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
+    static PASSES: Scoped<SmallVec<[Running; 2]>> = const { scoped(SmallVec::new_const()) };
 }
 
 struct Running {
@@ -26,7 +29,7 @@ impl RunningPass {
 
 impl Drop for RunningPass {
     fn drop(&mut self) {
-        let ended = PASSES.with_borrow_mut(Vec::pop).expect("it was pushed");
+        let ended = PASSES.with_borrow_mut(|passes| passes.pop()).expect("it was pushed");
         ended.at_end.into_iter().for_each(|function| function());
     }
 }

@@ -1,6 +1,5 @@
 //! Tensors that nodes keep for backward, and the hooks that say where ([`saved_tensors_hooks`]).
 
-use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -8,6 +7,7 @@ use thalweg_ir::{DType, Layout};
 use thalweg_runtime::{Error, Result};
 
 use super::{Edge, Node, is_grad_enabled, no_grad, running_node};
+use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 /// A function that gives a packed tensor back.
@@ -18,9 +18,9 @@ pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Option<Unpack>> + Send + Sy
 
 thread_local! {
     /// The hooks of the innermost region that this thread is in.
-    static HOOKS: RefCell<Option<Pack>> = const { RefCell::new(None) };
+    static HOOKS: Scoped<Option<Pack>> = const { scoped(None) };
     /// The tensors that the node that this thread runs has unpacked.
-    static UNPACKED: RefCell<Vec<(Arc<Packed>, Tensor)>> = const { RefCell::new(Vec::new()) };
+    static UNPACKED: Scoped<Vec<(Arc<Packed>, Tensor)>> = const { scoped(Vec::new()) };
 }
 
 /// A tensor that a node keeps for backward (`SavedVariable` of PyTorch): of a function of one's own, see
@@ -84,7 +84,7 @@ impl Saved {
 
     fn with_origin(tensor: &Tensor, origin: Origin) -> Result<Self> {
         tensor.check_inference_save()?;
-        let hooks = HOOKS.with_borrow(Clone::clone);
+        let hooks = HOOKS.with_borrow(|hooks| (**hooks).clone());
         let packed = hooks.map(|pack| Packed::new(tensor, &pack)).transpose()?.flatten();
         let state = match packed {
             None => State::Tensor(tensor.detach(), tensor.version()),
@@ -218,13 +218,13 @@ pub(super) struct Unpacked(Vec<(Arc<Packed>, Tensor)>);
 
 impl Unpacked {
     pub(super) fn new() -> Self {
-        Self(UNPACKED.take())
+        Self(put(&UNPACKED, Vec::new()))
     }
 }
 
 impl Drop for Unpacked {
     fn drop(&mut self) {
-        let _unpacked = UNPACKED.replace(std::mem::take(&mut self.0));
+        let _unpacked = put(&UNPACKED, std::mem::take(&mut self.0));
     }
 }
 
@@ -233,19 +233,19 @@ struct Restore(Option<Pack>);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        let _ended = HOOKS.replace(self.0.take());
+        let _ended = put(&HOOKS, self.0.take());
     }
 }
 
 /// Runs a function in which nothing packs what is saved: the hooks themselves.
 fn without_hooks<T>(function: impl FnOnce() -> T) -> T {
-    let _restore = Restore(HOOKS.take());
+    let _restore = Restore(put(&HOOKS, None));
     function()
 }
 
 /// Runs a function in which this packs what is saved.
 pub(super) fn with_pack<T>(pack: Pack, function: impl FnOnce() -> T) -> T {
-    let _restore = Restore(HOOKS.replace(Some(pack)));
+    let _restore = Restore(put(&HOOKS, Some(pack)));
     function()
 }
 
@@ -295,7 +295,7 @@ pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
         let (packed, unpack) = (pack(tensor)?, unpack.clone());
         Ok(Some(Arc::new(move || unpack(&packed))))
     };
-    let _restore = Restore(HOOKS.replace(Some(Arc::new(both))));
+    let _restore = Restore(put(&HOOKS, Some(Arc::new(both))));
     SavedTensorsRegion { _restore, _not_send: PhantomData }
 }
 
@@ -306,7 +306,7 @@ pub fn saved_tensors_hooks_for<P: Send + Sync + 'static, T>(
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
     function: impl FnOnce() -> T,
 ) -> T {
-    let (unpack, around) = (Arc::new(unpack), HOOKS.with_borrow(Clone::clone));
+    let (unpack, around) = (Arc::new(unpack), HOOKS.with_borrow(|hooks| (**hooks).clone()));
     let both = move |tensor: &Tensor| -> Result<Option<Unpack>> {
         let Some(packed) = pack(tensor)? else {
             return around.as_ref().map_or(Ok(None), |around| around(tensor));

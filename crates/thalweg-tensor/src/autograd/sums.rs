@@ -7,10 +7,9 @@
 //! The gradient of a cast of a leaf that autocast has made may be of f32 at once, too, in place of one of 16 bits that the cast's backward function
 //! widens: the kernel that sums has it so. PyTorch rounds it to 16 bits in between; here it is as near to the exact one as f32 is.
 
-use std::cell::RefCell;
-
 use smallvec::SmallVec;
 
+use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 /// The ways in which a node may give gradients other than as tensors of its inputs' dtypes.
@@ -24,13 +23,14 @@ pub(super) struct Sums {
 
 thread_local! {
     /// The sums of the node that this thread runs.
-    static SUMS: RefCell<Sums> = RefCell::default();
+    static SUMS: Scoped<Sums> =
+        const { scoped(Sums { sums: SmallVec::new_const(), widened: SmallVec::new_const() }) };
 }
 
 /// Returns the tensor that the gradient of an input of the node that runs may be added to on the current stream: contiguous, of the input's
 /// shape. Where the gradient is added, nothing is returned for the input; so at most once.
 pub(crate) fn sum_of(input: usize) -> Option<Tensor> {
-    SUMS.with_borrow(|Sums { sums, .. }| sums.iter().find(|(of, _)| *of == input).map(|(_, sum)| sum.clone()))
+    SUMS.with_borrow(|own| own.sums.iter().find(|(of, _)| *of == input).map(|(_, sum)| sum.clone()))
 }
 
 /// Returns whether the gradient of an input of the node that runs may be of f32, whatever the input's dtype: only the cast of a leaf of f32 reads it.
@@ -40,8 +40,8 @@ pub(crate) fn is_widened(input: usize) -> bool {
 
 /// Runs a backward function with these sums.
 pub(super) fn summing<T>(sums: Sums, function: impl FnOnce() -> T) -> T {
-    let former = SUMS.replace(sums);
+    let former = put(&SUMS, sums);
     let result = function();
-    SUMS.set(former);
+    let _ended = put(&SUMS, former);
     result
 }

@@ -31,7 +31,7 @@ pub(crate) use super::loop_call::{LoopArguments, LoopCall, Points};
 
 use self::kept::kept_layout;
 use crate::destination;
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors, check_memory};
 
 /// A body with everything that a launch of it needs.
 pub(crate) struct LoopLaunch<'a> {
@@ -351,18 +351,21 @@ impl Resolved {
     /// Resolves a call, or finds it resolved.
     pub(super) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
         let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.pointer()));
-        let found = KNOWN.with_borrow_mut(|Known { key, calls }| {
+        // A thread whose own variables are gone is at its end, and keeps nothing.
+        let found = KNOWN.try_with(|known| {
+            let Known { key, calls } = &mut *known.borrow_mut();
             Self::write_key(key, call, alignment_bytes);
             calls.get(key.as_slice()).cloned()
         });
-        if let Some(found) = found {
+        if let Ok(Some(found)) = found {
             return Ok(found);
         }
         let before = Self::key_of(call, alignment_bytes);
         let made = Arc::new(Self::new(call, alignment_bytes)?);
         // Another thread may have given a tensor another layout meanwhile: then this is of neither.
         if Self::key_of(call, alignment_bytes) == before {
-            KNOWN.with_borrow_mut(|Known { calls, .. }| {
+            let _ = KNOWN.try_with(|known| {
+                let Known { calls, .. } = &mut *known.borrow_mut();
                 if calls.len() >= RESOLVED {
                     calls.clear();
                 }
@@ -602,6 +605,7 @@ pub(crate) fn run_into(
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
+    tensors.iter().copied().chain(outputs).try_for_each(check_memory)?;
     let signature = signature_of(operator, tensors, arguments)?;
     let extents = match operator.space {
         Space::Elementwise | Space::Coordinates => Extents::Elementwise(outputs[0].shape().into()),

@@ -1,11 +1,12 @@
 //! Each device's default generator, from which operators draw that are given none.
 
-use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_runtime::{Device, Result};
 
 use super::DeviceGenerator;
+use crate::scoped::{Scoped, scoped};
 
 /// The generators by the number of their device. They live as long as the process, as PyTorch's do.
 static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
@@ -15,7 +16,7 @@ pub(crate) const SEED: u64 = 67_280_421_310_721;
 
 thread_local! {
     /// The generators that stand in for default ones on this thread, the innermost last.
-    static INSTEAD: RefCell<Vec<Arc<DeviceGenerator>>> = const { RefCell::new(Vec::new()) };
+    static INSTEAD: Scoped<SmallVec<[Arc<DeviceGenerator>; 2]>> = const { scoped(SmallVec::new_const()) };
 }
 
 /// Runs a function whose operators draw from a generator where they would draw from the default one of its device (the argument
@@ -24,7 +25,7 @@ pub fn with_generator<T>(generator: &Arc<DeviceGenerator>, function: impl FnOnce
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
-            let _ended = INSTEAD.with_borrow_mut(Vec::pop);
+            let _ended = INSTEAD.with_borrow_mut(|list| list.pop());
         }
     }
     INSTEAD.with_borrow_mut(|list| list.push(generator.clone()));

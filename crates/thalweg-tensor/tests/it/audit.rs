@@ -16,7 +16,7 @@ fn own_device() -> Device {
 
 /// Kind, operator and line of each obstacle.
 fn found(report: &Audit) -> Vec<(ObstacleKind, &'static str, u32)> {
-    let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line());
+    let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line);
     report.obstacles().iter().map(|found| (found.kind(), found.operator(), line(found))).collect()
 }
 

@@ -390,9 +390,10 @@ fn what_cannot_be_graphed_is_refused_and_leaves_all_usable() {
         Ok(inputs.to_vec())
     });
     assert!(make(reads, vec![x()]).unwrap_err().is_capture());
-    let transposed = x().transpose(0, 1).unwrap();
+    let repeated = x().select(0, 0).unwrap().expand(&[4, 5]).unwrap();
     let layer = Layer::new(1, &device).unwrap();
-    assert!(make(layer.callable("layer"), vec![transposed]).unwrap_err().to_string().contains("contiguous"));
+    let error = make(layer.callable("layer"), vec![repeated]).unwrap_err().to_string();
+    assert!(error.contains("a place of its own for each element"), "{error}");
     let ignores = function("ignores", Vec::new(), |inputs| Ok(vec![inputs[0].mul_scalar(2.0)?]));
     let samples = vec![x().requires_grad_().unwrap(), x().requires_grad_().unwrap()];
     let error = make(ignores, samples.clone()).unwrap_err();

@@ -75,5 +75,6 @@ mod stream_order;
 mod streams;
 mod support;
 mod table;
+mod thread_end;
 mod views;
 mod warp_groups;

@@ -46,6 +46,9 @@ def init():
     """Does nothing: devices are opened when they are first used."""
 
 
+_lazy_init = init
+
+
 def is_bf16_supported(including_emulation=True):
     """Returns whether the device computes in bfloat16."""
     return including_emulation or get_device_capability()[0] >= 8
@@ -79,15 +82,15 @@ class device:
     """A region with another current device."""
 
     def __init__(self, device):
-        self._device = device
+        # A negative number is what `get_device` says of a tensor on no GPU.
+        self._device = None if type(device) is int and device < 0 else device
 
     def __enter__(self):
         if self._device is not None:
-            _inner._enter_device(self._device)
+            _core._enter_device(self._device, self)
 
     def __exit__(self, *_):
-        if self._device is not None:
-            _inner._exit()
+        _inner._exit(self)
 
 
 class device_of(device):
@@ -105,11 +108,10 @@ class stream:
 
     def __enter__(self):
         if self._stream is not None:
-            self._stream._enter()
+            self._stream._enter(self)
 
     def __exit__(self, *_):
-        if self._stream is not None:
-            _inner._exit()
+        _inner._exit(self)
 
 
 StreamContext = stream
@@ -138,7 +140,7 @@ def get_device_capability(device=None):
 
 _typed.add(globals(), "thalweg.cuda", "cuda")
 
-_STORAGE = "storages have no objects"
+_STORAGE = "say `tensor.storage()`"
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
@@ -170,4 +172,7 @@ _LEFT_OUT = {
     **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
-__getattr__ = _attributes(__name__, _LEFT_OUT)
+# Names that PyTorch has for itself, and programs use all the same.
+_PRIVATE_LEFT_OUT = {"_sleep": "no kernel spins; a check (`thalweg.testing.check`) runs work in other orders instead"}
+
+__getattr__ = _attributes(__name__, {**_LEFT_OUT, **_PRIVATE_LEFT_OUT})

@@ -63,15 +63,37 @@ def _start(device, kind, when, max_entries, clear_history, compile_context, anno
             _inner._forget_stacks()
 
 
+def _of_all(include_traces):
+    """Returns the snapshots of all devices of the current one's kind that are open, the current one's first."""
+    current = _core.get_default_device()
+    others = [device for device in _inner._opened_devices() if device != current]
+    return [pickle.loads(_inner._memory_snapshot(device, None, include_traces)) for device in (current, *others)]
+
+
+def _segments_of_all():
+    """Returns the segments of all devices of the current one's kind, without events."""
+    return [segment for snapshot in _of_all(False) for segment in snapshot["segments"]]
+
+
 def _snapshot(device=None, augment_with_fx_traces=False):
-    """Returns all that is known of a device's memory: segments with their blocks, the events of its history, and the allocator's settings."""
-    return pickle.loads(_inner._memory_snapshot(device, None, True))
+    """Returns all that is known of the memory of all devices of the current one's kind, or of one: segments with their blocks, the events of
+    histories, and the allocator's settings."""
+    if device is not None:
+        return pickle.loads(_inner._memory_snapshot(device, None, True))
+    whole, *others = _of_all(True)
+    for other in others:
+        whole["segments"] += other["segments"]
+        traces = whole["device_traces"]
+        traces += [[] for _ in range(len(other["device_traces"]) - len(traces))]
+        for own, more in zip(traces, other["device_traces"]):
+            own += more
+    return whole
 
 
 def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
     """Writes what `_snapshot` returns to a file."""
     with open(filename, "wb") as file:
-        file.write(_inner._memory_snapshot(None, None, True))
+        pickle.dump(_snapshot(), file)
 
 
 def _memory_metadata_supported():

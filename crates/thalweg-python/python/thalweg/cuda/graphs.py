@@ -29,9 +29,9 @@ class Audit:
     def _repr_html_(self):
         title = "The region can be captured." if self.is_capturable else f"{len(self.obstacles)} obstacles to a capture."
         counts = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in vars(self.counts).items() if number)
-        rows = [(one.operator, one.kind, one.count, one.code or "", one.detail, one.repair) for one in self.obstacles]
+        rows = [(one.operator, one.line or "", one.kind, one.count, one.code or "", one.detail, one.repair) for one in self.obstacles]
         return paragraph(f"{title} It submits {counts or 'nothing'}.") + (
-            table(("operator", "obstacle", "times", "error", "what", "repair"), rows) if rows else "")
+            table(("operator", "line", "obstacle", "times", "error", "what", "repair"), rows) if rows else "")
 
 
 def audit(function, *, stream=None, capture_error_mode="global"):
@@ -43,13 +43,14 @@ def audit(function, *, stream=None, capture_error_mode="global"):
 class graph:
     """A region whose work is captured into a graph, and not run."""
 
-    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", *, check_input_liveness=True):
+        # Replays always look whether the inputs are there, also where that was not asked for.
         self._graph = cuda_graph
         self._options = (pool, capture_error_mode, stream)
 
     def __enter__(self):
         _inner.synchronize()
-        self._graph.capture_begin(*self._options)
+        self._graph._capture_begin_aside(*self._options)
 
     def __exit__(self, kind, *_):
         if kind is None:
@@ -115,7 +116,14 @@ class _Graphed:
 
     def replaying(self, graphed):
         """Returns the function that replays the graphs."""
-        def call(*args):
+        module, original = self.module, self.function
+        was_training = None if module is None else module.training
+
+        def call(*args, **kwargs):
+            if module is not None and module.training != was_training:
+                return original(*args, **kwargs)
+            if kwargs:
+                raise TypeError(f"a graphed callable takes the tensors of its sample by their places, and no {', '.join(kwargs)}")
             tensors, _ = _flat(args)
             if len(tensors) != len(self.sample):
                 raise ValueError(f"a graphed callable takes {len(self.sample)} tensors, as it was captured, not {len(tensors)}")
@@ -126,6 +134,8 @@ class _Graphed:
 def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None):
     """Returns functions, or modules, whose forward and backward passes replay graphs: one, or a tuple of several that a step calls in
     this order. Inputs have the shapes of the samples."""
+    if _core.is_autocast_enabled() and _core.is_autocast_cache_enabled():
+        raise RuntimeError("make_graphed_callables does not support the autocast caching. Please set `cache_enabled=False`.")
     is_one = not isinstance(callables, tuple)
     if is_one:
         callables, sample_args = (callables,), (sample_args,)

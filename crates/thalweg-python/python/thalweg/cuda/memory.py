@@ -8,7 +8,7 @@ from .. import _core
 from .._left_out import attributes as _attributes
 from .._html import bar, paragraph, size
 from ._history import (  # noqa: F401
-    _annotate_tensor, _dump_snapshot, _get_memory_metadata, _memory_metadata_supported, _record_memory_history, _set_memory_metadata, _snapshot)
+    _annotate_tensor, _dump_snapshot, _get_memory_metadata, _memory_metadata_supported, _record_memory_history, _segments_of_all, _set_memory_metadata, _snapshot)
 
 _inner = _core._cuda
 
@@ -106,10 +106,10 @@ def get_allocator_backend():
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """Returns the segments of the current device with their blocks, of all memory or of one pool (by its `id`). Events are part of
-    `_snapshot`."""
+    """Returns the segments of all devices of the current one's kind with their blocks, of all memory or of one pool (by its `id`). Events are
+    part of `_snapshot`."""
     if mempool_id is None:
-        return Segments(pickle.loads(_inner._memory_snapshot(None, None, False))["segments"])
+        return Segments(_segments_of_all())
     pool = _POOLS.get(tuple(mempool_id))
     if pool is None:
         raise RuntimeError(f"memory_snapshot: there is no pool {tuple(mempool_id)}; its MemPool is gone, or it is a graph's")
@@ -184,6 +184,16 @@ class MemPool:
         return Segments(pickle.loads(_inner._memory_snapshot(self.device, self._inner, False))["segments"])
 
 
+def _inner_of(pool):
+    """Returns the pool that the argument `pool` of a capture names: a `MemPool` or its `id`."""
+    if not isinstance(pool, MemPool):
+        found = _POOLS.get(tuple(pool)) if isinstance(pool, (tuple, list)) else None
+        if found is None:
+            raise ValueError(f"pool is that of a graph (`pool()`), a `graph_pool_handle()`, or a MemPool that is alive or its `id`; not {pool!r}")
+        pool = found
+    return pool._inner
+
+
 class use_mem_pool:
     """A region in which this thread allocates from a pool."""
 
@@ -195,10 +205,10 @@ class use_mem_pool:
         self._pool = pool
 
     def __enter__(self):
-        self._pool._inner.enter()
+        self._pool._inner.enter(self)
 
     def __exit__(self, *_):
-        _inner._exit()
+        _inner._exit(self)
 
 
 _LEFT_OUT = {
@@ -207,6 +217,7 @@ _LEFT_OUT = {
     "caching_allocator_enable": "memory always comes from the caching allocator",
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",
+    "MemPoolContext": "say `use_mem_pool`",
     "_save_segment_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
     "_save_memory_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
 }

@@ -6,9 +6,10 @@ from .. import _core
 from .optimizer import Optimizer, evaluated, refuse_below
 
 
-def _rate(group):
+def _rate(group, parameter):
+    """Returns the learning rate: a number, or a tensor beside the parameter, which the host does not read."""
     rate = group["lr"]
-    return float(rate.item() if isinstance(rate, _core.Tensor) else rate)
+    return rate.to(parameter.device) if isinstance(rate, _core.Tensor) else float(rate)
 
 
 class _Composed(Optimizer):
@@ -18,6 +19,8 @@ class _Composed(Optimizer):
         """Updates every parameter that has a gradient. Asynchronous."""
         loss = evaluated(closure)
         former = _core._set_grad_enabled(False)
+        if _core._cuda._step_is_captured(self):
+            self._captured_rates = [group["lr"] for group in self.param_groups]
         try:
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -54,7 +57,7 @@ class Muon(_Composed):
     def _update(self, group, parameter, gradient, state):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = _core.zeros_like(gradient)
-        buffer, rate = state["momentum_buffer"], _rate(group)
+        buffer, rate = state["momentum_buffer"], _rate(group, parameter)
         buffer.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         rows, columns = parameter.shape
@@ -62,7 +65,11 @@ class Muon(_Composed):
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
         parameter.mul_(1 - rate * group["weight_decay"])
-        parameter.add_(_orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"]), alpha=-rate * ratio)
+        step = _orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        if isinstance(rate, _core.Tensor):
+            parameter.sub_(step * (rate * ratio))
+        else:
+            parameter.add_(step, alpha=-rate * ratio)
 
 
 def _orthogonal(matrix, coefficients, steps, eps):
@@ -97,7 +104,7 @@ class Adafactor(_Composed):
                 state["col_var"] = _core.zeros_like(gradient[..., :1, :])
             else:
                 state["variance"] = _core.zeros_like(gradient)
-        gradient, rate = -gradient if group["maximize"] else gradient, _rate(group)
+        gradient, rate = -gradient if group["maximize"] else gradient, _rate(group, parameter)
         eps1, eps2 = group["eps"]
         if eps1 is None:
             eps1 = {_core.float64: 2.0**-52, _core.float16: 2.0**-10, _core.bfloat16: 2.0**-7}.get(parameter.dtype, 2.0**-23)

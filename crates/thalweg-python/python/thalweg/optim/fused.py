@@ -13,9 +13,12 @@ _WAYS = ("foreach", "fused", "capturable", "differentiable")
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
 
 
-def _numbers(rule, group):
-    """Returns the options of a group as numbers by their names in the table of optimizers."""
+def _numbers(rule, group, former=None):
+    """Returns the options of a group as numbers by their names in the table of optimizers. A learning rate that is a tensor is read once:
+    its number among the former ones stays, and steps follow the tensor."""
     numbers = {}
+    if former is not None and isinstance(group["lr"], _core.Tensor):
+        group = {**group, "lr": former["lr"]}
     for name in _RULES[rule]:
         pair, _, part = name.partition(".")
         value = group[pair][int(part)] if part else group[pair]
@@ -147,7 +150,9 @@ class Fused(Optimizer):
 
     def _made(self):
         """Returns the fused optimizer over the parameters, options and states as they are now."""
-        options = [_numbers(self._rule, group) for group in self.param_groups]
+        is_known = self._options is not None and len(self._options) == len(self.param_groups)
+        formers = self._options if is_known else [None] * len(self.param_groups)
+        options = [_numbers(self._rule, group, former) for group, former in zip(self.param_groups, formers)]
         if self._fused is not None:
             is_same = self._fused.steps(self._parameters()) and [_kind(one) for one in options] == [_kind(one) for one in self._options]
             if self._is_touched():
@@ -188,8 +193,27 @@ class Fused(Optimizer):
         self._step(None)
         return loss
 
+    def _follow_rates(self):
+        """Takes the learning rates that are tensors as they are now; the host reads nothing."""
+        for place, group in enumerate(self.param_groups):
+            if isinstance(group["lr"], _core.Tensor):
+                self._fused.follow_learning_rate(place, group["lr"])
+
+    def _before_replay(self):
+        """Brings the learning rates on the device up to date before a graph is replayed in which a step was captured."""
+        if self._fused is None:
+            return
+        rates = [former["lr"] if isinstance(group["lr"], _core.Tensor) else float(group["lr"])
+                 for former, group in zip(self._options, self.param_groups)]
+        if rates != [former["lr"] for former in self._options]:
+            self._fused.set_learning_rates(rates)
+            self._options = [{**former, "lr": rate} for former, rate in zip(self._options, rates)]
+        self._follow_rates()
+
     def _step(self, scaler, is_unscaled=False):
         made = self._made()
+        if not _core._cuda._step_is_captured(self):
+            self._follow_rates()
         made.step(scaler, is_unscaled)
         if self._waiting:
             self._waiting = {key: parameter for key, parameter in self._waiting.items() if parameter.grad is None}

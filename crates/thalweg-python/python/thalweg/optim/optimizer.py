@@ -137,6 +137,20 @@ class Optimizer:
     def _parameters(self):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
+    # The learning rates that a captured step has read.
+    _captured_rates = None
+
+    def _before_replay(self):
+        """Brings the learning rates of a captured step up to date before a graph is replayed: those that are tensors are copied."""
+        for place, (captured, group) in enumerate(zip(self._captured_rates or (), self.param_groups)):
+            if isinstance(captured, _core.Tensor):
+                if isinstance(group["lr"], _core.Tensor) and not captured._is_same(group["lr"]):
+                    captured.copy_(group["lr"])
+            elif captured != group["lr"]:
+                self._captured_rates[place] = group["lr"]
+                warnings.warn(f"a step of {type(self).__name__} was captured with another learning rate than it has now, and replays "
+                              "keep the former: give the rate as a tensor", stacklevel=3)
+
     # ---- Steps ----------------------------------------------------------------------------------------------------
 
     def register_step_pre_hook(self, hook):

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use thalweg_driver::CaptureMode;
+use thalweg_driver::{CaptureMode, SourceLine};
 
 use super::{Audit, Counts, Obstacle};
 
@@ -75,7 +75,7 @@ const RIGHT: [bool; 6] = [true, false, false, false, true, true];
 fn row((index, obstacle): (usize, &Obstacle)) -> [String; 6] {
     let line = obstacle
         .location()
-        .map_or_else(|| "?".to_owned(), |location| format!("{}:{}", location.file(), location.line()));
+        .map_or_else(|| "?".to_owned(), |SourceLine { file, line }| format!("{file}:{line}"));
     let code = obstacle.code().map_or_else(|| "-".to_owned(), |code| code.number().to_string());
     [
         (index + 1).to_string(),

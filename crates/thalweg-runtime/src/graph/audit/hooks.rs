@@ -34,7 +34,7 @@ pub fn host_random(label: Label) {
     if UNDER_WAY.load(Ordering::Relaxed) == 0 {
         return;
     }
-    if let Some(auditor) = REGION.with_borrow(Weak::upgrade) {
+    if let Ok(Some(auditor)) = REGION.try_with(|region| region.borrow().upgrade()) {
         auditor.host_random(label);
     }
 }

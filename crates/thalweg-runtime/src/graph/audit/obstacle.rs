@@ -1,9 +1,8 @@
 //! Obstacles to a capture: the kinds, and one of them found in a region.
 
 use std::fmt;
-use std::panic::Location;
 
-use thalweg_driver::{Code, Label};
+use thalweg_driver::{Code, Label, SourceLine};
 
 /// A kind of call that a graph cannot hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -142,7 +141,7 @@ impl Obstacle {
     }
 
     /// Returns the line of source; `None` where the call came past the runtime.
-    pub fn location(&self) -> Option<&'static Location<'static>> {
+    pub fn location(&self) -> Option<SourceLine> {
         self.site.location
     }
 
@@ -172,7 +171,7 @@ impl Obstacle {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Site {
     pub(super) operator: &'static str,
-    pub(super) location: Option<&'static Location<'static>>,
+    pub(super) location: Option<SourceLine>,
 }
 
 impl Site {
@@ -184,7 +183,7 @@ impl Site {
 
 impl From<Label> for Site {
     fn from(label: Label) -> Self {
-        Self { operator: label.operator, location: Some(label.location) }
+        Self { operator: label.operator, location: Some(label.source()) }
     }
 }
 
@@ -192,7 +191,7 @@ impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.operator)?;
         match self.location {
-            Some(location) => write!(f, " at {}:{}", location.file(), location.line()),
+            Some(SourceLine { file, line }) => write!(f, " at {file}:{line}"),
             None => Ok(()),
         }
     }

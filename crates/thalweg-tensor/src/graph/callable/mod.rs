@@ -124,7 +124,7 @@ pub struct GraphedCallable {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there are not as many samples as callables, a
-/// sample is not contiguous or lies on another device, a buffer requires a gradient, an input or parameter gets none and
+/// sample has two elements in one place, has gaps, or is on another device, a buffer requires a gradient, an input or parameter gets none and
 /// [`CallableOptions::allow_unused_input`] does not say so, or a callable keeps a result for itself;
 /// [`Error::is_capture`](thalweg_runtime::Error::is_capture) if one breaks a rule of capture; and the callables' own.
 #[track_caller]

@@ -40,11 +40,15 @@ struct CaptureSetup<'a> {
 impl CaptureSetup<'_> {
     fn capture<T>(&self, region: impl FnOnce() -> Result<T>) -> Result<(Graph, T)> {
         let (pool, stream) = (Some(self.pool.clone()), Some(self.stream.clone()));
-        Graph::capture(self.device, CaptureOptions { pool, mode: self.mode, stream }, || {
-            // The memory of the callables' other graphs: `CallableSet` checks the order of the replays.
-            self.pool.vouch(&self.stream);
-            region()
-        })
+        Graph::capture(
+            self.device,
+            CaptureOptions { pool, mode: self.mode, stream, ..CaptureOptions::default() },
+            || {
+                // The memory of the callables' other graphs: `CallableSet` checks the order of the replays.
+                self.pool.vouch(&self.stream);
+                region()
+            },
+        )
     }
 }
 
@@ -115,6 +119,13 @@ fn warm_up(setup: &CaptureSetup<'_>, drafts: &[Draft], times: usize) -> Result<(
     caller.wait_stream(&setup.stream)
 }
 
+/// Returns whether a tensor is row-major in some order of its dimensions.
+fn has_each_element_once(tensor: &Tensor) -> bool {
+    let mut order: Vec<usize> = (0..tensor.rank()).collect();
+    order.sort_by_key(|&dim| std::cmp::Reverse((tensor.layout().strides()[dim], tensor.shape()[dim])));
+    tensor.detach().permute(&order).is_ok_and(|ordered| ordered.is_contiguous())
+}
+
 /// Returns a gradient of zeros for each result that requires one.
 fn gradients_of_results(results: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
     let zeros = |result: &Tensor| Tensor::zeros(result.shape(), result.dtype(), result.device());
@@ -129,9 +140,10 @@ impl Draft {
             )));
         }
         for sample in &samples {
-            if sample.device() != device || !sample.is_contiguous() {
+            if sample.device() != device || !has_each_element_once(sample) {
                 return Err(Error::invalid(format!(
-                    "the sample {sample:?} must be contiguous, and on {device}: graphs read it where it is"
+                    "the sample {sample:?} must be on {device}, with a place of its own for each element: graphs read it where it is, and \
+                     calls write it"
                 )));
             }
         }

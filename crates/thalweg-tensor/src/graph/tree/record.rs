@@ -81,6 +81,7 @@ impl GraphTreeManager {
             pool: Some(forest.pool.clone()),
             mode: self.options.mode,
             stream: Some(self.capture_stream.clone()),
+            ..CaptureOptions::default()
         };
         let captured = Graph::capture(&self.device, options, || {
             // The memory of the path's other graphs: invariants about it are checked before each replay.

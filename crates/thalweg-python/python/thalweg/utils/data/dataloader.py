@@ -49,6 +49,21 @@ def get_worker_info():
     return None
 
 
+def _pinned(batch):
+    """Returns a batch whose tensors are in pinned memory, as far as they are not on a GPU."""
+    if isinstance(batch, _core.Tensor):
+        batch._mark_pinned()
+    elif isinstance(batch, collections.abc.Mapping):
+        for value in batch.values():
+            _pinned(value)
+    elif isinstance(batch, collections.abc.Sequence) and not isinstance(batch, (str, bytes)):
+        for value in batch:
+            _pinned(value)
+    elif hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    return batch
+
+
 class _BaseDataLoaderIter:
     """One pass over a loader."""
 
@@ -126,7 +141,8 @@ class DataLoader:
     def _batches(self):
         """Yields batches."""
         for samples in self._samples():
-            yield self.collate_fn(samples)
+            batch = self.collate_fn(samples)
+            yield _pinned(batch) if self.pin_memory else batch
 
     def _get_iterator(self):
         return _SingleProcessDataLoaderIter(self)

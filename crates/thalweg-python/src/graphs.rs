@@ -1,0 +1,359 @@
+//! Captured graphs, for `thalweg.cuda`.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use thalweg::driver::CaptureMode;
+use thalweg::graph::Capture;
+use thalweg::runtime::graph::{CapturedGraph, OverwritePolicy};
+use thalweg::{CaptureOptions, Graph, GraphPool, Stream};
+
+use crate::cuda::{PyStream, stream_or_current};
+use crate::device::or_current;
+use crate::failure::{exception, left_out, run, value_error};
+use crate::generator::PyGenerator;
+use crate::lines::{Reader, noted, run_before};
+use crate::memory::_MemPool;
+use crate::regions::{Current, Owner, enter, leave};
+
+thread_local! {
+    /// The captures that this thread has begun and not ended.
+    static CAPTURES: RefCell<Vec<UnderWay>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A capture that is under way.
+struct UnderWay {
+    /// The number of its graph.
+    graph: u64,
+    capture: Capture,
+    /// Weak references to optimizers whose steps were captured.
+    optimizers: Vec<Py<PyAny>>,
+    /// Replays that are refused later name the lines of the capture.
+    _reader: Reader,
+}
+
+/// The graphs that were dropped while another thread captured into them.
+static ABANDONED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Whether there are any.
+static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// A captured graph (`torch.cuda.CUDAGraph`).
+#[pyclass(name = "CUDAGraph", module = "thalweg.cuda", subclass, frozen)]
+struct PyGraph {
+    /// A number that no other graph has.
+    number: u64,
+    /// Whether a thread captures into it.
+    is_captured_into: AtomicBool,
+    graph: Mutex<Option<Graph>>,
+    pool: Mutex<Option<GraphPool>>,
+    /// The captured graph, where it is kept.
+    captured: Mutex<Option<CapturedGraph>>,
+    keeps: AtomicBool,
+    /// Weak references to optimizers whose steps are in the graph: they bring their learning rates up to date before a replay.
+    optimizers: Mutex<Vec<Py<PyAny>>>,
+}
+
+/// Locks what one call at a time may touch; what a panic left behind is whole.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The memory pool of graphs.
+#[pyclass(module = "thalweg.cuda", frozen)]
+pub struct _GraphPool(pub GraphPool);
+
+#[pymethods]
+impl PyGraph {
+    #[new]
+    #[pyo3(signature = (keep_graph=false))]
+    fn new(keep_graph: bool) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            is_captured_into: AtomicBool::new(false),
+            graph: Mutex::default(),
+            pool: Mutex::default(),
+            captured: Mutex::default(),
+            keeps: AtomicBool::new(keep_graph),
+            optimizers: Mutex::default(),
+        }
+    }
+
+    /// Keeps what is captured from now on (`keep_graph=True`), so that `debug_dump` can write it.
+    fn enable_debug_mode(&self) {
+        self.keeps.store(true, Ordering::Relaxed);
+    }
+
+    /// Begins to capture what is submitted to a stream: the given one, else the current one. Where that is the default stream, which cannot capture,
+    /// a stream of the device's own becomes the current one.
+    #[pyo3(signature = (pool=None, capture_error_mode="global", stream=None))]
+    fn capture_begin(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        capture_error_mode: &str,
+        stream: Option<&Bound<'_, PyStream>>,
+    ) -> PyResult<()> {
+        let stream = match stream {
+            Some(stream) => Some(stream.get().0.clone()),
+            None => Some(stream_or_current(py, None)?).filter(|current| !current.is_default()),
+        };
+        self.begin(py, pool, capture_error_mode, stream)
+    }
+
+    /// Begins a capture on the given stream, else on one of the device's own, and makes that the current one (`torch.cuda.graph`).
+    fn _capture_begin_aside(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        capture_error_mode: &str,
+        stream: Option<&Bound<'_, PyStream>>,
+    ) -> PyResult<()> {
+        self.begin(py, pool, capture_error_mode, stream.map(|stream| stream.get().0.clone()))
+    }
+
+    /// Ends the capture; the stream that was current before is so again. What was captured is instantiated, or kept until it is replayed
+    /// first.
+    fn capture_end(&self) -> PyResult<()> {
+        let UnderWay { capture, optimizers, .. } = self.taken()?;
+        *locked(&self.optimizers) = optimizers;
+        let captured = capture.end().map_err(|error| exception(&error))?;
+        if self.keeps.load(Ordering::Relaxed) {
+            *locked(&self.graph) = None;
+            *locked(&self.captured) = Some(captured);
+            return Ok(());
+        }
+        let graph = captured.instantiate().map_err(|error| exception(&error))?;
+        *locked(&self.graph) = Some(graph);
+        Ok(())
+    }
+
+    /// Makes an executable of what was captured and kept; `replay` does it where that was not done.
+    fn instantiate(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            // In the order of `replay`, whose locks these are too.
+            let (mut graph, captured) = (locked(&self.graph), locked(&self.captured));
+            let captured = captured.as_ref().ok_or_else(|| {
+                thalweg::Error::invalid(
+                    "instantiate() is for graphs that are kept: say CUDAGraph(keep_graph=True), and capture",
+                )
+            })?;
+            *graph = Some(captured.instantiate()?);
+            Ok(())
+        })
+    }
+
+    /// Writes the graph to a file in the language of Graphviz.
+    #[pyo3(signature = (debug_path, *, verbose=false))]
+    fn debug_dump(&self, py: Python<'_>, debug_path: PathBuf, verbose: bool) -> PyResult<()> {
+        run(py, || match &*locked(&self.captured) {
+            Some(captured) => captured.debug_dump(&debug_path, verbose),
+            None => Err(thalweg::Error::invalid(
+                "debug_dump() is for graphs that are kept: call enable_debug_mode() before the capture",
+            )),
+        })
+    }
+
+    /// Gives a capture up whose region failed.
+    fn _capture_abandon(&self) -> PyResult<()> {
+        self.taken().map(drop)
+    }
+
+    /// Queues the whole graph on the current stream.
+    fn replay(&self, py: Python<'_>) -> PyResult<()> {
+        let optimizers: Vec<Py<PyAny>> =
+            locked(&self.optimizers).iter().map(|optimizer| optimizer.clone_ref(py)).collect();
+        for reference in optimizers {
+            let optimizer = reference.call0(py)?;
+            if !optimizer.is_none(py) {
+                optimizer.call_method0(py, "_before_replay")?;
+            }
+        }
+        run(py, || {
+            let mut graph = locked(&self.graph);
+            if let (None, Some(captured)) = (&*graph, &*locked(&self.captured)) {
+                *graph = Some(captured.instantiate()?);
+            }
+            match &*graph {
+                Some(graph) => graph.replay(),
+                None => Err(thalweg::Error::invalid(
+                    "Called CUDAGraph::replay without a preceding successful capture.",
+                )),
+            }
+        })
+    }
+
+    /// Gives the graph up, and its memory unless something else keeps it; a capture into it that is under way is given up too.
+    fn reset(&self) {
+        self.abandon();
+        *locked(&self.graph) = None;
+        *locked(&self.captured) = None;
+    }
+
+    /// Does nothing: the state of every generator is on its device, where replays advance it.
+    fn register_generator_state(&self, _generator: &Bound<'_, PyGenerator>) {}
+
+    /// Returns the pools of its memory: one.
+    fn pools(&self) -> PyResult<Vec<_GraphPool>> {
+        Ok(vec![self.pool()?])
+    }
+
+    /// Refuses: the driver's graphs are Thalweg's own.
+    fn raw_cuda_graph(&self) -> PyResult<()> {
+        Err(left_out(
+            "CUDAGraph.raw_cuda_graph is left out: the driver's graph is Thalweg's own; `debug_dump` writes it",
+        ))
+    }
+
+    /// Refuses: the driver's graphs are Thalweg's own.
+    fn raw_cuda_graph_exec(&self) -> PyResult<()> {
+        Err(left_out("CUDAGraph.raw_cuda_graph_exec is left out: the driver's graph is Thalweg's own"))
+    }
+
+    /// Returns the pool of its memory, for other captures to share.
+    fn pool(&self) -> PyResult<_GraphPool> {
+        let pool = locked(&self.pool).clone();
+        pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
+    }
+}
+
+impl PyGraph {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        mode: &str,
+        stream: Option<Stream>,
+    ) -> PyResult<()> {
+        let mode = capture_mode(mode)?;
+        let pool = pool.map(graph_pool).transpose()?;
+        let device = match &stream {
+            Some(stream) => stream.device().clone(),
+            None => or_current(py, None)?,
+        };
+        let reader = Reader::new();
+        let _line = noted(py);
+        let options = CaptureOptions { pool, mode, stream, policy: OverwritePolicy::Unchecked };
+        // A capture belongs to this thread, so the lock is kept.
+        let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
+        *locked(&self.pool) = Some(capture.pool().clone());
+        if device.current_stream() != *capture.stream() {
+            enter(Owner::Graph(self.number), Current::stream(capture.stream()));
+        }
+        self.is_captured_into.store(true, Ordering::Relaxed);
+        let under_way = UnderWay { graph: self.number, capture, optimizers: Vec::new(), _reader: reader };
+        CAPTURES.with_borrow_mut(|captures| captures.push(under_way));
+        Ok(())
+    }
+
+    /// Returns the capture into this graph that is under way on this thread, and puts the current stream back.
+    fn taken(&self) -> PyResult<UnderWay> {
+        let taken = take(self.number);
+        let under_way = taken.ok_or_else(|| value_error("this thread captures nothing into this graph"))?;
+        self.is_captured_into.store(false, Ordering::Relaxed);
+        Ok(under_way)
+    }
+
+    /// Gives up a capture into this graph: at once, or, where another thread has begun it, as soon as that calls the layers below.
+    fn abandon(&self) {
+        if !self.is_captured_into.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        match take(self.number) {
+            Some(under_way) => drop(under_way),
+            None => {
+                locked(&ABANDONED).push(self.number);
+                ANY_ABANDONED.store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Drop for PyGraph {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+/// Returns the capture into a graph that is under way on this thread, if there is one, and puts the current stream back.
+fn take(graph: u64) -> Option<UnderWay> {
+    let taken = CAPTURES.try_with(|captures| {
+        let mut captures = captures.borrow_mut();
+        let place = captures.iter().rposition(|under_way| under_way.graph == graph)?;
+        Some(captures.remove(place))
+    });
+    let under_way = taken.ok().flatten()?;
+    leave(Owner::Graph(graph));
+    Some(under_way)
+}
+
+/// Notes that a step of an optimizer is captured, where this thread captures: replays call its `_before_replay` first. Returns whether it does.
+#[pyfunction]
+fn _step_is_captured(optimizer: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if CAPTURES.with_borrow(Vec::is_empty) {
+        return Ok(false);
+    }
+    let reference = optimizer.py().import("weakref")?.getattr("ref")?.call1((optimizer,))?;
+    CAPTURES.with_borrow_mut(|captures| {
+        if let Some(under_way) = captures.last_mut() {
+            under_way.optimizers.push(reference.unbind());
+        }
+    });
+    Ok(true)
+}
+
+/// Ends the captures of this thread whose graphs other threads have dropped.
+fn end_abandoned() {
+    if !ANY_ABANDONED.load(Ordering::Acquire) {
+        return;
+    }
+    let numbers = locked(&ABANDONED).clone();
+    for number in numbers {
+        if let Some(under_way) = take(number) {
+            drop(under_way);
+            let mut list = locked(&ABANDONED);
+            list.retain(|other| *other != number);
+            ANY_ABANDONED.store(!list.is_empty(), Ordering::Release);
+        }
+    }
+}
+
+/// Returns the pool of graphs that an argument names: that of a graph or a handle, or a `MemPool` or its `id`.
+pub fn graph_pool(value: &Bound<'_, PyAny>) -> PyResult<GraphPool> {
+    if let Ok(pool) = value.cast::<_GraphPool>() {
+        return Ok(pool.get().0.clone());
+    }
+    let pools = value.py().import("thalweg.cuda.memory")?;
+    pools.call_method1("_inner_of", (value,))?.cast::<_MemPool>()?.get().for_graphs(value.py())
+}
+
+/// Returns the mode of a capture by PyTorch's name.
+pub fn capture_mode(name: &str) -> PyResult<CaptureMode> {
+    match name {
+        "global" => Ok(CaptureMode::Global),
+        "thread_local" => Ok(CaptureMode::ThreadLocal),
+        "relaxed" => Ok(CaptureMode::Relaxed),
+        other => {
+            Err(value_error(format!("capture_error_mode is global, thread_local or relaxed, not {other}")))
+        }
+    }
+}
+
+/// Returns a pool that captures share.
+#[pyfunction]
+fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
+    Ok(_GraphPool(GraphPool::with_policy(&or_current(py, None)?, OverwritePolicy::Unchecked)))
+}
+
+/// Adds the classes and the function.
+pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
+    run_before(end_abandoned);
+    own.add_class::<PyGraph>()?;
+    own.add_class::<_GraphPool>()?;
+    own.add_function(wrap_pyfunction!(_step_is_captured, own)?)?;
+    own.add_function(wrap_pyfunction!(graph_pool_handle, own)?)
+}
