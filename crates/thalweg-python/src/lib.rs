@@ -51,6 +51,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     failure::keep_warnings();
+    failure::watch_signals();
     failure::register(module)?;
     dtype::register(module)?;
     device::register(module)?;
