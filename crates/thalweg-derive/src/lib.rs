@@ -15,8 +15,8 @@
 #![forbid(unsafe_code)]
 
 use proc_macro::TokenStream;
-use proc_macro2::TokenStream as Tokens;
-use quote::quote;
+use proc_macro2::{Span, TokenStream as Tokens};
+use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{
     Attribute, Data, DeriveInput, Error, Field, Fields, LitStr, Member, Result, parse_macro_input,
@@ -55,6 +55,8 @@ struct Part {
     member: Member,
     name: String,
     kind: Kind,
+    /// The type's, at which the compiler says that it is not a module.
+    span: Span,
 }
 
 impl Part {
@@ -71,12 +73,12 @@ impl Part {
         for attribute in &field.attrs {
             read(attribute, &mut kind, &mut name)?;
         }
-        Ok(Self { member, name, kind })
+        Ok(Self { member, name, kind, span: field.ty.span() })
     }
 
     /// Returns the statement that visits the field, by reference or by mutable reference.
     fn visit(&self, path: &Tokens, is_mut: bool) -> Tokens {
-        let Self { member, name, kind } = self;
+        let Self { member, name, kind, span } = self;
         let (entry, visit, tensor) = match is_mut {
             false => (quote!(#path::Entry), quote!(visit), quote!(tensor)),
             true => (quote!(#path::EntryMut), quote!(visit_mut), quote!(tensor_mut)),
@@ -90,8 +92,11 @@ impl Part {
             }
         };
         match kind {
-            Kind::Child => quote!(visitor(#name, #entry::Child(#field));),
-            Kind::Flattened => quote!(#path::Module::#visit(#field, visitor);),
+            Kind::Child => {
+                let child = quote_spanned!(*span=> #field);
+                quote!(visitor(#name, #entry::Child(#child));)
+            }
+            Kind::Flattened => quote_spanned!(*span=> #path::Module::#visit(#field, visitor);),
             Kind::Parameter => of_tensor(quote!(Parameter)),
             Kind::Buffer => of_tensor(quote!(Buffer)),
             Kind::Training => quote!(visitor(#name, #entry::Training(#field));),

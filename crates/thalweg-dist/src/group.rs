@@ -468,15 +468,22 @@ impl ProcessGroup {
         self.0.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that the group has not failed, as far as this rank knows.
+    /// Checks that the group has not failed, as far as this rank knows. Ranks of one process know at once what another has said.
     ///
     /// # Errors
     /// [`Error::is_distributed`] with why it has.
     pub fn check(&self) -> Result<()> {
-        match &*self.failure() {
-            Some(Failure { text, .. }) => Err(Error::distributed(text.clone())),
+        let own = self.failure().as_ref().map(|failure| failure.text.clone());
+        let is_near = self.0.store.is_in_process();
+        match own.or_else(|| is_near.then(|| self.failure_elsewhere()).flatten()) {
+            Some(text) => Err(Error::distributed(text)),
             None => Ok(()),
         }
+    }
+
+    /// Returns whether this rank has noted that the group has failed, and ended its part of it.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure().is_some()
     }
 
     /// Returns an error of the device, or why the group is over if that is known.

@@ -74,6 +74,9 @@ pub fn run_ranks_with<T: Send>(
         match catch_unwind(AssertUnwindSafe(|| body(group.clone()))) {
             Ok(Ok(value)) => Some(value),
             Ok(Err(error)) => {
+                // The device of a rank that waits says what it sees; the group may know why.
+                let is_of_device = error.is_asynchronous() && !error.is_out_of_range();
+                let error = if is_of_device { group.explain(error) } else { error };
                 let reason = error.to_string();
                 note(rank, error);
                 let _ = group.abort(&reason);

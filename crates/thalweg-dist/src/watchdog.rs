@@ -148,7 +148,7 @@ fn watch(group: &Weak<GroupState>) {
         std::thread::sleep(LOOK);
         let _look = LOOKS.read().unwrap_or_else(PoisonError::into_inner);
         let Some(group) = group.upgrade().map(ProcessGroup) else { return };
-        if group.check().is_err() {
+        if group.has_failed() {
             return;
         }
         let reaches_store = group.0.store.is_in_process() || stored.elapsed() >= STORE_LOOK;

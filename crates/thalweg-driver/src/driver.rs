@@ -16,7 +16,11 @@
 //!
 //! **What is asynchronous.** Methods that end in `_async`, and `event_record`, `stream_wait_event`, `launch`,
 //! `graph_launch`: they return when the command is queued. Everything else is done when it returns. The methods that wait
-//! for the device say *blocks*.
+//! for the device say *blocks*. A stream takes about a thousand commands that are not complete: a call that queues more waits
+//! until there is room.
+//!
+//! **Refused waits.** A call that waits may be refused, by a [`Timeout`](crate::Code::Timeout) or an [interruption](crate::set_interruption),
+//! while what it waits for goes on. It uses memory of its caller no more then: a copy to the host writes nothing later.
 //!
 //! **Streams.** [`Driver::default_stream`] is CUDA's legacy default stream: it waits for all earlier work of the device's
 //! blocking streams, and they wait for its. All streams that [`Driver::stream_create`] makes are non-blocking: they have

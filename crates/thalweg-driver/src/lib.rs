@@ -31,6 +31,7 @@ mod graph;
 mod handle;
 pub mod host;
 pub mod instrument;
+mod interruption;
 mod library;
 mod memory;
 mod module;
@@ -64,6 +65,7 @@ pub use handle::{
 };
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
+pub use interruption::{INTERRUPTION_INTERVAL, interruption, set_interruption};
 pub use library::{
     Activation, ActivationPass, ComputeFormat, ElementFormat, GpuCall, MatmulActivation, MatmulAlgorithm,
     MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,

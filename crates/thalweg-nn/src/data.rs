@@ -4,7 +4,7 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use thalweg_ir::DType;
-//! # use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
+//! # use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, SampleField};
 //! # use thalweg_runtime::{Device, Result};
 //! struct Squares;
 //!
@@ -17,9 +17,9 @@
 //!         vec![Field { shape: vec![1], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
 //!     }
 //!
-//!     fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
-//!         put(fields[0], &[index as f32])?;
-//!         put(fields[1], &[(index * index) as i64])
+//!     fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
+//!         fields[0].put(&[index as f32])?;
+//!         fields[1].put(&[(index * index) as i64])
 //!     }
 //! }
 //!
@@ -68,29 +68,50 @@ pub trait Dataset: Send + Sync + 'static {
     /// Returns the fields of a sample.
     fn fields(&self) -> Vec<Field>;
 
-    /// Writes a sample into the bytes of its fields: [`put`] does so.
+    /// Writes a sample into its fields.
     ///
     /// # Errors
     /// Its own, which end the epoch.
-    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()>;
+    fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()>;
 }
 
-/// Writes elements into the bytes of a field.
-///
-/// # Errors
-/// [`Error::is_invalid_argument`] if they are not as many as the field has.
-pub fn put<T: Element>(field: &mut [u8], elements: &[T]) -> Result<()> {
-    let bytes: &[u8] = bytemuck::cast_slice(elements);
-    if bytes.len() != field.len() {
-        return Err(Error::invalid(format!(
-            "{} elements of {} do not fill a field of {} bytes",
-            elements.len(),
-            T::DTYPE,
-            field.len()
-        )));
+/// The room of one field of a sample, to be written.
+#[derive(Debug)]
+pub struct SampleField<'a> {
+    dtype: DType,
+    bytes: &'a mut [u8],
+}
+
+impl SampleField<'_> {
+    /// Writes the elements of the field.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if they are of another dtype than the field, or not as many as it has.
+    #[track_caller]
+    pub fn put<T: Element>(&mut self, elements: &[T]) -> Result<()> {
+        let count = self.bytes.len() / self.dtype.size_bytes();
+        if T::DTYPE != self.dtype || elements.len() != count {
+            let text = format!(
+                "SampleField::put: {} elements of {} for a field of {count} elements of {}",
+                elements.len(),
+                T::DTYPE,
+                self.dtype
+            );
+            return Err(Error::invalid(text).at(Location::caller()));
+        }
+        self.bytes.copy_from_slice(bytemuck::cast_slice(elements));
+        Ok(())
     }
-    field.copy_from_slice(bytes);
-    Ok(())
+
+    /// Returns the dtype of the field.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the bytes of the field, to be filled by a reader of files, say: elements of its dtype, row-major.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
 }
 
 /// The options of a [`DataLoader`], by PyTorch's names.
@@ -175,7 +196,8 @@ impl<D: Dataset> DataLoader<D> {
                 Ok(PinnedBatch { buffers, copied: Event::new(), staging: vec![Vec::new(); fields.len()] })
             };
             let free = (0..ahead).map(|_| batch()).collect::<Result<_>>()?;
-            let stream = Stream::new(device)?;
+            // Each stream has memory of its own in the allocator's cache, so that loaders share one.
+            let stream = Stream::for_copies(device)?;
             Ok(Self { dataset, options, fields, device: device.clone(), stream, epoch: 0, free })
         })
     }
@@ -218,12 +240,12 @@ impl<D: Dataset> DataLoader<D> {
         let (tasks, todo) = channel();
         let (results, filled) = channel();
         let todo = Arc::new(Mutex::new(todo));
-        let sizes: Vec<usize> = self.sizes();
+        let layout = self.layout();
         let workers = (0..self.options.num_workers)
             .map(|_| {
                 let (dataset, todo) = (Arc::clone(&self.dataset), Arc::clone(&todo));
-                let (results, sizes) = (results.clone(), sizes.clone());
-                std::thread::spawn(move || work(&*dataset, &sizes, &todo, &results))
+                let (results, layout) = (results.clone(), layout.clone());
+                std::thread::spawn(move || work(&*dataset, &layout, &todo, &results))
             })
             .collect();
         let batches = self.len();
@@ -243,10 +265,10 @@ impl<D: Dataset> DataLoader<D> {
         })
     }
 
-    /// Returns the bytes of each field of a sample.
-    fn sizes(&self) -> Vec<usize> {
+    /// Returns the dtype and the bytes of each field of a sample.
+    fn layout(&self) -> Vec<(DType, usize)> {
         let bytes = |field: &Field| field.shape.iter().product::<usize>() * field.dtype.size_bytes();
-        self.fields.iter().map(bytes).collect()
+        self.fields.iter().map(|field| (field.dtype, bytes(field))).collect()
     }
 }
 
@@ -257,39 +279,59 @@ impl<D> std::fmt::Debug for DataLoader<D> {
 }
 
 /// Does tasks until there are no more.
-fn work<D: Dataset>(dataset: &D, sizes: &[usize], todo: &Mutex<Receiver<Task>>, results: &Sender<Filled>) {
+fn work<D: Dataset>(
+    dataset: &D,
+    layout: &[(DType, usize)],
+    todo: &Mutex<Receiver<Task>>,
+    results: &Sender<Filled>,
+) {
     loop {
         let task = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(task) = task else { return };
-        if results.send(fill(dataset, sizes, task)).is_err() {
+        if results.send(fill(dataset, layout, task)).is_err() {
             return;
         }
     }
 }
 
 /// Reads the samples of a task into its pinned batch.
-fn fill<D: Dataset>(dataset: &D, sizes: &[usize], task: Task) -> Filled {
+fn fill<D: Dataset>(dataset: &D, layout: &[(DType, usize)], task: Task) -> Filled {
     let Task { number, samples, into: mut batch } = task;
     let count = samples.len();
-    let read = || {
+    let mut read = || {
         // Copies of the batch that was here before may still be under way.
         batch.copied.synchronize()?;
-        for (bytes, size) in batch.staging.iter_mut().zip(sizes) {
+        for (bytes, (_, size)) in batch.staging.iter_mut().zip(layout) {
             bytes.resize(count * size, 0);
         }
         for (place, &sample) in samples.iter().enumerate() {
-            let fields = batch.staging.iter_mut().zip(sizes);
-            let mut fields: Vec<&mut [u8]> =
-                fields.map(|(bytes, size)| &mut bytes[place * size..(place + 1) * size]).collect();
-            dataset.read(sample, &mut fields)?;
+            let fields = batch.staging.iter_mut().zip(layout);
+            let mut fields: Vec<SampleField<'_>> = fields
+                .map(|(bytes, &(dtype, size))| SampleField {
+                    dtype,
+                    bytes: &mut bytes[place * size..(place + 1) * size],
+                })
+                .collect();
+            read_sample(dataset, sample, &mut fields)?;
         }
         let mut pairs = batch.buffers.iter().zip(&batch.staging);
         pairs.try_for_each(|(buffer, bytes)| buffer.write(0, &bytes[..]))
     };
-    // A batch that a panic took with it would be waited for.
-    let outcome = catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(Error::invalid("DataLoader: the data set panicked as it read a sample")));
+    let outcome = read();
     Filled { number, count, batch, outcome }
+}
+
+/// Reads a sample; an error or a panic names it. (A batch that a panic took with it would be waited for.)
+fn read_sample<D: Dataset>(dataset: &D, sample: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
+    match catch_unwind(AssertUnwindSafe(|| dataset.read(sample, fields))) {
+        Ok(outcome) => outcome.map_err(|error| error.context(format!("DataLoader: sample {sample}"))),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            let text = text.map_or_else(String::new, |text| format!(": {text}"));
+            Err(Error::invalid(format!("DataLoader: the data set panicked as it read sample {sample}{text}")))
+        }
+    }
 }
 
 /// A batch on its way to the device.
@@ -340,7 +382,7 @@ impl<D: Dataset> Epoch<'_, D> {
             }
             if self.workers.is_empty() {
                 let task = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv().ok()?;
-                let filled = fill(&*self.loader.dataset, &self.loader.sizes(), task);
+                let filled = fill(&*self.loader.dataset, &self.loader.layout(), task);
                 self.early.insert(filled.number, filled);
                 continue;
             }

@@ -161,7 +161,10 @@ pub fn attempt<T: Send>(
     call: impl FnOnce() -> thalweg::Result<T> + Send,
 ) -> PyResult<thalweg::Result<T>> {
     let (_stack, _line) = (crate::history::noted(py), crate::lines::noted(py));
-    let answer = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
+    let (answer, interrupted) = py.detach(|| with_signals(|| catch_unwind(AssertUnwindSafe(call))));
+    if let Some(exception) = interrupted {
+        return Err(exception);
+    }
     if HAS_WARNINGS.load(Ordering::Relaxed) {
         show_warnings(py)?;
     }
@@ -174,6 +177,57 @@ pub fn attempt<T: Send>(
         Ok(Err(error)) => raised(&error).map_or(Ok(Err(error)), Err),
         Err(panic) => Err(panicked(&*panic)),
     }
+}
+
+thread_local! {
+    /// The exception that a signal has raised during a call of the layers below.
+    static INTERRUPTED: Interrupted = const { Interrupted { calls: Cell::new(0), exception: RefCell::new(None) } };
+}
+
+/// The calls of the layers below that a thread is in, and the exception of a signal.
+struct Interrupted {
+    calls: Cell<usize>,
+    exception: RefCell<Option<PyErr>>,
+}
+
+/// A guard that ends a call.
+struct CallGuard<'a>(&'a Cell<usize>);
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Runs a call, and returns the exception of a signal that came while it waited as well.
+fn with_signals<T>(call: impl FnOnce() -> T) -> (T, Option<PyErr>) {
+    INTERRUPTED.with(|interrupted| {
+        interrupted.calls.set(interrupted.calls.get() + 1);
+        let guard = CallGuard(&interrupted.calls);
+        let answer = call();
+        drop(guard);
+        (answer, interrupted.exception.take())
+    })
+}
+
+/// Lets signals of Python, such as that of Ctrl-C, interrupt the waits of calls. (A wait that comes from elsewhere, such as the end of an
+/// object, has nobody who would get the exception: it is not interrupted.)
+pub fn watch_signals() {
+    thalweg::driver::set_interruption(|| {
+        INTERRUPTED.with(|interrupted| {
+            if interrupted.calls.get() == 0 {
+                return false;
+            }
+            match Python::try_attach(|py| py.check_signals()) {
+                Some(Err(exception)) => {
+                    interrupted.exception.replace(Some(exception));
+                    true
+                }
+                // A handler may have raised before, in a wait whose refusal was dealt with: the call is to end.
+                _ => interrupted.exception.borrow().is_some(),
+            }
+        })
+    });
 }
 
 /// Warnings of calls that are not back in Python yet.

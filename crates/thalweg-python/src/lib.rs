@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     failure::keep_warnings();
     lines::read_under_sim();
+    failure::watch_signals();
     failure::register(module)?;
     dtype::register(module)?;
     device::register(module)?;

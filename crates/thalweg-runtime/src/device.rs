@@ -7,6 +7,7 @@
 //! first asked for. Tests and embedding programs make their own with [`Device::all_of`].
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -139,7 +140,13 @@ impl Device {
     }
 
     /// Creates the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`, `meta`.
+    #[track_caller]
     pub fn from_name(name: &str) -> Result<Self> {
+        let location = Location::caller();
+        Self::named(name).map_err(|error| error.at(location))
+    }
+
+    fn named(name: &str) -> Result<Self> {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
             Error::invalid(format!(

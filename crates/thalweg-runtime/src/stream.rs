@@ -90,6 +90,12 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
+    /// Returns the stream on which a device's loaders copy: always the same, so that one after the other finds the memory of before.
+    pub fn for_copies(device: &Device) -> Result<Self> {
+        let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
+        Ok(Self::from_state(device, state))
+    }
+
     /// Wraps a stream that another library made; `CUstream` 0 and 1 give the device's default stream. One wrapped twice counts as two streams for memory reuse, so
     /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
     /// Memory that was used on it still waits for its work.

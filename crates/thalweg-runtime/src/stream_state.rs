@@ -139,6 +139,8 @@ pub(crate) struct StreamPool {
     pub(crate) external: Mutex<Vec<std::sync::Weak<StreamState>>>,
     /// The stream on which captures run that were given none.
     capture: OnceLock<Arc<StreamState>>,
+    /// The stream on which loaders of data copy.
+    copies: OnceLock<Arc<StreamState>>,
     pub(crate) forgotten: Arc<ForgottenStreams>,
 }
 
@@ -150,7 +152,13 @@ struct PriorityPool {
 
 impl StreamPool {
     pub(crate) fn new(forgotten: Arc<ForgottenStreams>) -> Self {
-        Self { priorities: Mutex::default(), external: Mutex::default(), capture: OnceLock::new(), forgotten }
+        Self {
+            priorities: Mutex::default(),
+            external: Mutex::default(),
+            capture: OnceLock::new(),
+            copies: OnceLock::new(),
+            forgotten,
+        }
     }
 
     pub(crate) fn take(
@@ -178,13 +186,15 @@ impl StreamPool {
         driver: &Arc<dyn Driver>,
         device: u32,
     ) -> thalweg_driver::Result<Arc<StreamState>> {
-        if let Some(state) = self.capture.get() {
-            return Ok(state.clone());
-        }
-        let handle = driver.stream_create(device, 0)?;
-        let state = Arc::new(StreamState::new(driver, handle, 0, StreamKind::Pool));
-        // If another thread was faster, this one is destroyed with its state.
-        Ok(self.capture.get_or_init(|| state).clone())
+        made_once(&self.capture, driver, device)
+    }
+
+    pub(crate) fn for_copies(
+        &self,
+        driver: &Arc<dyn Driver>,
+        device: u32,
+    ) -> thalweg_driver::Result<Arc<StreamState>> {
+        made_once(&self.copies, driver, device)
     }
 
     /// Returns every stream that is known, the default stream apart.
@@ -193,9 +203,24 @@ impl StreamPool {
         let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
         external.retain(|state| state.strong_count() > 0);
         let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
-        let capture = self.capture.get().cloned();
+        let capture = self.capture.get().into_iter().chain(self.copies.get()).cloned();
         pooled.chain(capture).chain(external.iter().filter_map(std::sync::Weak::upgrade)).collect()
     }
+}
+
+/// Returns the stream of a cell, which it makes the first time.
+fn made_once(
+    cell: &OnceLock<Arc<StreamState>>,
+    driver: &Arc<dyn Driver>,
+    device: u32,
+) -> thalweg_driver::Result<Arc<StreamState>> {
+    if let Some(state) = cell.get() {
+        return Ok(state.clone());
+    }
+    let handle = driver.stream_create(device, 0)?;
+    let state = Arc::new(StreamState::new(driver, handle, 0, StreamKind::Pool));
+    // If another thread was faster, this one is destroyed with its state.
+    Ok(cell.get_or_init(|| state).clone())
 }
 
 #[cfg(test)]

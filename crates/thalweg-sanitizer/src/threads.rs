@@ -142,9 +142,18 @@ impl SanitizerDriver {
 pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
     Arc::new(move || {
         FUNCTION.set(Some(clock.clone()));
+        let _over = FunctionGuard;
         function();
-        FUNCTION.set(None);
     })
+}
+
+/// A guard that ends a host function, whether it returns or panics.
+struct FunctionGuard;
+
+impl Drop for FunctionGuard {
+    fn drop(&mut self) {
+        FUNCTION.set(None);
+    }
 }
 
 impl Model {
@@ -215,5 +224,21 @@ impl Model {
         };
         let knower = self.living.iter().find(knows).map(|&host| &*self.hosts[host as usize].name);
         knower.or_else(|| other.is_before(&self.known_to_ended).then_some("a thread that is over"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_host_function_that_panics_leaves_no_knowledge_behind() {
+        let known = || FUNCTION.with_borrow(Option::is_some);
+        let function =
+            knowing(Arc::new(move || assert!(!known(), "it knows what it comes after")), Clock::default());
+        assert!(catch_unwind(AssertUnwindSafe(|| function())).is_err());
+        assert!(!known());
     }
 }

@@ -23,9 +23,9 @@ use super::refusal::Refusal;
 use super::state::{MachineState, unknown};
 use crate::calls::capture;
 use crate::calls::code::{ALGORITHMS, MAX_THREADS_PER_BLOCK};
-use crate::calls::transfer::{self, NoUnwinding, take_away};
+use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
-use crate::executor::task::{HostTarget, Task, Work};
+use crate::executor::task::{LentTarget, Task, Work};
 
 impl Driver for SimDriver {
     // ---- Devices and contexts -------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ impl Driver for SimDriver {
             locked.usable(device)?;
             locked.forbid_on_capturing_device(device, "device_synchronize")?;
             let work = locked.device_frontier(device);
-            locked.wait_for(&work)?.check_alive(device)
+            locked.wait_for_result(&work)?.check_alive(device)
         })
     }
 
@@ -153,12 +153,12 @@ impl Driver for SimDriver {
             locked.forbid_in_capture("stream_synchronize")?;
             let device = locked.stream(own).device;
             let work = locked.frontier(own);
-            locked.wait_for(&work)?.check_alive(device)
+            locked.wait_for_result(&work)?.check_alive(device)
         })
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        self.submit("cuStreamWaitEvent", |state| state.stream_wait_event(stream.raw(), event.raw()))
+        self.submit("cuStreamWaitEvent", stream, |state| state.stream_wait_event(stream.raw(), event.raw()))
     }
 
     fn stream_from_external(&self, device: u32, stream: ExternalStream) -> Result<StreamHandle> {
@@ -190,7 +190,7 @@ impl Driver for SimDriver {
     }
 
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        self.submit("cuEventRecord", |state| state.event_record(event.raw(), stream.raw()))
+        self.submit("cuEventRecord", stream, |state| state.event_record(event.raw(), stream.raw()))
     }
 
     fn cuda_event(&self, event: EventHandle) -> Result<u64> {
@@ -210,7 +210,7 @@ impl Driver for SimDriver {
             let work = locked.event_frontier(event.raw())?;
             locked.forbid_in_capture("event_synchronize")?;
             let device = locked.event_device(event.raw())?;
-            locked.wait_for(&work)?.check_alive(device)
+            locked.wait_for_result(&work)?.check_alive(device)
         })
     }
 
@@ -432,7 +432,7 @@ impl Driver for SimDriver {
 
     fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
         let address = pointer.address();
-        self.submit("cuMemFreeAsync", |state| {
+        self.submit("cuMemFreeAsync", stream, |state| {
             let own = state.enter(stream.raw())?;
             state.pools.check_live(address)?;
             if state.stream(own).capture.is_some() {
@@ -506,7 +506,7 @@ impl Driver for SimDriver {
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
     fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
-        self.submit("cuMemcpyAsync", |state| transfer::copy(state, stream.raw(), copy))
+        self.submit("cuMemcpyAsync", stream, |state| transfer::copy(state, stream.raw(), copy))
     }
 
     fn copy_from_host(
@@ -517,7 +517,7 @@ impl Driver for SimDriver {
         label: Label,
     ) -> Result<()> {
         let staged: Box<[u8]> = source.into();
-        self.submit("cuMemcpyHtoDAsync", |state| {
+        self.submit("cuMemcpyHtoDAsync", stream, |state| {
             let own = state.enter(stream.raw())?;
             state.forbid_on_capturing(own, "copy_from_host")?;
             let accesses = [Access::write(target, staged.len() as u64)];
@@ -533,27 +533,26 @@ impl Driver for SimDriver {
         source: DevicePointer,
         label: Label,
     ) -> Result<()> {
-        let _guard = NoUnwinding;
+        let bytes = target.len() as u64;
+        let lent = LentTarget::new(target);
         self.enter_and_wait("cuMemcpyDtoHAsync", |mut locked| {
             let own = locked.enter(stream.raw())?;
             locked.forbid_on_capturing(own, "copy_to_host")?;
             let device = locked.stream(own).device;
-            let accesses = [Access::read(source, target.len() as u64)];
-            // SAFETY: we hold the exclusive borrow of `target` until the command is complete: `wait_for` returns only then,
-            // and a panic on the way ends the process.
-            let work = Work::CopyOut(unsafe { HostTarget::new(target) });
+            let accesses = [Access::read(source, bytes)];
+            let work = Work::CopyOut(lent.target());
             let command = transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
             let command = command.expect("the stream does not capture");
-            locked.wait_for(&[command])?.check_alive(device)
+            locked.wait_for_result(&[command])?.check_alive(device)
         })
     }
 
     fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
-        self.submit("cuMemsetAsync", |state| transfer::fill(state, stream.raw(), fill))
+        self.submit("cuMemsetAsync", stream, |state| transfer::fill(state, stream.raw(), fill))
     }
 
     fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
-        self.submit("cuLaunchHostFunc", |state| {
+        self.submit("cuLaunchHostFunc", stream, |state| {
             let own = state.enter(stream.raw())?;
             let device = state.stream(own).device;
             // A clone: if this is refused, the function is dropped by this call, outside the critical section.
@@ -603,7 +602,7 @@ impl Driver for SimDriver {
     }
 
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        self.submit("cuLaunchKernel", |state| state.launch(stream.raw(), launch))
+        self.submit("cuLaunchKernel", stream, |state| state.launch(stream.raw(), launch))
     }
 
     fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
@@ -621,7 +620,7 @@ impl Driver for SimDriver {
     }
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        self.submit(launch.gpu.entry_point(), |state| state.library(stream.raw(), launch))
+        self.submit(launch.gpu.entry_point(), stream, |state| state.library(stream.raw(), launch))
     }
 
     // ---- Several devices together ---------------------------------------------------------------------------------
@@ -679,7 +678,8 @@ impl Driver for SimDriver {
     }
 
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
-        self.submit("ncclGroupEnd", |state| state.collectives(collectives))
+        let streams = collectives.iter().map(|collective| collective.stream);
+        self.submit_on("ncclGroupEnd", streams, |state| state.collectives(collectives))
     }
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------
@@ -721,7 +721,7 @@ impl Driver for SimDriver {
         format: ConditionFormat,
         label: Label,
     ) -> Result<()> {
-        self.submit("cudaGraphSetConditional", |state| {
+        self.submit("cudaGraphSetConditional", stream, |state| {
             state.condition_set(stream.raw(), condition.raw(), source, format, label)
         })
     }
@@ -804,6 +804,6 @@ impl Driver for SimDriver {
     }
 
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
-        self.submit("cuGraphLaunch", |state| state.graph_launch(exec.raw(), stream.raw()))
+        self.submit("cuGraphLaunch", stream, |state| state.graph_launch(exec.raw(), stream.raw()))
     }
 }

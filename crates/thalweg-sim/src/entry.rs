@@ -1,6 +1,6 @@
 //! How a call of the driver enters the machine, and names itself in its errors.
 
-use thalweg_driver::Result;
+use thalweg_driver::{Result, StreamHandle};
 
 use crate::SimDriver;
 use crate::control::CallKind;
@@ -26,14 +26,25 @@ impl SimDriver {
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
-    /// Makes a call that queues work, once the queue has room.
+    /// Makes a call that queues work on a stream, once its queue has room.
     pub(crate) fn submit<T>(
         &self,
         call: &'static str,
+        stream: StreamHandle,
+        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
+    ) -> Result<T> {
+        self.submit_on(call, std::iter::once(stream), body)
+    }
+
+    /// Makes a call that queues work on several streams, once their queues have room.
+    pub(crate) fn submit_on<T>(
+        &self,
+        call: &'static str,
+        streams: impl Iterator<Item = StreamHandle> + Clone,
         body: impl FnOnce(&mut MachineState) -> CallResult<T>,
     ) -> Result<T> {
         self.check_process(call)?;
-        let entered = self.machine.lock_to_submit(call);
+        let entered = self.machine.lock_to_submit(call, streams);
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 

@@ -197,6 +197,7 @@ impl SimDriver {
                 return Err(refusal::Refusal::new(Code::NotReady, detail));
             }
             state.executor.restart_numbers();
+            state.misuse = None;
             let control = state.control.as_mut().expect("the machine is controlled");
             Ok(control.restart(schedule))
         })
@@ -296,6 +297,21 @@ impl SimDriver {
     /// each host thread was doing.
     pub fn stuck(&self) -> Option<String> {
         self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())
+    }
+
+    /// Returns which command called the driver first, where one did: CUDA forbids that, so the call was refused.
+    pub fn misuse(&self) -> Option<String> {
+        self.machine.lock().misuse.clone()
+    }
+
+    /// Calls `told` of the first call of the driver that a command makes, with what [`misuse`](Self::misuse) says.
+    pub fn on_misuse(&self, told: impl FnOnce(&str) + Send + 'static) {
+        self.machine.lock().on_misuse = Some(Box::new(told));
+    }
+
+    /// Returns the number of commands of all streams that are not complete.
+    pub fn queued_commands(&self) -> usize {
+        self.machine.lock().executor.live()
     }
 
     /// Blocks the calling host thread until a condition of the program holds, and lets others get ahead meanwhile: what

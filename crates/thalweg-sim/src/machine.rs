@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use smallvec::SmallVec;
+use thalweg_driver::{Code, INTERRUPTION_INTERVAL, StreamHandle, interruption};
 
 use super::control::sighting::Entering;
-use super::control::{CallKind, Control, Wait};
+use super::control::{CallKind, Control, INSIDE, Wait};
 use super::executor::command::{Claim, CommandId, Frontier};
 use super::executor::{Job, Start};
 use super::memory::Piece;
-use super::refusal::CallResult;
+use super::refusal::{CallResult, Refusal};
 use super::schedules::Schedule;
 use super::state::MachineState;
 use crate::executor::task::Work;
@@ -38,10 +39,6 @@ const TICK: Duration = Duration::from_micros(200);
 
 /// The number of host functions that can wait for the program at once.
 const HOST_THREADS: usize = 64;
-
-/// The number of commands that may be queued. A thread that submits more waits, as with CUDA: a program that never waits for its
-/// work would otherwise fill the host's memory.
-pub(super) const QUEUE_COMMANDS: usize = 1 << 16;
 
 /// The state of a machine, and what its threads wait on.
 pub(super) struct Machine {
@@ -126,10 +123,31 @@ impl Machine {
     /// Enters the critical section for a call of the program.
     #[inline]
     pub(super) fn call(self: &Arc<Self>, call: &'static str, step: CallKind) -> CallResult<Locked<'_>> {
+        self.refuse_inside(call)?;
         if self.is_controlled {
             return self.call_in_turn(call, step);
         }
         Ok(self.lock())
+    }
+
+    /// Refuses a call that a command makes, and notes it.
+    pub(super) fn refuse_inside(self: &Arc<Self>, call: &'static str) -> CallResult<()> {
+        let Some((_, label)) = INSIDE.get().filter(|(machine, _)| *machine == Arc::as_ptr(self).addr())
+        else {
+            return Ok(());
+        };
+        let detail = format!(
+            "`{label}` called the driver ({call}): a host function or kernel must not, since CUDA forbids it. Let a thread of the \
+             program make the call once the function has returned"
+        );
+        let mut locked = self.entering.during(|| self.lock());
+        if locked.misuse.is_none() {
+            locked.misuse = Some(detail.clone());
+            let told = locked.on_misuse.take();
+            drop(locked);
+            told.into_iter().for_each(|told| told(&detail));
+        }
+        Err(Refusal::new(Code::NotPermitted, detail))
     }
 
     /// Asks whether the work that `find` gives is done.
@@ -165,13 +183,15 @@ impl Machine {
         Some(Locked { machine: self, guard: Some(guard) })
     }
 
-    /// Enters the critical section once the queue has room.
-    pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
+    /// Enters the critical section once the queues of these streams have room.
+    pub(super) fn lock_to_submit(
+        self: &Arc<Self>,
+        call: &'static str,
+        streams: impl Iterator<Item = StreamHandle> + Clone,
+    ) -> CallResult<Locked<'_>> {
         let mut locked = self.call(call, CallKind::Submit)?;
-        if locked.executor.live() >= QUEUE_COMMANDS {
-            locked.workers.throttled += 1;
-            locked = locked.wait_until(Wait::Room)?;
-            locked.workers.throttled -= 1;
+        while let Some(full) = streams.clone().find_map(|stream| locked.full_queue(stream.raw())) {
+            locked = locked.wait_until(Wait::Room(full))?;
         }
         Ok(locked)
     }
@@ -258,7 +278,7 @@ impl Machine {
             } else {
                 locked.workers.host_sleeping += 1;
                 while locked.workers.host_wakeups == 0 && !locked.workers.shutdown {
-                    locked = locked.wait(&self.host_work);
+                    locked = locked.wait(&self.host_work, None);
                 }
                 locked.workers.host_wakeups = locked.workers.host_wakeups.saturating_sub(1);
                 locked.workers.host_sleeping -= 1;
@@ -329,10 +349,11 @@ impl Job {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Does the work, outside of the critical section, and returns its number, its device and its result. `after` is called
-    /// when it has run, before its values are dropped.
-    pub(super) fn run(self, after: impl FnOnce()) -> (u32, u32, CallResult<()>) {
+    /// Does the work, outside of the critical section, as the command of this machine that the thread is in, and returns its number,
+    /// its device and its result.
+    pub(super) fn run(self, machine: &Arc<Machine>) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
+        let before = INSIDE.replace(Some((Arc::as_ptr(machine).addr(), self.task.label)));
         let outcome = match self.start {
             // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
             // cannot be unmapped, since that takes a claim on the same bytes.
@@ -345,7 +366,8 @@ impl Job {
             Start::Skip => Ok(()),
             Start::Fail(refusal) => Err(refusal),
         };
-        after();
+        // What it owns may call: its destructors are the program's, as after any other call.
+        INSIDE.set(before);
         drop_quietly(self.task);
         (index, device, outcome)
     }
@@ -373,8 +395,7 @@ impl Machine {
                 wake.worker = true;
             }
         }
-        let throttle_opens = workers.throttled > 0 && executor.live() < QUEUE_COMMANDS;
-        if std::mem::take(&mut executor.wake_hosts) || throttle_opens {
+        if std::mem::take(&mut executor.wake_hosts) {
             self.host_progress.fetch_add(1, Ordering::Relaxed);
             wake.hosts = workers.host_waiters > 0;
         }
@@ -416,27 +437,26 @@ impl<'a> Locked<'a> {
 
     /// Leaves the critical section while a command runs, and completes it.
     fn execute(self, job: Job) -> Self {
-        let (mut locked, index, device, outcome) = self.run(job, || {});
+        let (mut locked, index, device, outcome) = self.run(job);
         locked.executor.finish(index, device, outcome);
         locked
     }
 
-    /// Leaves the critical section while a command runs. `after` is called when it has run, before its values are dropped.
-    /// Its number, its device and what came of it.
-    pub(super) fn run(self, job: Job, after: impl FnOnce()) -> (Self, u32, u32, CallResult<()>) {
+    /// Leaves the critical section while a command runs, and returns its number, its device and its result.
+    pub(super) fn run(self, job: Job) -> (Self, u32, u32, CallResult<()>) {
         let machine = self.machine;
         drop(self);
         let job = if machine.is_order_only.load(Ordering::Relaxed) { job.without_memory() } else { job };
-        let (index, device, outcome) = job.run(after);
+        let (index, device, outcome) = job.run(machine);
         (machine.lock(), index, device, outcome)
     }
 
     /// Leaves the critical section for a moment.
-    pub(super) fn outside(self, body: impl FnOnce()) -> Self {
+    pub(super) fn outside<T>(self, body: impl FnOnce() -> T) -> (Self, T) {
         let machine = self.machine;
         drop(self);
-        body();
-        machine.lock()
+        let value = body();
+        (machine.lock(), value)
     }
 
     /// Waits a few microseconds for work, outside the critical section.
@@ -456,7 +476,7 @@ impl<'a> Locked<'a> {
         self.workers.sleeping += 1;
         while self.workers.wakeups == 0 && !self.workers.shutdown {
             let machine = self.machine;
-            self = self.wait(&machine.work);
+            self = self.wait(&machine.work, None);
         }
         self.workers.wakeups = self.workers.wakeups.saturating_sub(1);
         self.workers.sleeping -= 1;
@@ -465,16 +485,18 @@ impl<'a> Locked<'a> {
 
     /// Waits on a condition, outside the critical section. Where this critical section leaves threads to be woken, that is
     /// done instead, and the caller looks again: a thread never sleeps on a change of its own.
-    fn wait(mut self, condition: &Condvar) -> Self {
+    fn wait(mut self, condition: &Condvar, time: Option<Duration>) -> Self {
         let machine = self.machine;
         let mut guard = self.guard.take().expect("held until the drop");
         let wake = machine.wake(&mut guard);
-        let guard = if wake == Wake::default() {
-            condition.wait(guard)
-        } else {
-            drop(guard);
-            machine.deliver(wake);
-            machine.state.lock()
+        let guard = match time {
+            _ if wake != Wake::default() => {
+                drop(guard);
+                machine.deliver(wake);
+                machine.state.lock()
+            }
+            None => condition.wait(guard),
+            Some(time) => Ok(condition.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0),
         };
         Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
     }
@@ -490,8 +512,8 @@ impl<'a> Locked<'a> {
         Locked { machine, guard: Some(guard) }
     }
 
-    /// Waits, as a host thread, until something happened that a host thread waits for.
-    fn wait_for_progress(mut self) -> Self {
+    /// Waits, as a host thread, until something happened that a host thread waits for, or until this time.
+    fn wait_for_progress(mut self, until: Option<Instant>) -> Self {
         let machine = self.machine;
         let seen = machine.host_progress.load(Ordering::Relaxed);
         drop(self);
@@ -499,7 +521,11 @@ impl<'a> Locked<'a> {
         self = machine.lock();
         self.workers.host_waiters += 1;
         while machine.host_progress.load(Ordering::Relaxed) == seen {
-            self = self.wait(&machine.host);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                break;
+            }
+            self = self.wait(&machine.host, left);
         }
         self.workers.host_waiters -= 1;
         self
@@ -511,7 +537,32 @@ impl<'a> Locked<'a> {
             return self.wait_in_turn(wait);
         }
         while !self.has_come(&wait) {
-            self = self.wait_for_progress();
+            self = self.wait_for_progress(None);
+        }
+        Ok(self)
+    }
+
+    /// Waits until all these commands are complete, or until the program gives up ([`interruption`]).
+    pub(super) fn wait_for_result(mut self, commands: &[CommandId]) -> CallResult<Self> {
+        let Some(is_interrupted) = interruption() else { return self.wait_for(commands) };
+        if self.executor.await_all(commands) {
+            return Ok(self);
+        }
+        if self.machine.is_controlled {
+            self.control().begin_interruptible();
+            return self.wait_for(commands);
+        }
+        let mut asks = Instant::now() + INTERRUPTION_INTERVAL;
+        while !self.executor.await_all(commands) {
+            self = self.wait_for_progress(Some(asks));
+            if Instant::now() >= asks {
+                let is_over;
+                (self, is_over) = self.outside(is_interrupted);
+                if is_over {
+                    return Err(interrupted());
+                }
+                asks = Instant::now() + INTERRUPTION_INTERVAL;
+            }
         }
         Ok(self)
     }
@@ -521,7 +572,7 @@ impl<'a> Locked<'a> {
         match wait {
             Wait::Commands(commands) => self.executor.await_all(commands),
             Wait::Bytes(claim) => self.executor.can_hold(*claim),
-            Wait::Room => self.executor.live() < QUEUE_COMMANDS,
+            Wait::Room(stream) => self.executor.await_room(*stream),
             _ => unreachable!("a wait for a turn is one of a controlled machine"),
         }
     }
@@ -543,6 +594,11 @@ impl<'a> Locked<'a> {
         }
         Ok((self, claim))
     }
+}
+
+/// Returns the refusal of a wait that the program has given up.
+pub(super) fn interrupted() -> Refusal {
+    Refusal::new(Code::NotReady, "the wait was interrupted; the work that it was for goes on")
 }
 
 /// Waits for a short while, as long as the condition holds. It lets other threads run meanwhile: where there are fewer

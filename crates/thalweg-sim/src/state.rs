@@ -56,6 +56,10 @@ pub(super) struct MachineState {
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,
+    /// The first call of the driver that a command made, which CUDA forbids.
+    pub(super) misuse: Option<String>,
+    /// Told of that, once.
+    pub(super) on_misuse: Option<Box<dyn FnOnce(&str) + Send>>,
     /// The schedule that decides what goes next, on a controlled machine.
     pub(super) control: Option<Box<Control>>,
 }
@@ -107,6 +111,8 @@ impl MachineState {
             workers: WorkerThreads::default(),
             ended_streams_named: AtomicU64::new(0),
             next_stream: devices,
+            misuse: None,
+            on_misuse: None,
             control: None,
         })
     }

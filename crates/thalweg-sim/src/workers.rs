@@ -16,7 +16,6 @@ pub(crate) struct WorkerThreads {
     pub(crate) host_sleeping: usize,
     pub(crate) host_wakeups: usize,
     pub(crate) host_waiters: usize,
-    pub(crate) throttled: usize,
     /// Whether a thread keeps the time of links.
     pub(crate) keeps_time: bool,
 }

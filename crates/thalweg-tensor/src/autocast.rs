@@ -14,6 +14,7 @@
 mod kept;
 
 use std::cell::{Cell, RefCell};
+use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -23,6 +24,7 @@ use thalweg_ops::Autocast;
 use thalweg_runtime::{Device, Error, Result};
 
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
+use crate::caller::{CallLocation, outermost};
 use crate::dispatch::{
     Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard, is_excluded,
 };
@@ -59,16 +61,20 @@ thread_local! {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the dtype is another; and those of the function.
+#[track_caller]
 pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result<T> {
-    autocast_with(AutocastOptions { dtype, ..AutocastOptions::default() }, function)
+    let options = AutocastOptions { dtype, ..AutocastOptions::default() };
+    let _region = Region::enter_at(options, Location::caller())?;
+    function()
 }
 
 /// Runs a function in a region like that of [`autocast`], with options.
 ///
 /// # Errors
 /// Those of [`autocast`].
+#[track_caller]
 pub fn autocast_with<T>(options: AutocastOptions, function: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _region = Region::enter(options)?;
+    let _region = Region::enter_at(options, Location::caller())?;
     function()
 }
 
@@ -154,12 +160,15 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the dtype is neither float16 nor bfloat16.
+    #[track_caller]
     pub fn enter(options: AutocastOptions) -> Result<Self> {
+        Self::enter_at(options, Location::caller())
+    }
+
+    fn enter_at(options: AutocastOptions, location: CallLocation) -> Result<Self> {
         if !matches!(options.dtype, DType::F16 | DType::Bf16) {
-            return Err(Error::invalid(format!(
-                "autocast computes in float16 or bfloat16, not in {}",
-                options.dtype
-            )));
+            let text = format!("autocast computes in float16 or bfloat16, not in {}", options.dtype);
+            return Err(Error::invalid(text).at(outermost(location)));
         }
         DEPTH.set(DEPTH.get() + 1);
         // A function of a backward pass, which leaves the key out, may open a region too.

@@ -37,6 +37,43 @@ pub type CallLocation = &'static Location<'static>;
 
 thread_local! {
     static OUTERMOST: Cell<Option<CallLocation>> = const { Cell::new(None) };
+    static INDIRECT: Cell<Option<Indirect>> = const { Cell::new(None) };
+}
+
+/// A call through a trait object. A function that wants its caller's line gets a line of its own source there, since the compiler does not
+/// pass the caller's on.
+#[derive(Clone, Copy)]
+struct Indirect {
+    line: CallLocation,
+    /// The beginning of the paths of the sources in which such functions are.
+    sources: &'static str,
+}
+
+/// A guard of a call through a trait object.
+#[must_use = "the line is named only while the guard lives"]
+pub struct IndirectGuard {
+    former: Option<Indirect>,
+}
+
+/// Enters a call through a trait object that was made at `location`: what is called there and is written in `sources` names that line.
+/// Other code, such as the user's, names its own lines.
+pub fn enter_indirect(location: CallLocation, sources: &'static str) -> IndirectGuard {
+    let line = outermost(location);
+    IndirectGuard { former: INDIRECT.replace(Some(Indirect { line, sources })) }
+}
+
+impl Drop for IndirectGuard {
+    fn drop(&mut self) {
+        INDIRECT.set(self.former);
+    }
+}
+
+/// Returns the line of a call at `location`, which may have been made through a trait object.
+fn direct(location: CallLocation) -> CallLocation {
+    match INDIRECT.get() {
+        Some(Indirect { line, sources }) if location.file().starts_with(sources) => line,
+        _ => location,
+    }
 }
 
 /// A guard: while it lives, what this thread calls was called from where the outermost of these was entered.
@@ -48,7 +85,7 @@ pub struct Entered {
 /// Enters a public function that was called at `location`.
 pub fn enter(location: CallLocation) -> Entered {
     let former = OUTERMOST.get();
-    OUTERMOST.set(Some(former.unwrap_or(location)));
+    OUTERMOST.set(Some(former.unwrap_or_else(|| direct(location))));
     Entered { former }
 }
 
@@ -60,7 +97,7 @@ impl Drop for Entered {
 
 /// Returns the line of the user's call, for a function that was called at `location`.
 pub fn outermost(location: CallLocation) -> CallLocation {
-    OUTERMOST.get().unwrap_or(location)
+    OUTERMOST.get().unwrap_or_else(|| direct(location))
 }
 
 /// Returns the line of the user's call, if a public function was entered.

@@ -423,6 +423,9 @@ impl Operator {
         let device = match (tensors.first(), named) {
             (Some(tensor), _) => tensor.device(),
             (None, Some(device)) => device,
+            (None, None) if arguments.iter().any(|argument| matches!(argument, Argument::Tensors([]))) => {
+                return Err(Error::invalid("expected a non-empty list of tensors"));
+            }
             (None, None) => return Err(Error::invalid("a call without tensors must name a device")),
         };
         for tensor in &tensors {

@@ -60,8 +60,12 @@ pub fn set_print_options(options: PrintOptions) -> Result<()> {
 const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
-    /// Writes the elements as PyTorch does. Blocks until they are there; where they cannot be read, it says why instead.
+    /// Writes the elements as PyTorch does. Blocks until they are there; where they cannot be read, as in a capture, it says why instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // To read would break the capture.
+        if matches!(self.device().current_stream().is_capturing(), Ok(true)) {
+            return write!(f, "{self:?}: is not read while the stream captures");
+        }
         match self.printed() {
             Ok(text) => f.write_str(&text),
             Err(error) => write!(f, "{self:?}: cannot be read: {error}"),

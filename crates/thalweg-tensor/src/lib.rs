@@ -52,7 +52,7 @@ pub mod testing;
 mod views;
 pub mod warning;
 
-pub use autograd::{inference_mode, no_grad};
+pub use autograd::{NoGrad, inference_mode, no_grad, try_no_grad};
 pub use display::{PrintOptions, print_options, set_print_options};
 pub use host_tensor::HostTensor;
 pub use kernels::creation::check_convertible;

@@ -86,5 +86,6 @@ pub mod module {
 }
 
 pub use thalweg_tensor::{
-    HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random, testing, warning,
+    HostTensor, Index, MemoryFormat, NoGrad, Tensor, autograd, dispatch, i, no_grad, random, testing,
+    try_no_grad, warning,
 };

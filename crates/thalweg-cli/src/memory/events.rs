@@ -48,7 +48,9 @@ pub struct EventsArgs {
 #[derive(Args)]
 #[command(after_help = "\
 Example:
-  thalweg memory at snapshot.pickle 0x7f3e2a000000")]
+  thalweg memory at snapshot.pickle 0x7f3e2a000000
+
+The exit status is 1 if the address is in no block or segment of the snapshot.")]
 pub struct AtArgs {
     /// A file that _dump_snapshot wrote
     snapshot: PathBuf,
@@ -58,6 +60,9 @@ pub struct AtArgs {
     /// The number of the device [default: all]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
+    /// The number of owners that are listed, the latest of all
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    count: usize,
     /// One JSON object per device
     #[arg(long)]
     json: bool,
@@ -249,25 +254,31 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
     let (path, recording) = read(&arguments.snapshot)?;
     let (output, address) = (Output::standard(), arguments.address);
     let is_wanted = |device: &usize| arguments.device.is_none_or(|wanted| wanted == *device);
-    let mut is_known = arguments.json;
+    let mut is_known = false;
     for device in recording.devices().into_iter().filter(is_wanted) {
         let mut owners: Vec<BlockLife> = lives(&recording, device).blocks;
         owners.retain(|block| {
             (block.address..block.address.saturating_add(block.size_bytes.max(1))).contains(&address)
         });
         let place_at_end = at_end(&recording, device, address);
+        let is_here = !owners.is_empty() || place_at_end.is_some();
+        is_known |= is_here;
         if arguments.json {
             output.json(&json_at(&recording, device, address, &owners));
             continue;
         }
-        if owners.is_empty() && place_at_end.is_none() {
+        if !is_here {
             continue;
         }
-        is_known = true;
         output.line(2, &format!("{path}, device {device}, {address:#x}"));
         output.line(12, &format!("  at the end{}", place_at_end.unwrap_or_else(|| "  not reserved".into())));
         let mut table = Table::new(&["allocated", "freed", "bytes", "begins at", "where"], 4);
-        for block in &owners {
+        let earlier = owners.len().saturating_sub(arguments.count);
+        if earlier > 0 {
+            let text = format!("  {} owners before these: --count N lists more", count(earlier as u64));
+            output.line(2, &text);
+        }
+        for block in &owners[earlier..] {
             let entry = |entry: Option<usize>, other: &str| {
                 entry.map_or_else(|| other.to_owned(), |entry| count(entry as u64))
             };
@@ -287,12 +298,14 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
             stack(&output, &recording, last.stack);
         }
     }
-    if !is_known {
-        return Err(Failure(format!(
-            "{path}: no segment or block that is recorded holds {address:#x}; `thalweg memory events` lists the addresses"
-        )));
+    if is_known {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(ExitCode::SUCCESS)
+    if !arguments.json {
+        let of = arguments.device.map_or_else(String::new, |device| format!(" of device {device}"));
+        output.line(2, &format!("{path}: no block and no segment{of} was ever at {address:#x}"));
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 /// Prints in what an address is when the file was written.

@@ -4,8 +4,9 @@
 //! devices share, the summary into the headline. Its figures have the names that `--json` has for them.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use thalweg::memory_tools::analysis::{Categories, Lives, Stage, Summary, lives, stages};
@@ -50,14 +51,12 @@ impl<'c> Pages<'c> {
         Self { model, categories, stacks: PageStacks::default() }
     }
 
-    /// Writes the page into a file.
-    pub fn write(self, path: &Path) -> Result<(), Failure> {
-        let write = || {
-            let mut file = BufWriter::new(File::create(path)?);
-            thalweg::memory_tools::report::write(&self.model, &mut file)?;
-            file.flush()
-        };
-        write().map_err(|error| Failure(format!("{}: {error}", path.display())))
+    /// Writes the page into a file, all of it or nothing: what was there is whole until the page is. `read` are the files that it
+    /// was made from.
+    pub fn write(self, path: &Path, read: &[PathBuf]) -> Result<(), Failure> {
+        refuse_input(path, read)?;
+        write_whole(path, |file| thalweg::memory_tools::report::write(&self.model, file))
+            .map_err(|error| Failure(format!("{}: {error}", path.display())))
     }
 
     /// Adds one device of one snapshot, with the curves of other settings.
@@ -127,6 +126,47 @@ impl<'c> Pages<'c> {
             settings: recorded_settings(recording),
         });
     }
+}
+
+/// Refuses a page in the place of one of the files that it is made from.
+///
+/// # Errors
+/// If the page's file is one of them, by whatever name.
+pub fn refuse_input(page: &Path, read: &[PathBuf]) -> Result<(), Failure> {
+    let Ok(there) = page.metadata() else { return Ok(()) };
+    let is_page = |path: &&PathBuf| {
+        path.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (there.dev(), there.ino()))
+    };
+    match read.iter().find(is_page) {
+        Some(path) => Err(Failure(format!(
+            "--html {} would destroy the snapshot {}: name another file",
+            page.display(),
+            path.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Writes a file beside its place, and moves it there when it is whole. What is no file, as a pipe, is written as it is.
+fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if place.metadata().is_ok_and(|there| !there.is_file()) {
+        let mut file = BufWriter::new(File::options().write(true).open(&place)?);
+        return write(&mut file).and_then(|()| file.flush());
+    }
+    let mut beside = place.clone().into_os_string();
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = File::create(&beside).and_then(|file| {
+        let mut file = BufWriter::new(file);
+        write(&mut file)?;
+        file.into_inner()?.sync_all()?;
+        fs::rename(&beside, &place)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }
 
 /// Numbers for things, in order of first use, with their names.

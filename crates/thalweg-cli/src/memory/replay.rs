@@ -15,7 +15,7 @@ use thalweg::progress::Progress;
 use thalweg::snapshot::Recording;
 
 use super::files;
-use super::page::{GpuBytes, Pages};
+use super::page::{GpuBytes, Pages, refuse_input};
 use super::places::printable;
 use super::show::doubts;
 use super::size::{self, count, size};
@@ -69,7 +69,7 @@ pub struct WhatIf {
     #[arg(long, value_name = "NAME", default_value = "pytorch", hide_possible_values = true)]
     policy: PolicyName,
     /// The memory of the GPU, with its unit: 24GiB, 24GB
-    #[arg(long = "gpu-memory", value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long = "gpu-memory", alias = "card", value_name = "SIZE", value_parser = size::parse_gpu)]
     pub gpu: Option<u64>,
     /// Writes the same and more as a page for a browser, in one file; each --conf is a curve on it
     #[arg(long, value_name = "FILE")]
@@ -103,8 +103,9 @@ impl PolicyName {
 
 impl WhatIf {
     /// # Errors
-    /// If a setting makes no sense.
+    /// If a setting makes no sense, or the page would be in the place of a snapshot.
     pub fn check(&self) -> Result<(), Failure> {
+        self.html.as_deref().map_or(Ok(()), |html| refuse_input(html, &self.snapshots))?;
         self.conf.iter().try_for_each(|conf| self.settings(conf).map(drop)).map_err(Failure)
     }
 
@@ -169,7 +170,7 @@ pub fn run(arguments: &ReplayArgs) -> Result<ExitCode, Failure> {
         ));
     }
     if let Some(html) = &question.html {
-        pages.write(html)?;
+        pages.write(html, &question.snapshots)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -93,7 +93,7 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
         Ok(())
     })?;
     if let Some(html) = html {
-        pages.write(html)?;
+        pages.write(html, &question.snapshots)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -41,16 +41,32 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// Reads `24GiB`, `24GB`, `1.5 MiB` or `512B`. A number without a unit could be anything, and nothing has 0 bytes.
+/// The smallest memory of a GPU that anything can be replayed on: one segment of the allocator.
+const LEAST_GPU: u64 = 2 << 20;
+
+/// Reads `24GiB`, `24GB`, `1.5 MiB`, `512B` or, in bytes, `512`. Nothing has 0 bytes.
 pub fn parse(text: &str) -> Result<u64, &'static str> {
-    bytes(text.trim()).ok_or("write a size with its unit, such as 24GiB or 24GB")
+    bytes(text.trim()).ok_or("write a size with its unit, such as 24GiB or 24GB, or in bytes")
+}
+
+/// Reads the memory of a GPU, as [`parse`] reads a size.
+pub fn parse_gpu(text: &str) -> Result<u64, String> {
+    let bytes = parse(text)?;
+    if bytes < LEAST_GPU {
+        return Err(format!(
+            "that is {}, less than the smallest segment of the allocator, {}: write the size with its unit, such as 24GiB",
+            size(bytes),
+            size(LEAST_GPU)
+        ));
+    }
+    Ok(bytes)
 }
 
 fn bytes(text: &str) -> Option<u64> {
-    let unit_at = text.find(|character: char| character.is_ascii_alphabetic())?;
+    let unit_at = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = (text[..unit_at].trim(), text[unit_at..].to_ascii_lowercase());
     let scale: u64 = match unit.as_str() {
-        "b" => 1,
+        "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
@@ -96,13 +112,18 @@ mod tests {
             ("1.5 MiB", 3 << 19),
             ("85017493504B", 85_017_493_504),
             ("2gb", 2_000_000_000),
+            ("85017493504", 85_017_493_504),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in
-            ["", "GiB", "24", "-1", "0GiB", "0.0B", "-1GiB", "1 parsec", "nanGiB", "infGB", "99999999999TiB"]
+            ["", "GiB", "0", "-1", "0GiB", "0.0B", "-1GiB", "1 parsec", "nanGiB", "infGB", "99999999999TiB"]
         {
             assert!(parse(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_gpu("2MiB"), Ok(2 << 20));
+        for text in ["24", "1B", "0.0000001GiB", "2047KiB"] {
+            assert!(parse_gpu(text).unwrap_err().contains("24GiB"), "{text}");
         }
     }
 

@@ -13,12 +13,12 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg::progress::Progress;
-use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
+use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, OPENED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
 
 use anstyle::AnsiColor;
 use clap::Args;
@@ -39,12 +39,13 @@ Examples:
   thalweg sim --seeds 100 -- target/debug/train --steps 5
   thalweg sim --first 17 --seeds 1 -- target/debug/train --steps 5
 
-The exit status is 0 if no seed fails, 1 if one does, 127 if there is no such
+The exit status is 0 if no seed fails, 1 if one does, 2 if the program uses no
+simulated GPU, so that nothing was checked, 127 if there is no such
 program, and 126 if it cannot be run."
 )]
 pub struct SimArgs {
     /// The number of seeds
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed; one seed again: --first N --seeds 1
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -102,6 +103,10 @@ pub fn run(arguments: &SimArgs) -> ExitCode {
             return ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN });
         }
     };
+    if runs.opened_nothing && runs.failures.is_empty() {
+        let text = format!("`{}` opened no simulated GPU, so nothing was checked", arguments.program());
+        return complain(&text);
+    }
     let output = Output::standard();
     if arguments.json {
         print_json(&output, arguments, &runs);
@@ -136,6 +141,8 @@ enum Ended {
     Well(Vec<String>),
     /// Well, and no other seed can go otherwise.
     WellForAll(Vec<String>),
+    /// Well, but the program opened no simulated GPU.
+    OpenedNothing,
     Failed(SeedFailure),
 }
 
@@ -143,6 +150,8 @@ enum Ended {
 struct Runs {
     count: u64,
     failures: BTreeMap<u64, SeedFailure>,
+    /// Whether a run opened no simulated GPU.
+    opened_nothing: bool,
     /// Races that are possible and no more, as they read.
     possible: BTreeSet<String>,
 }
@@ -153,13 +162,14 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
     let (refusal, notes) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
+    let opened_nothing = AtomicBool::new(false);
     let progress = Mutex::new((Progress::transient("of all seeds", arguments.seeds), 0));
     let jobs = arguments.jobs.map(usize::from);
     let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             let (next, failures, refusal, progress) = (&next, &failures, &refusal, &progress);
-            let notes = &notes;
+            let (notes, opened_nothing) = (&notes, &opened_nothing);
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -170,6 +180,10 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                         Ok(Ended::Well(possible)) => lock(notes).extend(possible),
                         Ok(Ended::WellForAll(possible)) => {
                             lock(notes).extend(possible);
+                            next.fetch_max(end, Ordering::Relaxed);
+                        }
+                        Ok(Ended::OpenedNothing) => {
+                            opened_nothing.store(true, Ordering::Relaxed);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::Failed(failure)) => {
@@ -197,6 +211,7 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
         None => Ok(Runs {
             count: runs,
             failures: failures.into_inner().unwrap_or_else(PoisonError::into_inner),
+            opened_nothing: opened_nothing.into_inner(),
             possible: notes.into_inner().unwrap_or_else(PoisonError::into_inner),
         }),
     }
@@ -210,7 +225,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// nothing else: the program may have to do with other addresses and figures than usual.
 fn run_seed(arguments: &SimArgs, seed: u64) -> std::io::Result<Ended> {
     let ended = run_process(arguments, seed, false)?;
-    if seed != arguments.first || matches!(ended, Ended::Failed(_)) {
+    if seed != arguments.first || matches!(ended, Ended::Failed(_) | Ended::OpenedNothing) {
         return Ok(ended);
     }
     match run_process(arguments, seed, true)? {
@@ -224,9 +239,11 @@ fn run_seed(arguments: &SimArgs, seed: u64) -> std::io::Result<Ended> {
 fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Result<Ended> {
     let folder = PrivateFolder::new()?;
     let report = folder.0.join("report");
-    let mut observed = report.clone().into_os_string();
-    observed.push(OBSERVED_SUFFIX);
-    let observed = PathBuf::from(observed);
+    let companion = |suffix: &str| {
+        let mut path = report.clone().into_os_string();
+        path.push(suffix);
+        PathBuf::from(path)
+    };
     let mut process = Command::new(&arguments.program[0]);
     process
         .args(&arguments.program[1..])
@@ -247,13 +264,16 @@ fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Re
     }
     let limit = Duration::from_secs(arguments.timeout_s).saturating_add(GRACE);
     let (ended, errors) = wait(process.spawn()?, limit)?;
-    let was_observed = observed.exists();
+    let (was_observed, has_opened) = (companion(OBSERVED_SUFFIX).exists(), companion(OPENED_SUFFIX).exists());
     let (notes, findings): (Vec<_>, Vec<_>) =
         read_report(&report).into_iter().partition(|found| found.starts_with(POSSIBLE_PREFIX));
     let is_well = ended.is_some_and(|status| {
         status.success()
             || (arguments.faults && status.code() != Some(TIMED_OUT) && reported_an_error(status))
     });
+    if findings.is_empty() && is_well && !has_opened {
+        return Ok(Ended::OpenedNothing);
+    }
     if findings.is_empty() && is_well {
         let is_for_all = arguments.order_only && !arguments.faults && seed == 0 && !was_observed;
         return Ok(if is_for_all { Ended::WellForAll(notes) } else { Ended::Well(notes) });

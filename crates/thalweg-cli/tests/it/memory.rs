@@ -343,7 +343,7 @@ fn units_are_demanded() {
     for (arguments, what) in [
         (
             ["replay", &gpt, "--gpu-memory", "24"],
-            "'24' for '--gpu-memory <SIZE>': write a size with its unit",
+            "'24' for '--gpu-memory <SIZE>': that is 24 B, less than the smallest segment of the allocator, 2.00 MiB",
         ),
         (
             ["replay", &gpt, "--gpu-memory", "0GiB"],
@@ -353,7 +353,10 @@ fn units_are_demanded() {
             ["show", &gpt, "--gpu-memory", "nanGiB"],
             "'nanGiB' for '--gpu-memory <SIZE>': write a size with its unit",
         ),
-        (["check", &gpt, "--max-reserved", "20"], "'20' for '--max-reserved <SIZE>': write a size"),
+        (
+            ["check", &gpt, "--max-reserved", "20 apples"],
+            "'20 apples' for '--max-reserved <SIZE>': write a size",
+        ),
         (["check", &gpt, "--max-growth", "2"], "'2' for '--max-growth <SHARE>': write percents"),
     ] {
         let (out, error, status) = run(&arguments, 80);
@@ -394,4 +397,46 @@ fn a_search_on_a_small_gpu_says_which_is_enough() {
     let bound = json!("peak_live_bytes,peak_reserved_bytes,out_of_memory");
     assert_eq!((&object["is_lower_bound"], &object["lower_bound_of"]), (&json!(true), &bound));
     fs::remove_dir_all(&folder).expect("it is ours");
+}
+
+#[test]
+fn a_page_does_not_replace_what_it_is_made_from() {
+    let folder = scratch("own-page");
+    fs::create_dir_all(&folder).unwrap();
+    let (own, link, page) =
+        (folder.join("own.pickle.gz"), folder.join("link.html"), folder.join("page.html"));
+    fs::copy(format!("{DATA}/{}", trace("gpt_train")), &own).unwrap();
+    let bytes = fs::read(&own).unwrap();
+    std::os::unix::fs::symlink(&own, &link).unwrap();
+    let name = |path: &PathBuf| path.to_str().expect("a path of the test's").to_owned();
+    for command in ["show", "replay"] {
+        for target in [&own, &link] {
+            let (out, error, status) = run(&[command, &name(&own), "--html", &name(target)], 200);
+            assert_eq!((out.as_str(), status), ("", Some(2)), "{error}");
+            assert!(error.contains("would destroy the snapshot"), "{error}");
+            assert!(fs::read(&own).unwrap() == bytes, "the snapshot has changed");
+        }
+    }
+    fs::write(&page, "an old page").unwrap();
+    succeed(&["show", &name(&own), "--html", &name(&page)], 200);
+    assert!(fs::read_to_string(&page).unwrap().contains("<html"));
+    let names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 3, "nothing is left beside it: {names:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_size_in_bytes_and_the_old_name_of_the_option_are_understood() {
+    let gpt = trace("gpt_train");
+    let new = succeed(&["replay", &gpt, "--gpu-memory", "85017493504B"], 100);
+    assert_eq!(succeed(&["replay", &gpt, "--card", "85017493504"], 100), new);
+}
+
+#[test]
+fn an_address_that_was_never_in_use_is_said_to_be_none() {
+    let gpt = trace("gpt_train");
+    let (out, error, status) = run(&["at", &gpt, "0x1"], 100);
+    assert_eq!((error.as_str(), status), ("", Some(1)), "{out}");
+    assert!(out.contains("no block and no segment was ever at 0x1"), "{out}");
+    assert_eq!(run(&["at", &gpt, "0x1", "--json"], 100).2, Some(1));
 }

@@ -137,3 +137,14 @@ fn an_order_only_run_stops_when_the_schedule_cannot_matter() {
     let (status, out, _) = sim(&["--seeds", "6", "--order-only"], "racy");
     assert_eq!(status, Some(1), "{out}");
 }
+
+#[test]
+fn a_program_that_uses_no_simulated_gpu_is_not_said_to_be_well() {
+    let output = thalweg(&["sim", "--seeds", "3", "--", "true"], &[]);
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((out.as_str(), output.status.code()), ("", Some(2)), "{error}");
+    assert!(error.contains("`true` opened no simulated GPU, so nothing was checked"), "{error}");
+    let output = thalweg(&["sim", "--seeds", "0", "--", "true"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--seeds"), "{}", text(&output.stderr));
+}

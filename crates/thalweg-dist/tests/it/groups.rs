@@ -461,3 +461,30 @@ fn symmetric_memory_is_registered_by_all_ranks() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_rank_that_does_not_come_is_named_by_all_errors() {
+    let options =
+        GroupOptions { timeout: Duration::from_millis(300), watchdog: Some(true), ..GroupOptions::default() };
+    let all_know = std::sync::Barrier::new(4);
+    let failed = run_ranks_with(&simulated_devices(4).unwrap(), &options, |group| {
+        let x = empty(&group, 3)?;
+        group.all_reduce(&x, Sum)?.synchronize()?;
+        if group.rank() == 2 {
+            all_know.wait();
+            return Ok(());
+        }
+        group.all_reduce(&x, Sum)?.wait()?;
+        let waited = group.device().synchronize();
+        // What one rank has said, those of its process know at once.
+        let known = group.check();
+        all_know.wait();
+        let text = waited.as_ref().unwrap_err().to_string();
+        assert!(text.contains("for rank 2, which has not made this call"), "{text}");
+        assert!(known.unwrap_err().to_string().contains("Rank 2 has made 1 of 2 calls"));
+        waited
+    })
+    .unwrap_err();
+    let text = failed.to_string();
+    assert!(text.contains("Rank 2 has made 1 of 2 calls"), "{text}");
+}

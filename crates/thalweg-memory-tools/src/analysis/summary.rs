@@ -180,7 +180,11 @@ pub fn summarise(recording: &Recording, device: usize) -> Summary {
     Summary {
         device,
         entries: pass.entries,
-        duration_us: pass.first_us.zip(pass.last_us).map(|(first, last)| last.saturating_sub(first)),
+        duration_us: pass
+            .first_us
+            .zip(pass.last_us)
+            .map(|(first, last)| last.saturating_sub(first))
+            .filter(|us| *us >= 0),
         start,
         peak_live_bytes: peak(start.live_bytes, &pass.live),
         peak_reserved_bytes: peak(start.reserved_bytes, &pass.reserved),

@@ -483,19 +483,24 @@ impl DeviceAllocator {
         Policy::new(&self.settings(), has_virtual_memory, no_split)
     }
 
-    fn total_bytes(&self) -> Option<u64> {
+    /// Returns the size of the device's memory.
+    ///
+    /// # Errors
+    /// The upstream's, as of a device that is lost.
+    fn total_bytes(&self) -> Result<u64, AllocationError> {
         if let Some(total_bytes) = self.total_bytes.get() {
-            return Some(*total_bytes);
+            return Ok(*total_bytes);
         }
-        let info = self.common.upstream.memory_info().ok()?;
-        Some(*self.total_bytes.get_or_init(|| info.total_bytes))
+        let info = self.common.upstream.memory_info();
+        let info = info.map_err(|error| AllocationError::upstream("memory_info", error))?;
+        Ok(*self.total_bytes.get_or_init(|| info.total_bytes))
     }
 
     fn allowed_bytes(&self, fraction: f64) -> Option<u64> {
         if fraction >= 1.0 {
             return None;
         }
-        Some((fraction * self.total_bytes()? as f64).round() as u64)
+        Some((fraction * self.total_bytes().ok()? as f64).round() as u64)
     }
 
     /// Adds `stream` to a class of streams, for which `expandable_segments_reserve_by_class` may say how many addresses an
@@ -526,18 +531,27 @@ impl DeviceAllocator {
     }
 
     /// Returns how many addresses to reserve for an expandable segment in which `bytes` fit; `None` if that is above the limit.
-    pub(crate) fn segment_reserve_bytes(&self, stream: StreamId, bytes: u64) -> Option<u64> {
-        let reserve_bytes =
-            self.full_reserve_bytes(stream).filter(|reserve_bytes| *reserve_bytes >= bytes)?;
-        Some(reserve_bytes.min(MOST_RESERVE_BYTES.max(bytes)))
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn segment_reserve_bytes(
+        &self,
+        stream: StreamId,
+        bytes: u64,
+    ) -> Result<Option<u64>, AllocationError> {
+        let reserve_bytes = self.full_reserve_bytes(stream)?;
+        Ok((reserve_bytes >= bytes).then(|| reserve_bytes.min(MOST_RESERVE_BYTES.max(bytes))))
     }
 
     /// Returns the most addresses that a segment may reserve.
-    pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Option<u64> {
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Result<u64, AllocationError> {
         let total_bytes = self.total_bytes()?;
         let class = self.expandable_segment_reserve_class(stream);
         let bytes = self.settings().expandable_segments_reserve_bytes(class.as_deref(), total_bytes);
-        Some(bytes.min(MAX_REQUEST_BYTES))
+        Ok(bytes.min(MAX_REQUEST_BYTES))
     }
 
     /// Declares that work of `stream` may touch memory of other streams without a record of the use, also memory that is freed

@@ -93,7 +93,7 @@ impl DeviceAllocator {
         let upstream = Arc::clone(&arena.common.upstream);
         let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
         let ends = ranges.iter().map(|(offset, bytes)| offset.saturating_add(*bytes));
-        let reserve_bytes = self.segment_reserve_bytes(arena.key.stream, ends.max().unwrap_or(0));
+        let reserve_bytes = self.segment_reserve_bytes(arena.key.stream, ends.max().unwrap_or(0))?;
         let Some(reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut central = self.central();
         let mut state = arena.lock();

@@ -350,7 +350,7 @@ impl<'a> SlowPath<'a> {
             return Ok(missing);
         }
         let size_bytes = self.request.size_bytes;
-        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.key.stream, size_bytes);
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.key.stream, size_bytes)?;
         let Some(mut reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut state = self.arena.lock();
         while !state.add_expandable(self.request.class, reserve_bytes, memory)? {

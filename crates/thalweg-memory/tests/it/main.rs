@@ -3,6 +3,7 @@
 mod aliases;
 mod captures;
 mod checkpoint;
+mod collection;
 mod conformance;
 mod decisions;
 mod direct;

@@ -1,7 +1,7 @@
 //! BERT, with the names of Hugging Face's weights.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Result};
+use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, i};
 
@@ -166,27 +166,35 @@ struct Encoder {
 pub struct BertModel {
     embeddings: Embeddings,
     encoder: Encoder,
-    pooler: Dense,
+    pooler: Option<Dense>,
 }
 
 impl BertModel {
     /// Makes a model with random weights in f32.
     ///
     /// # Errors
-    /// [`thalweg_runtime::Error::is_invalid_argument`] if the heads do not divide the features, or the token that fills up is none.
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features, or the token that fills up is none.
     pub fn new(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         check_heads(config.hidden_size, config.num_attention_heads)?;
         let embeddings = config.embeddings(g, d)?;
         let layer = (0..config.num_hidden_layers).map(|_| config.layer(g, d)).collect::<Result<_>>()?;
         let pooler = Dense { dense: Linear::new(config.hidden_size, config.hidden_size, g, d)? };
-        Ok(Self { embeddings, encoder: Encoder { layer }, pooler })
+        Ok(Self { embeddings, encoder: Encoder { layer }, pooler: Some(pooler) })
+    }
+
+    /// Makes a model without what [`pool`](Self::pool) needs (`add_pooling_layer=False`), such as those of masked tokens have.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn without_pooler(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
+        Ok(Self { pooler: None, ..Self::new(config, g, d)? })
     }
 
     /// Returns the features of every token, (batch, length, features): `last_hidden_state`. Tokens and kinds of sentences are (batch,
     /// length) of i64, and the mask is true where a token is not padding. Asynchronous.
     ///
     /// # Errors
-    /// [`thalweg_runtime::Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     pub fn encode(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let mut x = self.embeddings.forward(tokens, types)?;
         for layer in &self.encoder.layer {
@@ -198,9 +206,10 @@ impl BertModel {
     /// Returns the features of each sequence, (batch, features), from those of its first token: `pooler_output`. Asynchronous.
     ///
     /// # Errors
-    /// Those of the products.
+    /// Those of the products; [`Error::is_invalid_argument`] if the model was made [without](Self::without_pooler).
     pub fn pool(&self, features: &Tensor) -> Result<Tensor> {
-        self.pooler.dense.forward(&features.i(i![.., 0])?)?.tanh()
+        let none = || Error::invalid("BertModel::pool: the model has no pooler: make it by BertModel::new");
+        self.pooler.as_ref().ok_or_else(none)?.dense.forward(&features.i(i![.., 0])?)?.tanh()
     }
 }
 
@@ -227,5 +236,64 @@ impl BertForSequenceClassification {
     /// Those of [`BertModel::encode`].
     pub fn forward(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
         self.classifier.forward(&self.bert.pool(&self.bert.encode(tokens, types, mask)?)?)
+    }
+}
+
+#[derive(Module, Clone, Debug)]
+#[allow(non_snake_case)]
+struct Transform {
+    dense: Linear,
+    LayerNorm: LayerNorm,
+}
+
+#[derive(Module, Clone, Debug)]
+struct Predictions {
+    /// That of the decoder.
+    #[module(parameter)]
+    bias: Tensor,
+    transform: Transform,
+    decoder: Linear,
+}
+
+#[derive(Module, Clone, Debug)]
+struct MaskedHead {
+    predictions: Predictions,
+}
+
+/// The encoder with a head that scores tokens in the places of masked ones. The head has the weight of the embedding.
+#[derive(Module, Clone, Debug)]
+pub struct BertForMaskedLM {
+    bert: BertModel,
+    cls: MaskedHead,
+}
+
+impl BertForMaskedLM {
+    /// Makes a model with random weights in f32.
+    ///
+    /// # Errors
+    /// Those of [`BertModel::new`].
+    pub fn new(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
+        let bert = BertModel::without_pooler(config, g, d)?;
+        let weight = bert.embeddings.word_embeddings.weight.clone();
+        let bias = Tensor::zeros(&[config.vocab_size], DType::F32, d)?.requires_grad_()?;
+        let dense = Linear::new(config.hidden_size, config.hidden_size, g, d)?;
+        let predictions = Predictions {
+            bias: bias.clone(),
+            transform: Transform { dense, LayerNorm: config.norm(d)? },
+            decoder: Linear { weight, bias: Some(bias) },
+        };
+        Ok(Self { bert, cls: MaskedHead { predictions } })
+    }
+
+    /// Returns the scores of the tokens of every place, (batch, length, tokens); the arguments are those of [`BertModel::encode`].
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`BertModel::encode`].
+    pub fn forward(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let Predictions { transform, decoder, .. } = &self.cls.predictions;
+        let features = self.bert.encode(tokens, types, mask)?;
+        let features = transform.LayerNorm.forward(&transform.dense.forward(&features)?.gelu()?)?;
+        decoder.forward(&features)
     }
 }

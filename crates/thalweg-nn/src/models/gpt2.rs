@@ -4,9 +4,12 @@ mod decoder;
 
 pub use decoder::{DecodeOptions, GPT2Decoder};
 
+use std::panic::Location;
+
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 
 use super::{check_heads, merge_heads, split_heads};
@@ -187,7 +190,9 @@ impl GPT2LMHeadModel {
 
 impl Forward for GPT2LMHeadModel {
     /// Returns the scores of the tokens that may come next, (batch, length, tokens), for tokens (batch, length) of i64. Asynchronous.
+    #[track_caller]
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         self.lm_head.forward(&self.transformer.forward(tokens)?)
     }
 }

@@ -1,7 +1,11 @@
 //! Llama, with the names of Hugging Face's weights: rotations for positions, shared heads of keys, gated layers.
 
+use std::panic::Location;
+
+use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 
 use super::{check_heads, merge_heads, split_heads};
@@ -25,8 +29,33 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// The base of the wave lengths of the rotations.
     pub rope_theta: f64,
+    /// The change of the rotations for sequences longer than those of the first training.
+    pub rope_scaling: Option<RopeScaling>,
     /// The number that norms add to the mean square.
     pub rms_norm_eps: f64,
+    /// Whether the head that scores tokens has the weight of their embedding, as the smaller models of the third generation.
+    pub tie_word_embeddings: bool,
+}
+
+/// A change of the rotations (`rope_scaling`), by the names of its types.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum RopeScaling {
+    /// `linear`: all rotations are slower by a factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// `llama3`: rotations that are slow are slower by a factor, quick ones are as they were, and those in between change gradually.
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// The number of turns within the original length up to which a rotation is slow.
+        low_freq_factor: f64,
+        /// The number of turns within the original length from which on a rotation is quick.
+        high_freq_factor: f64,
+        /// The original length.
+        original_max_position_embeddings: usize,
+    },
 }
 
 impl Default for LlamaConfig {
@@ -39,7 +68,9 @@ impl Default for LlamaConfig {
             num_attention_heads: 32,
             num_key_value_heads: 32,
             rope_theta: 10000.0,
+            rope_scaling: None,
             rms_norm_eps: 1e-5,
+            tie_word_embeddings: false,
         }
     }
 }
@@ -51,19 +82,55 @@ struct Rotations {
 }
 
 impl Rotations {
-    fn new(length: usize, width: usize, theta: f64, like: &Tensor) -> Result<Self> {
-        let dtype = like.dtype();
-        let places = |count: usize, step: i64| Tensor::arange(count, 0, step, dtype, like.device());
-        let rates = (places(width / 2, 2)? * (-theta.ln() / width as f64))?.exp()?;
+    /// Returns those of a sequence. Angles are numbers of f32 whatever the features are: few places are exact in 16 bits.
+    fn new(length: usize, width: usize, config: &LlamaConfig, like: &Tensor) -> Result<Self> {
+        let places = |count: usize, step: i64| Tensor::arange(count, 0, step, DType::F32, like.device());
+        let rates = (places(width / 2, 2)? * (-config.rope_theta.ln() / width as f64))?.exp()?;
+        let rates = config.rope_scaling.map_or(Ok(rates.clone()), |scaling| scaling.of(&rates))?;
         let angles = places(length, 1)?.outer(&rates)?;
         let angles = Tensor::cat(&[angles.clone(), angles], -1)?;
-        Ok(Self { cos: angles.cos()?, sin: angles.sin()? })
+        let dtype = like.dtype();
+        Ok(Self { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
     }
 
     fn of(&self, x: &Tensor) -> Result<Tensor> {
         let halves = x.chunk(2, -1)?;
         let turned = Tensor::cat(&[(-&halves[1])?, halves[0].clone()], -1)?;
         (x * &self.cos)? + (turned * &self.sin)?
+    }
+}
+
+impl RopeScaling {
+    /// Returns the changed rates of turning, in radians for each place.
+    fn of(self, rates: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Linear { factor } => rates / factor,
+            Self::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings,
+            } => {
+                let turns = (rates * (original_max_position_embeddings as f64 / std::f64::consts::TAU))?;
+                let quick = ((turns - low)? / (high - low))?.clamp(0.0, 1.0)?;
+                rates * (&quick + ((1.0 - &quick)? / factor)?)?
+            }
+        }
+    }
+
+    /// Checks the numbers.
+    fn check(self) -> Result<()> {
+        let is_well = match self {
+            Self::Linear { factor } => factor > 0.0,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                factor > 0.0 && low_freq_factor < high_freq_factor && original_max_position_embeddings > 0
+            }
+        };
+        if is_well {
+            return Ok(());
+        }
+        let rule = "the factor is above 0, low_freq_factor below high_freq_factor, and the original length at least 1";
+        Err(Error::invalid(format!("{self:?}: {rule}")))
     }
 }
 
@@ -163,8 +230,8 @@ impl LlamaForCausalLM {
     /// Makes a model with random weights in f32.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the heads do not divide the features, the heads of keys not those of queries, or a head has an
-    /// odd number of features.
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features, the heads of keys not those of queries, a head has an
+    /// odd number of features, or the numbers of the scaled rotations make no sense.
     pub fn new(config: LlamaConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         let LlamaConfig { vocab_size, hidden_size, num_attention_heads, num_key_value_heads, .. } = config;
         check_heads(hidden_size, num_attention_heads)?;
@@ -173,9 +240,13 @@ impl LlamaForCausalLM {
         if !width.is_multiple_of(2) {
             return Err(Error::invalid(format!("a head of {width} features cannot be turned in pairs")));
         }
+        config.rope_scaling.map_or(Ok(()), RopeScaling::check)?;
         let embed_tokens = Embedding::new(vocab_size, hidden_size, g, d)?;
         let layers = (0..config.num_hidden_layers).map(|_| config.layer(g, d)).collect::<Result<_>>()?;
-        let lm_head = Linear::without_bias(hidden_size, vocab_size, g, d)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => Linear { weight: embed_tokens.weight.clone(), bias: None },
+            false => Linear::without_bias(hidden_size, vocab_size, g, d)?,
+        };
         let model = Decoder { embed_tokens, layers, norm: config.norm(d)? };
         Ok(Self { model, lm_head, config })
     }
@@ -183,13 +254,85 @@ impl LlamaForCausalLM {
 
 impl Forward for LlamaForCausalLM {
     /// Returns the scores of the tokens that may come next, (batch, length, tokens), for tokens (batch, length) of i64. Asynchronous.
+    #[track_caller]
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         let mut x = self.model.embed_tokens.forward(tokens)?;
         let width = self.config.hidden_size / self.config.num_attention_heads;
-        let rotations = Rotations::new(tokens.size(-1)?, width, self.config.rope_theta, &x)?;
+        let rotations = Rotations::new(tokens.size(-1)?, width, &self.config, &x)?;
         for layer in &self.model.layers {
             x = layer.forward(&x, &rotations)?;
         }
         self.lm_head.forward(&self.model.norm.forward(&x)?)
+    }
+}
+
+/// The rates that transformers computes, in numbers of f64 and with its three cases.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCALING: RopeScaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 64,
+    };
+
+    fn rate(plain: f64) -> f64 {
+        let (factor, low, high, original) = (8.0, 1.0, 4.0, 64.0);
+        let wave_length = std::f64::consts::TAU / plain;
+        if wave_length < original / high {
+            plain
+        } else if wave_length > original / low {
+            plain / factor
+        } else {
+            let smooth = (original / wave_length - low) / (high - low);
+            (1.0 - smooth) * plain / factor + smooth * plain
+        }
+    }
+
+    #[test]
+    fn scaled_rotations_are_those_of_the_formula() -> Result<()> {
+        let (device, width, length) = (Device::sim(0)?, 16, 40);
+        let config = LlamaConfig { rope_scaling: Some(SCALING), rope_theta: 500.0, ..LlamaConfig::default() };
+        let like = Tensor::zeros(&[1], DType::F32, &device)?;
+        let linear = LlamaConfig { rope_scaling: Some(RopeScaling::Linear { factor: 4.0 }), ..config };
+        let plain = |pair: usize| 500.0_f64.powf(-2.0 * pair as f64 / width as f64);
+        type Rate = fn(f64) -> f64;
+        for (config, rate) in [(config, rate as Rate), (linear, |plain| plain / 4.0)] {
+            let Rotations { cos, sin } = Rotations::new(length, width, &config, &like)?;
+            let (cos, sin) = (cos.to_vec::<f32>()?, sin.to_vec::<f32>()?);
+            for place in 0..length {
+                for feature in 0..width {
+                    let angle = place as f64 * rate(plain(feature % (width / 2)));
+                    let at = place * width + feature;
+                    assert!((f64::from(cos[at]) - angle.cos()).abs() < 1e-5, "{place} {feature}");
+                    assert!((f64::from(sin[at]) - angle.sin()).abs() < 1e-5, "{place} {feature}");
+                }
+            }
+        }
+        // All three cases occur.
+        let cases = (0..width / 2).map(|pair| rate(plain(pair)) / plain(pair));
+        let cases: Vec<f64> = cases.collect();
+        assert!(
+            cases.contains(&1.0)
+                && cases.contains(&0.125)
+                && cases.iter().any(|case| (0.13..0.99).contains(case))
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn angles_of_16_bits_are_those_of_f32() -> Result<()> {
+        let (device, config) = (Device::sim(0)?, LlamaConfig::default());
+        let like = |dtype| Tensor::zeros(&[1], dtype, &device);
+        let exact = Rotations::new(400, 8, &config, &like(DType::F32)?)?;
+        let rounded = Rotations::new(400, 8, &config, &like(DType::Bf16)?)?;
+        assert_eq!(
+            rounded.sin.to_vec::<thalweg_ir::bf16>()?,
+            exact.sin.to_dtype(DType::Bf16)?.to_vec::<thalweg_ir::bf16>()?
+        );
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::panic::Location;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::caller::at_line;
 
-use super::bert::{BertForSequenceClassification, BertModel};
+use super::bert::{BertForMaskedLM, BertForSequenceClassification, BertModel};
 use super::gpt2::GPT2LMHeadModel;
 use super::llama::LlamaForCausalLM;
 use crate::module::{IncompatibleKeys, Module, StateDict};
@@ -41,6 +41,10 @@ impl PreTrainedModel for BertModel {
 }
 
 impl PreTrainedModel for BertForSequenceClassification {
+    const BASE_MODEL_PREFIX: &'static str = "bert";
+}
+
+impl PreTrainedModel for BertForMaskedLM {
     const BASE_MODEL_PREFIX: &'static str = "bert";
 }
 

@@ -10,13 +10,14 @@ use thalweg_tensor::caller::{enter, in_call, outermost};
 use super::{Forward, Module, constant};
 use crate::functional::{call, operator};
 
-/// Modules without tensors: their numbers with PyTorch's defaults, and the result for an input.
-macro_rules! plain_modules {
-    ($(
-        $(#[$doc:meta])*
-        $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr, )* }
-        |$this:ident, $x:ident| $body:expr;
-    )*) => {$(
+/// The structure of a module without tensors. One without numbers is written by its name alone.
+macro_rules! plain_structure {
+    ($(#[$doc:meta])* $name:ident {}) => {
+        $(#[$doc])*
+        #[derive($crate::module::Module, Clone, Copy, PartialEq, Debug, Default)]
+        pub struct $name;
+    };
+    ($(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr, )+ }) => {
         $(#[$doc])*
         #[derive($crate::module::Module, Clone, Copy, PartialEq, Debug)]
         pub struct $name {
@@ -28,6 +29,20 @@ macro_rules! plain_modules {
             fn default() -> Self {
                 Self { $($field: $default,)* }
             }
+        }
+    };
+}
+
+/// Modules without tensors: their numbers with PyTorch's defaults, and the result for an input.
+macro_rules! plain_modules {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr, )* }
+        |$this:ident, $x:ident| $body:expr;
+    )*) => {$(
+        plain_structure! {
+            $(#[$doc])*
+            $name { $( $(#[$field_doc])* $field: $type = $default, )* }
         }
 
         impl $crate::module::Forward for $name {

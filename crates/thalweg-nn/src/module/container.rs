@@ -1,9 +1,11 @@
 //! Modules of modules.
 
 use std::any::Any;
+use std::panic::Location;
 
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::enter_indirect;
 
 use super::{Entry, EntryMut, Forward, Module};
 
@@ -61,11 +63,17 @@ impl<M: Module + ?Sized> Module for Box<M> {
 impl<M: Forward + ?Sized> Forward for Box<M> {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _indirect = enter_indirect(Location::caller(), sources());
         (**self).forward(input)
     }
 }
 
-/// Modules one behind the other, named by their numbers (`torch.nn.Sequential`).
+/// Returns the beginning of the paths of this crate's sources.
+fn sources() -> &'static str {
+    file!().strip_suffix("module/container.rs").unwrap_or(file!())
+}
+
+/// Modules one after the other, named by their numbers (`torch.nn.Sequential`).
 #[derive(Module, Default)]
 pub struct Sequential {
     #[module(flatten)]
@@ -99,6 +107,13 @@ impl Sequential {
 impl Forward for Sequential {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.modules.iter().try_fold(input.clone(), |x, module| module.forward(&x))
+        let _indirect = enter_indirect(Location::caller(), sources());
+        let mut x = input.clone();
+        for (number, module) in self.modules.iter().enumerate() {
+            let result = (**module).forward(&x);
+            x = result
+                .map_err(|error| error.context(format!("in layer {number} ({})", module.type_name())))?;
+        }
+        Ok(x)
     }
 }

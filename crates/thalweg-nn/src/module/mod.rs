@@ -157,6 +157,12 @@ impl TensorField for Option<Tensor> {
 /// Tensors, modes and other modules by their names (`torch.nn.Module`).
 ///
 /// Derive it: [`derive@Module`] says how. Names of parts within parts are joined with a point, as in PyTorch.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a module",
+    label = "not a module",
+    note = "over a field of a `#[derive(Module)]` structure write `#[module(skip)]` if it holds nothing to be learnt or saved (a size, an \
+            option), `#[module(parameter)]` if it is a tensor that is learnt, `#[module(buffer)]` if it is a tensor that is saved"
+)]
 pub trait Module {
     /// Passes each part of the module with its name, in the order of declaration. Parts of children are not passed.
     fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>));
@@ -287,12 +293,14 @@ pub trait Module {
 }
 
 /// A module of one input and one result.
+///
+/// An error of a layer names the line at which its module calls it. With `#[track_caller]` above an implementation it is the line
+/// at which that is called.
 pub trait Forward: Module {
     /// Returns the result for an input.
     ///
     /// # Errors
     /// Those of the operators that it is made of, if the input does not fit.
-    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
 

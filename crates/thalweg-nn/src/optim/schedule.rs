@@ -13,11 +13,31 @@ use thalweg_tensor::caller::at_line;
 pub trait Schedule {
     /// Returns the learning rate of an epoch (counted from 0) for a group whose options say `base`.
     fn learning_rate(&self, base: f64, epoch: u64) -> f64;
+
+    /// Checks the numbers of the schedule, before it is used.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] with the number that is out of its bounds.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl<S: Schedule + ?Sized> Schedule for Box<S> {
     fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
         (**self).learning_rate(base, epoch)
+    }
+
+    fn check(&self) -> Result<()> {
+        (**self).check()
+    }
+}
+
+/// Checks that numbers of epochs or steps of a schedule are at least 1.
+fn at_least_one(schedule: &str, numbers: &[(&str, u64)]) -> Result<()> {
+    match numbers.iter().find(|(_, number)| *number == 0) {
+        Some((name, _)) => Err(Error::invalid(format!("{schedule}: {name} must be at least 1, and is 0"))),
+        None => Ok(()),
     }
 }
 
@@ -33,6 +53,10 @@ pub struct StepLr {
 impl Schedule for StepLr {
     fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
         base * self.gamma.powf((epoch / self.step_size.max(1)) as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("StepLr", &[("step_size", self.step_size)])
     }
 }
 
@@ -78,6 +102,10 @@ impl Schedule for CosineAnnealingLr {
     fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
         Anneal::Cos.between(base, self.eta_min, epoch as f64 / self.t_max.max(1) as f64)
     }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("CosineAnnealingLr", &[("t_max", self.t_max)])
+    }
 }
 
 /// Half a wave of a cosine down, again and again (<https://arxiv.org/abs/1608.03983>).
@@ -102,6 +130,10 @@ impl Schedule for CosineAnnealingWarmRestarts {
             length = length.saturating_mul(self.t_mult);
         }
         Anneal::Cos.between(base, self.eta_min, place as f64 / length as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("CosineAnnealingWarmRestarts", &[("t_0", self.t_0), ("t_mult", self.t_mult)])
     }
 }
 
@@ -147,6 +179,11 @@ impl Schedule for CyclicLr {
         };
         self.base_lr + (self.max_lr - self.base_lr) * part * factor
     }
+
+    fn check(&self) -> Result<()> {
+        let numbers = [("step_size_up", self.step_size_up), ("step_size_down", self.step_size_down)];
+        at_least_one("CyclicLr", &numbers)
+    }
 }
 
 /// The product of a function's factors for epochs 1 to this one.
@@ -166,6 +203,10 @@ pub struct ChainedLr(pub Vec<Box<dyn Schedule>>);
 impl Schedule for ChainedLr {
     fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
         base * self.0.iter().map(|schedule| schedule.learning_rate(1.0, epoch)).product::<f64>()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.0.iter().try_for_each(|schedule| schedule.check())
     }
 }
 
@@ -295,6 +336,15 @@ impl Schedule for OneCycleLr {
         }
         last
     }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("OneCycleLr", &[("total_steps", self.total_steps)])?;
+        if !(0.0..=1.0).contains(&self.pct_start) {
+            let text = format!("OneCycleLr: pct_start must be from 0 to 1, and is {}", self.pct_start);
+            return Err(Error::invalid(text));
+        }
+        Ok(())
+    }
 }
 
 /// A factor by a function of the epoch.
@@ -332,6 +382,10 @@ impl Schedule for SequentialLr {
         let schedule = self.schedules.get(passed);
         schedule.map_or(base, |schedule| schedule.learning_rate(base, epoch - start))
     }
+
+    fn check(&self) -> Result<()> {
+        self.schedules.iter().try_for_each(|schedule| schedule.check())
+    }
 }
 
 /// A scheduler that sets the learning rates of an optimizer by a [`Schedule`], epoch by epoch.
@@ -346,7 +400,7 @@ impl<S: Schedule> LrScheduler<S> {
     /// Makes a scheduler over the learning rates that the optimizer has now, and sets those of epoch 0.
     ///
     /// # Errors
-    /// As [`Optimizer::set_learning_rate`], for what the schedule says.
+    /// As [`Optimizer::set_learning_rate`], for what the schedule says; and those of [`Schedule::check`].
     #[track_caller]
     pub fn new<O: OptimizerOptions>(optimizer: &Optimizer<O>, schedule: S) -> Result<Self> {
         let base_rates = optimizer.param_groups().iter().map(|group| group.learning_rate()).collect();
@@ -366,7 +420,10 @@ impl<S: Schedule> LrScheduler<S> {
         epoch: u64,
     ) -> Result<Self> {
         let scheduler = Self { schedule, base_rates, epoch };
-        at_line(Location::caller(), || optimizer.set_learning_rates(&scheduler.learning_rates()))?;
+        at_line(Location::caller(), || {
+            scheduler.schedule.check()?;
+            optimizer.set_learning_rates(&scheduler.learning_rates())
+        })?;
         Ok(scheduler)
     }
 

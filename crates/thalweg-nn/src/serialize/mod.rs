@@ -3,6 +3,7 @@
 //! Bytes go between file and device through two pinned buffers in turn, so that reading one piece and copying the one before it
 //! overlap, whatever the size of a tensor.
 
+mod kind;
 mod optimizer;
 mod pickle;
 mod pytorch;

@@ -13,6 +13,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 use super::Object;
+use super::kind;
 use super::pickle::{DICTIONARY, DTYPES, Node, ValueIndex, Values, Writer, dtype_of, run};
 use super::stream::{Upload, download, file_error};
 
@@ -31,12 +32,9 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Object> {
         let what = path.as_ref().display().to_string();
         let file = File::open(path.as_ref()).map_err(|error| file_error(&what, error))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| {
-            file_error(
-                &what,
-                format!(
-                    "{error}; a file of PyTorch before 1.6 is not a zip file: load and save it again there"
-                ),
-            )
+            let zip = kind::sentence(path.as_ref()).filter(|kind| !kind.contains("zip file"));
+            let reason = zip.map_or_else(|| format!("{error}; it is cut short, or damaged"), str::to_owned);
+            file_error(&what, format!("it is not a file of `torch.save`: {reason}"))
         })?;
         let mut reader = Reader::new(archive, device).map_err(|error| error.context(what.clone()))?;
         let pickle = reader.record("data.pkl")?;

@@ -14,6 +14,7 @@ use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
+use super::kind;
 use super::stream::{Upload, download, file_error};
 use crate::module::StateDict;
 
@@ -59,15 +60,19 @@ impl SafeTensorsFile {
             let mut file = File::open(path).map_err(|error| file_error(&what, error))?;
             let length = file.metadata().map_err(|error| file_error(&what, error))?.len();
             let mut count = [0; 8];
-            file.read_exact(&mut count).map_err(|error| file_error(&what, error))?;
+            let other = |reason: String| {
+                let kind = kind::sentence(path).filter(|kind| !kind.contains("safetensors file"));
+                file_error(&what, format!("it is not a safetensors file: {}", kind.unwrap_or(&reason)))
+            };
+            file.read_exact(&mut count).map_err(|error| other(error.to_string()))?;
             let count = u64::from_le_bytes(count);
             if count > MOST_HEADER_BYTES || count > length - 8 {
-                return Err(file_error(&what, "it is not a safetensors file: its header is too long"));
+                return Err(other("its header is too long, or the file is cut short".to_owned()));
             }
             let mut header = vec![0; count as usize];
             file.read_exact(&mut header).map_err(|error| file_error(&what, error))?;
             let metadata: Metadata =
-                serde_json::from_slice(&header).map_err(|error| file_error(&what, error))?;
+                serde_json::from_slice(&header).map_err(|error| other(error.to_string()))?;
             if metadata.data_len() as u64 != length - 8 - count {
                 return Err(file_error(&what, "it has another length than its header says; copy it again"));
             }

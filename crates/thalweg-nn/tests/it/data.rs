@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thalweg_ir::DType;
-use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
+use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, SampleField};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
@@ -34,13 +34,13 @@ impl Dataset for Numbers {
         vec![Field { shape: vec![2], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
     }
 
-    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
+    fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if self.broken == Some(index) {
             return Err(Error::invalid(format!("sample {index} is broken")));
         }
-        put(fields[0], &[index as f32, index as f32 + 0.5])?;
-        put(fields[1], &[(index * index) as i64])
+        fields[0].put(&[index as f32, index as f32 + 0.5])?;
+        fields[1].put(&[(index * index) as i64])
     }
 }
 
@@ -144,4 +144,62 @@ fn an_epoch_that_is_set_has_the_order_that_it_would_have_had() {
     let mut resumed = loader(Numbers::new(10), options());
     resumed.set_epoch(2);
     assert_eq!(squares(&mut resumed), epochs[2]);
+}
+
+/// Writes one field wrongly, or panics.
+struct Wrong(fn(&mut [SampleField<'_>]) -> Result<()>);
+
+impl Dataset for Wrong {
+    fn len(&self) -> usize {
+        8
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![Field { shape: vec![], dtype: DType::I64 }, Field { shape: vec![2], dtype: DType::F32 }]
+    }
+
+    fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
+        if index == 5 {
+            return self.0(fields);
+        }
+        fields[0].put(&[0_i64])
+    }
+}
+
+#[test]
+fn a_sample_of_another_dtype_or_count_is_refused_and_named() {
+    type Case = (fn(&mut [SampleField<'_>]) -> Result<()>, &'static str);
+    let cases: [Case; 5] = [
+        (|fields| fields[0].put(&[1.0_f64]), "1 elements of float64 for a field of 1 elements of int64"),
+        (|fields| fields[1].put(&[1.0_f64]), "1 elements of float64 for a field of 2 elements of float32"),
+        (|fields| fields[1].put(&[1.0_f32]), "1 elements of float32 for a field of 2 elements of float32"),
+        (|_| panic!("the file of {} is gone", 7), "panicked as it read sample 5: the file of 7 is gone"),
+        (|_| panic!("no file"), "panicked as it read sample 5: no file"),
+    ];
+    for (wrong, text) in cases {
+        for num_workers in [0, 1] {
+            let options = DataLoaderOptions { batch_size: 4, num_workers, ..DataLoaderOptions::default() };
+            let mut loader = DataLoader::new(Arc::new(Wrong(wrong)), options, &device()).unwrap();
+            let error = loader.epoch().unwrap().collect::<Result<Vec<_>>>().unwrap_err();
+            assert!(error.is_invalid_argument(), "{error}");
+            assert!(error.to_string().contains(text) && error.to_string().contains("sample 5"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn one_loader_after_the_other_finds_the_memory_of_the_first() {
+    // On a machine of its own: nothing else takes memory there.
+    Check::new().seeds(0..1).run(|gpu| -> Result<()> {
+        let device = gpu.device();
+        let mut before = None;
+        for _ in 0..6 {
+            let options = DataLoaderOptions::default();
+            squares(&mut DataLoader::new(Arc::new(Numbers::new(10)), options, device)?);
+            device.synchronize()?;
+            let reserved = device.allocator().statistics().reserved_bytes.all.current;
+            assert_eq!(*before.get_or_insert(reserved), reserved);
+        }
+        Ok(())
+    });
 }

@@ -256,3 +256,40 @@ fn an_optimizer_goes_on_from_a_file_by_pytorchs_keys() {
     assert_eq!(values(&half), values(&whole), "bit by bit");
     assert!(Object::Dict(Vec::new()).optimizer_state().is_none());
 }
+
+#[test]
+fn a_file_of_another_kind_is_named_by_its_first_bytes() {
+    let path = std::env::temp_dir().join(format!("thalweg-kind-{}", std::process::id()));
+    let device = device();
+    let cases: [(&[u8], &str); 9] = [
+        (b"", "the file is empty"),
+        (b"abc", "the file is cut short"),
+        (b"GGUF\x03\0\0\0\0\0\0\0", "GGUF"),
+        (b"\x93NUMPY\x01\0v\0{'descr'", "NumPy"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch before 1.6"),
+        (b"\x08\x07\x12\x07pytorch\x1a\x05", "ONNX"),
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
+        (b"<!DOCTYPE html><html>", "page"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\0", "gzip"),
+    ];
+    for (bytes, expected) in cases {
+        std::fs::write(&path, bytes).unwrap();
+        for error in [load_file(&path, &device).map(drop), load(&path, &device).map(drop)] {
+            let error = error.unwrap_err();
+            assert!(error.is_invalid_argument() && error.to_string().contains(expected), "{error}");
+        }
+    }
+    // Each of the two kinds, cut short, and given to the reader of the other.
+    let tensors = StateDict::from_iter([("x".to_owned(), Tensor::ones(&[64], DType::F32, &device).unwrap())]);
+    save_file(&tensors, &path, &[]).unwrap();
+    let text = load(&path, &device).unwrap_err().to_string();
+    assert!(text.contains("a safetensors file: read it by `serialize::load_file`"), "{text}");
+    save(&tensors.clone().into(), &path).unwrap();
+    let text = load_file(&path, &device).unwrap_err().to_string();
+    assert!(text.contains("`torch.save`") && text.contains("`serialize::load`"), "{text}");
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let text = load(&path, &device).unwrap_err().to_string();
+    assert!(text.contains("cut short"), "{text}");
+    std::fs::remove_file(&path).unwrap();
+}

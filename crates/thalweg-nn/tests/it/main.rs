@@ -5,6 +5,7 @@
 mod data;
 mod files;
 mod linear;
+mod lines;
 mod models;
 mod modules;
 mod networks;

@@ -196,7 +196,7 @@ impl Graph {
             )));
         }
         let Content { contract, member, pool, upkeeps, .. } = &*self.content;
-        let named = |error: Error| error.context("graph replay");
+        let named = |error: Error| error.context("graph replay").at(label.location);
         contract.check().map_err(named)?;
         upkeeps.iter().try_for_each(|(_, upkeep)| upkeep.before_replay(stream)).map_err(named)?;
         let kept = pool.members().before_replay(member, stream, label).map_err(named)?;

@@ -138,7 +138,7 @@ fn refusal(hazards: &[&Hazard]) -> Error {
     };
     Error::invalid(format!(
         "the replay would overwrite {size_bytes} bytes at {address:#x} ({label}){more}: live outputs of a graph that shares the \
-         pool and was captured later. Copy what is still needed (`Buffer::duplicate`) and call `release_outputs` on that \
+         pool and was captured later. Copy what is still needed (`Tensor::deep_clone`, `Buffer::duplicate`) and call `release_outputs` on that \
          graph; or give the graphs pools of their own; or let the pool keep such outputs by copying (`OverwritePolicy::Preserve`)"
     ))
 }

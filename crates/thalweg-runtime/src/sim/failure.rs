@@ -21,8 +21,10 @@ pub enum Problem {
     },
     /// The program returned an error, and no fault was injected.
     Error(String),
-    /// no thread made progress any more: a deadlock, a livelock, or a run that took longer than it may.
+    /// No thread made progress any more: a deadlock, a livelock, or a run that took longer than it may.
     Stuck(String),
+    /// A host function or kernel called the driver, which CUDA forbids.
+    HostFunction(String),
     /// Blocks are still held by a caller after the program ended.
     Leak {
         /// Of which device.
@@ -62,7 +64,8 @@ impl Problem {
             (Self::Panic { location: one, .. }, Self::Panic { location: two, .. }) => one == two,
             (Self::Error(one), Self::Error(two)) => without_digits(one) == without_digits(two),
             (Self::Stuck(one), Self::Stuck(two)) => first_word(one) == first_word(two),
-            (Self::Leak { .. }, Self::Leak { .. })
+            (Self::HostFunction(_), Self::HostFunction(_))
+            | (Self::Leak { .. }, Self::Leak { .. })
             | (Self::NeverFree { .. }, Self::NeverFree { .. })
             | (Self::Lost { .. }, Self::Lost { .. }) => true,
             _ => false,
@@ -104,7 +107,7 @@ impl fmt::Display for Problem {
                 write!(f, "the program panicked at {location}:\n  {message}")
             }
             Self::Error(text) => write!(f, "the program returned an error:\n  {text}"),
-            Self::Stuck(text) => f.write_str(text),
+            Self::Stuck(text) | Self::HostFunction(text) => f.write_str(text),
             Self::Leak { device, blocks, bytes } => write!(
                 f,
                 "leak: {blocks} blocks of {device}, {bytes} bytes together, are still allocated after the program ended.\n  \

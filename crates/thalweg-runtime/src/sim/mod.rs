@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 pub use self::failure::{Failure, Problem};
 pub use self::gpu::{Gpu, Thread};
 pub use self::handover::{Flag, Mutex, MutexGuard, Receiver, Sender};
-pub use self::program::{FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
+pub use self::program::{FINDING_SEPARATOR, OBSERVED_SUFFIX, OPENED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
 pub use self::run::ProgramResult;
 pub use crate::environment::CheckedProgram;
 

@@ -149,6 +149,7 @@ impl Check {
         let Sorted { certain, possible, excused } = self.sorted(sanitizer.findings(), excused_from);
         // An order that is missing explains an assertion that fails, so it comes first.
         problems.splice(0..0, certain);
+        problems.splice(0..0, machine.misuse().map(Problem::HostFunction));
         put_first(&mut problems, stuck);
         if plan.holds_freed {
             problems.retain(Problem::is_use_after_free);

@@ -247,3 +247,14 @@ fn a_sweep_removes_what_was_used_least_lately_and_what_was_left_over() {
     let left: Vec<usize> = (0..8).filter(|&index| read(&folder, &keys[index]).is_some()).collect();
     assert_eq!(left, [0, 1, 2, 7]);
 }
+
+#[test]
+fn a_pipe_in_the_place_of_an_entry_is_none_and_waits_for_nobody() {
+    let folder = Folder::new();
+    disk_cache::write(&folder.0, &KEY, b"code").unwrap();
+    let path = KEY.path(&folder.0);
+    fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert_eq!(read(&folder, &KEY), None);
+    assert!(disk_cache::read_of_any_compiler(&folder.0, &KEY).unwrap().is_empty());
+}

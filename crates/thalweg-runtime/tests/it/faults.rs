@@ -200,3 +200,17 @@ fn nothing_panics_when_things_of_a_lost_device_are_dropped() {
     drop((data, event, stream, other));
     drop(devices);
 }
+
+#[test]
+fn the_first_allocation_on_a_lost_device_names_the_loss() {
+    let device = sim(1).remove(0);
+    let stream = device.current_stream();
+    launch_sum(&stream, &[WILD], WILD, 4).unwrap();
+    let line = line!() - 1;
+    expect_suspects(&device.synchronize().unwrap_err(), &[line]);
+    for bytes in [256, 32 << 20] {
+        let error = Buffer::new(&stream, bytes).unwrap_err();
+        assert!(!error.is_out_of_memory(), "{error}");
+        expect_suspects(&error, &[line]);
+    }
+}

@@ -218,3 +218,16 @@ fn what_orders_threads_unseen_may_be_a_race() {
         assert!(text.contains(part), "{part}: {failure}");
     }
 }
+
+#[test]
+fn a_host_function_that_calls_the_driver_is_reported() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let device = gpu.device().clone();
+        // The program ignores what the call answers.
+        call(&gpu.device().current_stream(), move || drop(device.synchronize()))?;
+        gpu.device().synchronize()
+    };
+    let failure = Check::new().seeds(0..2).find(program).unwrap_err();
+    let Problem::HostFunction(text) = failure.problem() else { panic!("{failure}") };
+    assert!(text.contains("`call at ") && text.contains("cuCtxSynchronize"), "{text}");
+}

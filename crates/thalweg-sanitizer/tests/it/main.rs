@@ -3,6 +3,7 @@
 mod chosen;
 mod collectives;
 mod graphs;
+mod knowledge;
 mod lifetimes;
 mod orders;
 mod suites;

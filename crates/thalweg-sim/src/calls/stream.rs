@@ -61,6 +61,15 @@ impl MachineState {
         }
     }
 
+    /// Returns the number of the stream, if a thread that submits work to it must wait for room in its queue. What is captured is not
+    /// queued; and a call on no stream goes on, to be refused.
+    pub(crate) fn full_queue(&self, handle: u64) -> Option<u32> {
+        let (own, _) = self.number_and_device(handle).ok()?;
+        let Some(StreamEntry::Own(stream)) = self.streams.get(own) else { return None };
+        let is_full = stream.capture.is_none() && !self.executor.has_room(stream.number);
+        is_full.then_some(stream.number)
+    }
+
     /// Checks a stream that work is submitted to: alive, and not the legacy stream while a blocking one captures.
     pub(crate) fn enter(&mut self, handle: u64) -> CallResult<u64> {
         let own = self.stream_id(handle)?;

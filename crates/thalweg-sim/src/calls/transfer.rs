@@ -13,17 +13,6 @@ use crate::memory::{HostAddress, Piece, Toucher};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
-/// A guard that ends the process if a panic leaves a call whose caller's memory is in use by a command.
-pub(crate) struct NoUnwinding;
-
-impl Drop for NoUnwinding {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
 /// Queues a command that no kernel is, after a check of what it touches.
 pub(crate) fn submit(
     state: &mut MachineState,
@@ -113,7 +102,7 @@ pub(crate) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(
         }
     };
     if let Some(pointer) = pointer {
-        locked = locked.outside(|| body(pointer));
+        (locked, ()) = locked.outside(|| body(pointer));
     }
     locked.executor.release(claim);
     Ok(())

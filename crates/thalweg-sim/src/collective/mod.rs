@@ -273,6 +273,31 @@ impl Collectives {
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
     }
 
+    /// Says for which rank a part waited when this rank aborted the communicator: one that has not made the call, if there is one.
+    fn abortion(&self, meeting: &Meeting, seat: usize, first: &Seated, aborted: u32) -> String {
+        let ranks = &self.communicators[&meeting.communicator].ranks;
+        let own = meeting.rank(seat);
+        let waits = format!("rank {own} waits in {}", first.task.label);
+        let by = if aborted == own { "it".to_owned() } else { format!("rank {aborted}") };
+        let mut absent = meeting.missing().map(|seat| meeting.rank(seat)).filter(|&rank| rank != own);
+        match (self.stall(meeting), absent.next()) {
+            (Some(stall), _) => format!("{waits}: {stall}, and {by} has aborted the communicator"),
+            (None, Some(first)) if first == aborted || absent.any(|rank| rank == aborted) => {
+                let last = ranks[aborted as usize].last_words();
+                format!("{waits} for rank {aborted}, which has aborted the communicator{last}")
+            }
+            (None, Some(absent)) => {
+                let last = ranks[absent as usize].last;
+                let last = last
+                    .map_or_else(|| "it has made none".to_owned(), |last| format!("its latest is {last}"));
+                format!(
+                    "{waits} for rank {absent}, which has not made this call ({last}), and {by} has aborted the communicator"
+                )
+            }
+            (None, None) => format!("{waits}, and {by} has aborted the communicator"),
+        }
+    }
+
     /// Returns why a meeting cannot be, as far as it has come.
     fn objection(&self, meeting: &Meeting, lost: &[Option<Refusal>]) -> Option<Refusal> {
         let communicator = &self.communicators[&meeting.communicator];
@@ -284,12 +309,10 @@ impl Collectives {
             let peer = meeting.rank(other);
             let loss = rank.device.and_then(|device| Some((device, lost[device as usize].as_ref()?)));
             let why = match (loss, &meeting.seats[other]) {
-                _ if rank.is_aborted => match self.stall(meeting) {
-                    Some(stall) => {
-                        format!("which has aborted the communicator{}: {stall}", rank.last_words())
-                    }
-                    None => format!("which has aborted the communicator{}", rank.last_words()),
-                },
+                _ if rank.is_aborted => {
+                    let detail = self.abortion(meeting, seat, first, peer);
+                    return Some(Refusal::new(Code::LaunchTimeout, detail));
+                }
                 (Some((device, cause)), _) => format!("whose device {device} is lost: {}", cause.detail),
                 (None, None) if rank.is_gone => format!("which has been given up{}", rank.last_words()),
                 _ => continue,

@@ -14,7 +14,7 @@ use std::time::Instant;
 use thalweg_driver::Label;
 
 use super::sighting::{Alive, Entering, Sighted};
-use super::{Apart, Control, INSIDE, Next, PATIENCE};
+use super::{Apart, Control, Next, PATIENCE};
 use crate::executor::Job;
 use crate::machine::{Locked, Machine};
 
@@ -60,7 +60,7 @@ impl<'a> Locked<'a> {
         }
         let machine = Arc::clone(self.machine());
         self.control().begun_apart(number);
-        self.outside(|| machine.run_function(number, &slot))
+        self.outside(|| machine.run_function(number, &slot)).0
     }
 }
 
@@ -72,8 +72,7 @@ impl Machine {
 
     fn run_function(self: &Arc<Self>, number: u64, slot: &Mutex<Option<Job>>) {
         let Some(job) = slot.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let before = INSIDE.replace(Arc::as_ptr(self).addr());
-        let (index, device, outcome) = job.run(|| INSIDE.set(before));
+        let (index, device, outcome) = job.run(self);
         let mut locked = self.enter_apart();
         locked.complete(index, device, outcome);
         locked.control().ended_apart(number);

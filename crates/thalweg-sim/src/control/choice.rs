@@ -7,7 +7,6 @@ use thalweg_driver::Code;
 
 use super::{Control, Host, Next, Phase, Wait};
 use crate::executor::offers::Offer;
-use crate::machine::QUEUE_COMMANDS;
 use crate::refusal::Refusal;
 use crate::schedules::{Actor, Choice, Touched};
 use crate::state::MachineState;
@@ -25,7 +24,7 @@ impl MachineState {
             Wait::Progress(seen) => *seen != control.progress,
             Wait::Commands(commands) => commands.iter().all(|command| self.executor.is_done(*command)),
             Wait::Bytes(claim) => self.executor.can_hold(*claim),
-            Wait::Room => self.executor.live() < QUEUE_COMMANDS,
+            Wait::Room(stream) => self.executor.has_room(*stream),
             Wait::Thread(host) => control.hosts[*host as usize].is_finished(),
             Wait::Condition(_, condition) => condition(),
         }
@@ -190,7 +189,7 @@ impl MachineState {
                 format!("work on the device: {}", names.join(", "))
             }
             Wait::Bytes(_) => "memory that a running command touches".to_owned(),
-            Wait::Room => "room in the queue of commands".to_owned(),
+            Wait::Room(stream) => format!("room in the queue of {}", Actor::Stream(*stream)),
             Wait::Thread(host) => {
                 format!("the end of host thread {host} `{}`", control.hosts[*host as usize].name)
             }

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::Code;
-
-use super::{CallKind, INSIDE, Phase, Wait};
+use super::{CallKind, Phase, Wait};
 use crate::machine::{Locked, Machine};
-use crate::refusal::{CallResult, Refusal};
+use crate::refusal::CallResult;
 
 impl Machine {
     /// Enters the critical section for a call of the program, when it is the calling thread's turn.
@@ -39,10 +37,7 @@ impl Machine {
 
     /// Enters the critical section, whichever thread has the turn.
     fn enter_for(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
-        if INSIDE.get() == Arc::as_ptr(self).addr() {
-            let detail = "a host function or kernel must not call the driver: CUDA forbids it";
-            return Err(Refusal::new(Code::NotPermitted, detail));
-        }
+        self.refuse_inside(call)?;
         let mut locked = self.entering.during(|| self.lock());
         let control = locked.control();
         let host = control.host_here().unwrap_or_else(|| control.attach());

@@ -35,9 +35,10 @@
 //! # Invariants
 //! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
 //! - A thread that has the turn can go on, or decides: the turn is *granted* to a thread only when its wait is over.
-//! - Once the run has ended no command begins. A wait for a command returns then only when no command runs: the memory that
-//!   its caller passed is the caller's again.
-//! - A command that calls the driver is refused, as CUDA does: what runs inside a command never waits for the turn.
+//! - Once the run has ended no command begins.
+//! - A wait may be refused while the command that it was for is queued, and may run later: no command relies on its caller's wait
+//!   ([`task`](crate::executor::task)).
+//! - A command that calls the driver is refused, as CUDA does, on every machine: what runs inside a command never waits for the turn.
 
 pub(crate) mod sighting;
 pub(crate) mod spawn;
@@ -55,7 +56,7 @@ use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use thalweg_driver::{Code, Label};
+use thalweg_driver::{Code, INTERRUPTION_INTERVAL, Label};
 
 use self::sighting::{Activity, Alive, Entering, Sighted, Tick, made_since};
 use super::executor::command::{Claim, CommandId};
@@ -111,8 +112,8 @@ pub(super) enum Wait {
     Commands(SmallVec<[CommandId; 4]>),
     /// Bytes that something running touches.
     Bytes(Claim),
-    /// Room in the queue.
-    Room,
+    /// Room in the queue of the stream of this number.
+    Room(u32),
     /// The end of a host thread.
     Thread(u32),
     /// Something of the program, with a name for it.
@@ -139,8 +140,6 @@ pub(super) struct Control {
     /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
     /// ended.
     pub(super) progress: u64,
-    /// The number of commands that run on host threads. More than one where a thread fell asleep in its own.
-    pub(super) running: u32,
     /// The time for which threads have polled with nothing left to be done.
     polls: Polls,
     /// Counts the polls of all threads.
@@ -220,6 +219,8 @@ pub(super) struct Host {
     /// Whether it is busy outside of the driver, and may be waiting for others there.
     pub(super) is_spinning: bool,
     pub(super) wake: Arc<Condvar>,
+    /// The moment at which it asks whether the program gives up its wait, if that can be.
+    pub(super) asks: Option<Instant>,
     looks: Looks,
     /// The moment at which it polled last with nothing left to be done.
     polled: u64,
@@ -252,8 +253,8 @@ pub(super) enum Next {
 
 thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
-    /// The machine whose command this thread runs.
-    pub(super) static INSIDE: Cell<usize> = const { Cell::new(0) };
+    /// The machine whose command this thread runs, and what the command is called.
+    pub(super) static INSIDE: Cell<Option<(usize, Label)>> = const { Cell::new(None) };
 }
 
 /// Returns a number for the calling thread that no other ever has.
@@ -279,6 +280,7 @@ impl Host {
             is_granted: false,
             is_spinning: false,
             wake: Arc::default(),
+            asks: None,
             looks: Looks::default(),
             polled: 0,
         }
@@ -301,7 +303,6 @@ impl Control {
             apart: Vec::new(),
             turn: Some(0),
             progress: 0,
-            running: 0,
             polls: Polls { progress: 0, since: Instant::now(), count: 0 },
             polled: 0,
             has_ended: false,
@@ -395,6 +396,13 @@ impl Control {
             told(&text);
         }
         self.stuck.get_or_insert(text);
+    }
+
+    /// Notes that the wait of the calling thread, which it is about to begin, can be interrupted.
+    pub(super) fn begin_interruptible(&mut self) {
+        if let Some(host) = self.host_here() {
+            self.host(host).asks = Some(Instant::now() + INTERRUPTION_INTERVAL);
+        }
     }
 
     /// Notes that the program may have seen something of what the schedule decides.

@@ -5,10 +5,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
+use thalweg_driver::{INTERRUPTION_INTERVAL, interruption};
+
+use crate::control::{Host, Next, PATIENCE, Phase, Wait};
 use crate::executor::Start;
 use crate::executor::command::CommandId;
-use crate::machine::Locked;
+use crate::machine::{Locked, interrupted};
 use crate::refusal::CallResult;
 
 /// The time between two looks at other threads.
@@ -24,15 +26,13 @@ impl<'a> Locked<'a> {
         if let Wait::Commands(commands) = &wait {
             self.executor.need(commands);
         }
-        let (claim, is_for_commands) = match &wait {
-            Wait::Bytes(claim) => (Some(*claim), false),
-            other => (None, matches!(other, Wait::Commands(_))),
-        };
+        let claim = if let Wait::Bytes(claim) = &wait { Some(*claim) } else { None };
         let me = self.control().host_here().expect("every call begins by taking its thread in");
         self.control().host(me).phase = Phase::Parked(wait);
         self = self.decide(me);
         let control = self.control();
         control.host(me).waits += 1;
+        control.host(me).asks = None;
         let refusal = match std::mem::replace(&mut control.host(me).phase, Phase::Running) {
             Phase::Refused(refusal) => Some(refusal),
             _ => None,
@@ -41,9 +41,6 @@ impl<'a> Locked<'a> {
         let Some(refusal) = refusal else { return Ok(self) };
         if let Some(claim) = claim {
             self.executor.withdraw(claim);
-        }
-        while is_for_commands && self.control().running > 0 {
-            self = self.rest(None);
         }
         Err(refusal)
     }
@@ -69,6 +66,10 @@ impl<'a> Locked<'a> {
                     continue;
                 }
             }
+            self = self.ask_for_interruption(me);
+            if matches!(self.control().host(me).phase, Phase::Refused(_)) && self.control().turn == Some(me) {
+                return self;
+            }
             self = self.quiesce(me);
             match self.choose(me) {
                 Next::Host(host) if host == me => return self,
@@ -83,6 +84,23 @@ impl<'a> Locked<'a> {
                 return self;
             }
         }
+    }
+
+    /// Refuses the wait of this thread if the program gives it up. What is asked may wait for other threads, and so lose the turn.
+    fn ask_for_interruption(mut self, me: u32) -> Self {
+        let host = self.control().host(me);
+        let (Some(asks), Some(is_interrupted)) = (host.asks, interruption()) else { return self };
+        if !matches!(host.phase, Phase::Parked(_)) || Instant::now() < asks {
+            return self;
+        }
+        host.asks = Some(Instant::now() + INTERRUPTION_INTERVAL);
+        let is_over;
+        (self, is_over) = self.outside(is_interrupted);
+        let host = self.control().host(me);
+        if is_over && matches!(host.phase, Phase::Parked(_)) {
+            host.phase = Phase::Refused(interrupted());
+        }
+        self
     }
 
     /// Sleeps until the turn may be this thread's. Takes it from a thread that sleeps outside of the driver.
@@ -134,7 +152,7 @@ impl<'a> Locked<'a> {
                 return self;
             }
             self = self.rest(Some(me));
-            self = self.quiesce(me);
+            self = self.quiesce(me).ask_for_interruption(me);
             let has_ended = self.control().has_ended;
             if has_ended
                 || !self.hosts_that_can_go(me).is_empty()
@@ -162,13 +180,10 @@ impl<'a> Locked<'a> {
             return self.run_apart(label, job);
         }
         let state = &mut *self;
-        state.control().running += 1;
         if let Start::Run(resolved) = &job.start {
             state.memory.backing.note_writes(&resolved.pieces);
         }
-        let before = INSIDE.replace(Arc::as_ptr(self.machine()).addr());
-        let (mut locked, index, device, outcome) = self.run(job, || INSIDE.set(before));
-        locked.control().running -= 1;
+        let (mut locked, index, device, outcome) = self.run(job);
         if let Some(me) = me {
             locked = locked.regain(me);
         }

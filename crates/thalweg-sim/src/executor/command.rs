@@ -46,6 +46,16 @@ pub(crate) struct Origin {
     pub(crate) actor: Actor,
 }
 
+impl Origin {
+    /// Returns the number of the stream in whose queue the command is.
+    pub(super) fn stream(self) -> u32 {
+        match self.actor {
+            Actor::Stream(stream) | Actor::Node { stream, .. } => stream,
+            Actor::Host(_) => unreachable!("host threads are no commands"),
+        }
+    }
+}
+
 /// A command that is queued with others.
 pub(crate) struct Planned<'a> {
     pub(crate) body: Body,

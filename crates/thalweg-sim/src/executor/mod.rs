@@ -29,6 +29,7 @@ pub(crate) mod ready;
 pub(crate) mod snapshot;
 pub(crate) mod task;
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -74,12 +75,29 @@ struct Details {
     ended: u64,
 }
 
+/// The number of commands of a stream that may be queued. A thread that submits more waits for the first of them to be complete, as
+/// with CUDA, which takes about as many: a program that never waits for its work would otherwise fill the host's memory, and leave
+/// minutes of work behind. What is queued at once, as the nodes of a graph are, only has to find room when it comes.
+///
+/// A program that holds a stream up for longer than its queue has room waits for itself, there as here.
+pub(super) const QUEUE_COMMANDS: usize = 1024;
+
+/// The commands of a stream that are not complete.
+#[derive(Default)]
+struct Queue {
+    commands: usize,
+    /// Whether a host thread waits for room.
+    is_awaited: bool,
+}
+
 /// The length of a step of time, in nanoseconds, where time is counted in commands.
 const TICK_NANOSECONDS: u64 = 1000;
 
 struct Slot {
     generation: u32,
     pending: u32,
+    /// The number of the stream in whose queue it is.
+    stream: u32,
     level: u8,
     /// Whether a host thread waits for it.
     awaited: bool,
@@ -133,7 +151,8 @@ pub(super) struct Executor<G> {
     /// The place where gated commands wait for each other.
     pub(super) gate: G,
     started: Instant,
-    live: usize,
+    /// The streams that have commands which are not complete, by their numbers.
+    queues: FxHashMap<u32, Queue>,
     /// Marks that are complete but whose successors have not been told yet.
     completing: Vec<u32>,
     /// Steps to ask what comes next, by the slots of their commands.
@@ -164,7 +183,7 @@ impl<G: Gate + Default> Executor<G> {
             faults: Faults::default(),
             gate: G::default(),
             started: Instant::now(),
-            live: 0,
+            queues: FxHashMap::default(),
             completing: Vec::new(),
             reached: Vec::new(),
             is_stepping: false,
@@ -190,7 +209,32 @@ impl<G: Gate> Executor<G> {
 
     /// Returns how many commands are not complete.
     pub(super) fn live(&self) -> usize {
-        self.live
+        self.queues.values().map(|queue| queue.commands).sum()
+    }
+
+    /// Returns whether the queue of a stream has room.
+    pub(super) fn has_room(&self, stream: u32) -> bool {
+        self.queues.get(&stream).is_none_or(|queue| queue.commands < QUEUE_COMMANDS)
+    }
+
+    /// Returns whether the queue of a stream has room. When a full one has, it will wake the host threads.
+    pub(super) fn await_room(&mut self, stream: u32) -> bool {
+        let has_room = self.has_room(stream);
+        if !has_room && let Some(queue) = self.queues.get_mut(&stream) {
+            queue.is_awaited = true;
+        }
+        has_room
+    }
+
+    fn leave_queue(&mut self, stream: u32) {
+        let Entry::Occupied(mut queue) = self.queues.entry(stream) else { return };
+        queue.get_mut().commands -= 1;
+        if queue.get().commands < QUEUE_COMMANDS {
+            self.wake_hosts |= std::mem::take(&mut queue.get_mut().is_awaited);
+        }
+        if queue.get().commands == 0 {
+            queue.remove();
+        }
     }
 
     /// Returns whether the command is complete.
@@ -244,9 +288,9 @@ impl<G: Gate> Executor<G> {
         }
         let slot = &mut self.slots[index as usize];
         slot.pending = pending;
-        slot.level = origin.level;
+        (slot.level, slot.stream) = (origin.level, origin.stream());
         slot.body = Some(body);
-        self.live += 1;
+        self.queues.entry(slot.stream).or_default().commands += 1;
         if pending == 0 {
             self.make_ready(index);
             self.complete_marks();
@@ -279,6 +323,7 @@ impl<G: Gate> Executor<G> {
             self.slots.push(Slot {
                 generation: 0,
                 pending: 0,
+                stream: 0,
                 level: 0,
                 awaited: false,
                 body: None,
@@ -342,10 +387,11 @@ impl<G: Gate> Executor<G> {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.resolved = None;
+        let stream = slot.stream;
         self.wake_hosts |= std::mem::take(&mut slot.awaited);
         let successors = std::mem::take(&mut slot.successors);
         self.free.push(index);
-        self.live -= 1;
+        self.leave_queue(stream);
         for successor in successors {
             let slot = &mut self.slots[successor as usize];
             slot.pending -= 1;

@@ -2,11 +2,26 @@
 //!
 //! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
 //! the executor resolved for it when it was chosen to run.
+//!
+//! # Memory of callers
+//! A command may run long after the call that queued it, whatever that call returned: a wait can be refused (a deadlock, the end of
+//! the run) or interrupted, and the program goes on with its memory. So no work holds memory that is borrowed from a caller, and each
+//! kind says what it has instead:
+//!
+//! - `CopyIn` has a copy of the caller's bytes, made before it is queued.
+//! - `CopyOut` has the caller's memory on loan: the loan ends when the call returns, whatever it returns, and from then on the command
+//!   writes nowhere ([`LentTarget`]). No other command has a pointer into a caller's memory.
+//! - `Copy`, `Fill`, `Kernel`, `Joint` and `ToCell` touch memory of devices and pinned memory alone. They have its addresses, looked up
+//!   when the command is chosen, and the range lock keeps what they found mapped while they run. A call that takes memory away and is
+//!   refused has taken nothing away.
+//! - `Kernel` and `Host` run closures, which own what they use (`'static`), with arguments that were copied.
+//! - A driver's call that touches the caller's memory itself (`host_read`, `host_write`) does so before it returns, and queues nothing.
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::{
@@ -42,8 +57,8 @@ pub(crate) enum Work {
     Copy,
     /// From host memory that was put aside to the only access.
     CopyIn(Box<[u8]>),
-    /// From the only access to host memory whose owner waits for this command.
-    CopyOut(HostTarget),
+    /// From the only access to host memory of a caller, as long as that waits for this command.
+    CopyOut(Arc<HostTarget>),
     /// The pattern over the only access.
     Fill(FillPattern),
     /// The value at the only access, of one byte or four, goes to a cell of the host.
@@ -68,14 +83,50 @@ pub(crate) trait JointWork: Send + Sync {
     unsafe fn run(&self, accesses: &[Access], resolved: &Resolved);
 }
 
-/// Host memory of a caller that is blocked until the command is done.
-pub(crate) struct HostTarget(HostAddress);
+/// Host memory of a caller, until the caller leaves its call ([`LentTarget`]).
+///
+/// The command of the copy may outlive that call, whose wait may be refused or interrupted. So the command has the memory through
+/// this alone, and writes only while it holds the lock and finds the address there.
+pub(crate) struct HostTarget(Mutex<Option<HostAddress>>);
 
 impl HostTarget {
+    /// Writes `source` to the memory, if its caller still waits.
+    ///
     /// # Safety
-    /// The memory is valid for writes, and nothing else uses it, until the command is complete.
-    pub(crate) unsafe fn new(target: &mut [u8]) -> Self {
-        Self(HostAddress::new(target.as_mut_ptr()))
+    /// `source` is valid for reads of as many bytes as the memory has, nothing writes them meanwhile, and they are not of the memory.
+    unsafe fn write(&self, source: *const u8, bytes: usize) {
+        let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = *target {
+            // SAFETY: the loan takes the address away under the lock that is held here before the borrow of the memory ends, so the
+            // memory is there and is only ours, and it is as long as the loan's slice. The rest is the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes) };
+        }
+    }
+}
+
+/// A loan of host memory to a command. When it ends, by a return or by a panic, the command's target is nowhere.
+pub(crate) struct LentTarget<'a> {
+    target: Arc<HostTarget>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> LentTarget<'a> {
+    /// Lends the memory.
+    pub(crate) fn new(memory: &'a mut [u8]) -> Self {
+        let address = HostAddress::new(memory.as_mut_ptr());
+        Self { target: Arc::new(HostTarget(Mutex::new(Some(address)))), memory: PhantomData }
+    }
+
+    /// Returns the memory, for a command that writes no more bytes than it has.
+    pub(crate) fn target(&self) -> Arc<HostTarget> {
+        Arc::clone(&self.target)
+    }
+}
+
+impl Drop for LentTarget<'_> {
+    fn drop(&mut self) {
+        // A command that is writing now is waited for: it needs nothing else to end.
+        *self.target.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -191,10 +242,11 @@ impl Task {
                     unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
                 }
             }
-            Work::CopyOut(HostTarget(target)) => {
+            Work::CopyOut(target) => {
                 if let Some(source) = pointer(0) {
-                    // SAFETY: the range is resolved and locked for this command; the owner of the target waits.
-                    unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes(0)) };
+                    // SAFETY: the range is resolved and locked for this command, and as long as the target, which is memory of
+                    // its own: of a caller, not of a device.
+                    unsafe { target.write(source, bytes(0)) };
                 }
             }
             Work::Fill(pattern) => {

@@ -3,6 +3,7 @@
 mod collectives;
 mod controlled;
 mod links;
+mod queue;
 mod sim_capture;
 mod sim_conditionals;
 mod sim_faults;

@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, CaptureMode, Copy, Driver, Endpoint, EventFlags, Fill, FillPattern, HostFlags, Label,
+    Access, CaptureMode, Code, Collective, CollectiveOperation, Copy, Driver, ElementFormat, Endpoint,
+    EventFlags, Fill, FillPattern, HostFlags, Label, Reduction,
 };
 use thalweg_sim::schedules::{Late, Random};
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
-use super::sim_support::{append, launch, number, read};
+use super::sim_support::{append, code, launch, number, read};
 
 const CONFIG: fn() -> SimConfig =
     || SimConfig { devices: 1, memory_bytes: 256 << 10, workers: 2, ..SimConfig::default() };
@@ -107,4 +108,35 @@ fn small_machines_replay() {
     (0..2).for_each(|_| driver.graph_launch(executable, stream).unwrap());
     assert_eq!(read(&driver, stream, value), 3434);
     driver.graph_exec_destroy(executable).unwrap();
+}
+
+/// A copy to the host comes after a collective that the other rank joins only once the copy's wait was refused: the command is queued
+/// still, and runs then.
+#[test]
+fn small_machines_copy_nothing_to_a_caller_that_was_refused() {
+    let driver = SimDriver::controlled(SimConfig { devices: 2, ..CONFIG() }, Box::new(Late::new(0))).unwrap();
+    let communicators = driver.communicators_create(&[0, 1]).unwrap();
+    let streams = [0, 1].map(|device| driver.stream_create(device, 0).unwrap());
+    let values = [0, 1].map(|device| number(&driver, device));
+    let part = |rank: usize| Collective {
+        communicator: communicators[rank],
+        stream: streams[rank],
+        operation: CollectiveOperation::AllReduce(Reduction::Sum),
+        format: ElementFormat::R_32F,
+        count: 2,
+        send: values[rank],
+        receive: values[rank],
+        label: Label::here("sum"),
+    };
+    driver.collectives_async(&[part(0)]).unwrap();
+    let mut target = vec![0xaa; 8];
+    let refused = driver.copy_to_host(streams[0], &mut target, values[0], Label::here("read"));
+    assert_eq!(code(refused), Code::Timeout);
+    // The memory is the caller's again, and may go at once.
+    target.fill(0x55);
+    let other: Vec<u8> = vec![0x66; 8];
+    driver.collectives_async(&[part(1)]).unwrap();
+    streams.iter().for_each(|&stream| driver.stream_synchronize(stream).unwrap());
+    assert_eq!((target, other), (vec![0x55; 8], vec![0x66; 8]));
+    assert_eq!(read(&driver, streams[0], values[0]), 0);
 }

@@ -333,10 +333,11 @@ impl Pass {
         let _recorded = record_operator_with(|| node.title());
         let sums = self.sums(node, asked.as_ref());
         let results = summing(sums, || asking(asked, || run_function(node, gradients, is_last)))
-            .map_err(|error| error.context(format!("backward of {name}")))?;
+            .map_err(|error| error.context(format!("backward of {}", public_name(name))))?;
         if results.len() != node.edges.len() && !node.edges.is_empty() {
             return Err(Error::invalid(format!(
-                "backward of {name} gave {} gradients for {} inputs",
+                "backward of {} gave {} gradients for {} inputs",
+                public_name(name),
                 results.len(),
                 node.edges.len()
             )));
@@ -344,6 +345,11 @@ impl Pass {
         anomaly::check(node, &results)?;
         node.run_after(results, gradients)
     }
+}
+
+/// Returns the name under which the user knows an operator: a formula of the table that is a part of one has its name and `_of`.
+fn public_name(name: &str) -> &str {
+    name.strip_suffix("_of").unwrap_or(name)
 }
 
 impl Pass {

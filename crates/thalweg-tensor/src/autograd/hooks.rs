@@ -241,6 +241,9 @@ impl Tensor {
     /// Hooks of one tensor run in the order of their registration; see [`autograd`](crate::autograd) for the others.
     /// Dropping the handle leaves the hook where it is.
     ///
+    /// A hook that owns the tensor, or one that is computed from it, is a cycle of references: neither is ever freed. Let it own what
+    /// [`detach`](Tensor::detach) returns, or remove it by its handle.
+    ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
     #[track_caller]

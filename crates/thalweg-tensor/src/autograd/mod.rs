@@ -75,8 +75,8 @@ pub use hook_list::HookHandle;
 pub(crate) use hook_list::HookList;
 pub(crate) use meta::{AutogradMeta, ViewOf};
 pub use mode::{
-    enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
-    set_inference_mode, set_inference_mode_enabled,
+    NoGrad, enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad,
+    set_grad_enabled, set_inference_mode, set_inference_mode_enabled, try_no_grad,
 };
 pub use offload::save_on_cpu;
 pub use saved::{
@@ -229,7 +229,8 @@ impl Tensor {
             let gradient = self.starting_gradient("backward", gradient, options)?;
             let Some(edge) = self.gradient_edge() else {
                 return Err(Error::invalid(
-                    "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
+                    "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad? is it made \
+                     of gradients of a pass without create_graph?)",
                 ));
             };
             options.run(|| engine::run(edge, gradient, options))

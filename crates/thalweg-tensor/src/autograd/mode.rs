@@ -1,8 +1,64 @@
 //! The modes of recording, each of one thread: `no_grad`, `enable_grad`, and inference mode.
 
+use thalweg_runtime::Result;
+
 use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded, set_inference};
 
-/// Runs a function whose operators record nothing (`torch.no_grad`).
+/// A guard: while it lives, operators of this thread record nothing (`with torch.no_grad():`). Drop guards in the reverse of their order.
+///
+/// ```
+/// # use thalweg_ir::DType;
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{NoGrad, Tensor};
+/// # fn main() -> Result<()> {
+/// # let device = Device::sim(0)?;
+/// let weight = Tensor::ones(&[2], DType::F32, &device)?.requires_grad_()?;
+/// {
+///     let _no_grad = NoGrad::new();
+///     weight.add_scalar_(1.0)?;
+/// }
+/// # assert_eq!(weight.to_vec::<f32>()?, [2.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "operators record nothing only while the guard lives"]
+pub struct NoGrad {
+    _guard: ModeGuard,
+}
+
+impl NoGrad {
+    /// Begins not to record.
+    #[allow(clippy::new_without_default, reason = "a guard that nobody names would be dropped at once")]
+    pub fn new() -> Self {
+        Self { _guard: ModeGuard::grad(false) }
+    }
+}
+
+/// Runs a function that may fail and whose operators record nothing: as [`no_grad`], but what it returns need not be written out.
+///
+/// ```
+/// # use thalweg_ir::DType;
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, try_no_grad};
+/// # fn main() -> Result<()> {
+/// # let device = Device::sim(0)?;
+/// # let weight = Tensor::ones(&[2], DType::F32, &device)?.requires_grad_()?;
+/// try_no_grad(|| {
+///     weight.add_scalar_(1.0)?;
+///     Ok(())
+/// })?;
+/// # assert_eq!(weight.to_vec::<f32>()?, [2.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// The function's.
+pub fn try_no_grad<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
+    no_grad(function)
+}
+
+/// Runs a function whose operators record nothing (`torch.no_grad`). [`NoGrad`] is a guard that does the same.
 pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
     let _guard = ModeGuard::grad(false);
     function()

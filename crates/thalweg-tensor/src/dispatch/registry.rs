@@ -4,6 +4,7 @@
 //! With `autocast` and `operators` this is one circle: the registry defines the operators of the table and gives each its
 //! kernel for autocast, and they look other operators up here.
 
+use std::panic::Location;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -13,6 +14,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Operator;
 use crate::argument::{Forms, default_of};
+use crate::caller::outermost;
 use crate::operators::body::leaked;
 use crate::operators::{Body, OpDef, define_all, in_place, kernels, out};
 
@@ -130,14 +132,18 @@ pub(crate) use built_in;
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is none.
+#[track_caller]
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
+    let location = outermost(Location::caller());
     let read = || registry().0.read().unwrap_or_else(PoisonError::into_inner);
     let find = |name: &str| read().operators.get(name).copied();
     if let Some(operator) = find(name) {
         return Ok(operator);
     }
-    let missing =
-        || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
+    let missing = || {
+        Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"))
+            .at(location)
+    };
     let named = read().forms.get(name).copied();
     let functional = match named {
         Some(named) => Some(named).filter(|operator| operator.in_place == Some(name)),

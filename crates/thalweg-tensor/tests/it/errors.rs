@@ -13,10 +13,12 @@ use thalweg_nn::module::{
     Conv2d, Embedding, Forward, LayerNorm, Linear, Module, Transformer, TransformerOptions,
 };
 use thalweg_nn::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
-use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
+use thalweg_runtime::{CaptureOptions, Device, DevicePointer, Environment, Graph, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::dispatch::find_operator;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
-use thalweg_tensor::{Tensor, no_grad};
+use thalweg_tensor::{NoGrad, Tensor, no_grad, try_no_grad};
 
 use crate::support::{device, random};
 
@@ -180,4 +182,67 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
         assert_eq!(label.location.file(), file!(), "{label} in {error}");
         assert!((first..line!()).contains(&label.location.line()), "{label}");
     }
+}
+
+/// Errors of calls that take no tensor, or are no operator, name their lines as well.
+#[test]
+fn calls_without_tensors_name_their_lines() {
+    #[track_caller]
+    fn is_here<T>(result: Result<T>, text: &str) {
+        let Err(error) = result else { panic!("the call should have been refused: {text}") };
+        let location = error.location().expect("the error says where");
+        assert_eq!((location.file(), location.line()), (file!(), Location::caller().line()), "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    is_here(Device::from_name("sim:x"), "is not a device number");
+    is_here(find_operator("no_such_operator"), "there is no operator no_such_operator");
+    is_here(autocast(DType::F64, || Ok(())), "not in float64");
+    is_here(Tensor::cat(&[], 0), "expected a non-empty list of tensors");
+    is_here(Tensor::stack(&[], 0), "expected a non-empty list of tensors");
+}
+
+#[test]
+fn backward_says_what_a_tensor_without_a_history_may_lack() -> Result<()> {
+    let x = random(&[3], 1).requires_grad_()?;
+    let gradient = {
+        x.square()?.sum(&[], false)?.backward()?;
+        x.grad().expect("it was computed")
+    };
+    let text = gradient.sum(&[], false)?.backward().unwrap_err().to_string();
+    assert!(text.contains("create_graph") && text.contains("no_grad"), "{text}");
+    // An operator is called by its public name.
+    let y = x.square()?;
+    no_grad(|| x.add_scalar_(1.0))?;
+    let text = y.sum(&[], false)?.backward().unwrap_err().to_string();
+    assert!(text.contains("backward of square") && !text.contains("square_of"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn nothing_is_recorded_while_the_guard_lives() -> Result<()> {
+    let x = random(&[3], 1).requires_grad_()?;
+    {
+        let _no_grad = NoGrad::new();
+        assert!(!x.square()?.requires_grad());
+    }
+    assert!(x.square()?.requires_grad());
+    let y = try_no_grad(|| {
+        let y = x.square()?;
+        y.square()
+    })?;
+    assert!(!y.requires_grad() && x.square()?.requires_grad());
+    Ok(())
+}
+
+#[test]
+fn text_of_a_tensor_leaves_a_capture_alone() -> Result<()> {
+    let x = random(&[3], 1);
+    let (graph, text) = Graph::capture(&device(), CaptureOptions::default(), || {
+        let y = x.mul_scalar(2.0)?;
+        Ok((y.to_string(), y))
+    })?;
+    graph.replay()?;
+    assert!(text.0.contains("is not read while the stream captures"), "{}", text.0);
+    assert_eq!(text.1.to_vec::<f64>()?, x.mul_scalar(2.0)?.to_vec::<f64>()?);
+    Ok(())
 }

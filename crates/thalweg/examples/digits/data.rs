@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use thalweg::data::{Dataset, Field, put};
+use thalweg::data::{Dataset, Field, SampleField};
 use thalweg::{DType, Result};
 
 /// Pixels of an image.
@@ -29,9 +29,9 @@ impl Dataset for Images {
         vec![Field { shape: vec![1, 8, 8], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
     }
 
-    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
-        put(fields[0], &self.0[index].pixels)?;
-        put(fields[1], &[self.0[index].digit])
+    fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
+        fields[0].put(&self.0[index].pixels)?;
+        fields[1].put(&[self.0[index].digit])
     }
 }
 

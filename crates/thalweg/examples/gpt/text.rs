@@ -1,6 +1,6 @@
 //! The text: its characters as numbers, and pieces of it as samples.
 
-use thalweg::data::{Dataset, Field, put};
+use thalweg::data::{Dataset, Field, SampleField};
 use thalweg::{DType, Error, Result};
 
 const SONNETS: &str = include_str!("../../data/sonnets.txt");
@@ -51,8 +51,8 @@ impl Dataset for Text {
         vec![Field { shape: vec![self.context], dtype: DType::I64 }; 2]
     }
 
-    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
-        put(fields[0], &self.tokens[index..index + self.context])?;
-        put(fields[1], &self.tokens[index + 1..index + 1 + self.context])
+    fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
+        fields[0].put(&self.tokens[index..index + self.context])?;
+        fields[1].put(&self.tokens[index + 1..index + 1 + self.context])
     }
 }

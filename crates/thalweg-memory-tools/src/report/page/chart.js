@@ -164,7 +164,13 @@ class Chart {
     context.fillRect(this.plot.left, y - 1, this.plot.width, 1.5);
     context.textAlign = "left";
     context.textBaseline = "bottom";
-    context.fillText(`the GPU: ${bytesText(gpuBytes)}`, this.plot.left + 6, y - 3);
+    const text = `the GPU: ${bytesText(gpuBytes)}`;
+    // On a rim of the ground, so that it can be read over blocks of any colour.
+    context.strokeStyle = css(this.page.theme.ground, 0.9);
+    context.lineWidth = 4;
+    context.lineJoin = "round";
+    context.strokeText(text, this.plot.left + 6, y - 3);
+    context.fillText(text, this.plot.left + 6, y - 3);
   }
 
   /** Draws a curve in steps, as bars: a path of a thousand corners takes many times as long. */

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use flate2::read::GzDecoder;
 use thalweg_ir::DType;
 use thalweg_nn::models::PreTrainedModel;
-use thalweg_nn::models::bert::{BertConfig, BertForSequenceClassification, BertModel};
+use thalweg_nn::models::bert::{BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel};
 use thalweg_nn::models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use thalweg_nn::models::llama::{LlamaConfig, LlamaForCausalLM};
 use thalweg_nn::models::resnet::{ResNet, ResNetConfig};
@@ -179,5 +179,85 @@ fn models_of_published_sizes_have_the_published_names_and_shapes() -> Result<()>
     check_names(&published, "bert-base-uncased", &bert);
     check_names(&published, "llama-2-7b", &llama);
     check_names(&published, "resnet50", &resnet);
+    Ok(())
+}
+
+#[test]
+fn a_tied_head_has_the_weight_of_the_embedding() -> Result<()> {
+    let (device, given) = (device(), read("llama.results", &device()));
+    let apart = LlamaForCausalLM::new(llama(), &mut generator(), &device)?;
+    let tied = LlamaForCausalLM::new(
+        LlamaConfig { tie_word_embeddings: true, ..llama() },
+        &mut generator(),
+        &device,
+    )?;
+    // As files of such models are: without the head.
+    let mut saved = read("llama", &device);
+    saved.shift_remove("lm_head.weight").unwrap();
+    let keys = tied.load_pretrained(&saved)?;
+    assert!(keys.missing_keys.is_empty() && keys.unexpected_keys.is_empty(), "{keys:?}");
+    assert_eq!(apart.load_pretrained(&saved)?.missing_keys, ["lm_head.weight"]);
+    saved.insert("lm_head.weight".to_owned(), saved["model.embed_tokens.weight"].clone());
+    apart.load_state_dict(&saved)?;
+    assert_close(&tied.forward(&given["input_ids"])?, &apart.forward(&given["input_ids"])?);
+    assert_eq!(tied.parameters().len() + 1, apart.parameters().len());
+    let wrong = LlamaConfig {
+        rope_scaling: Some(thalweg_nn::models::llama::RopeScaling::Linear { factor: 0.0 }),
+        ..llama()
+    };
+    assert!(LlamaForCausalLM::new(wrong, &mut generator(), &device).unwrap_err().is_invalid_argument());
+    Ok(())
+}
+
+#[test]
+fn a_bert_of_masked_tokens_has_the_names_of_transformers_and_no_pooler() -> Result<()> {
+    let device = device();
+    let model = BertForMaskedLM::new(&bert(), &mut generator(), &device)?;
+    let names: Vec<String> =
+        model.state_dict().into_keys().filter(|name| !name.starts_with("bert.encoder")).collect();
+    let expected = [
+        "bert.embeddings.word_embeddings.weight",
+        "bert.embeddings.position_embeddings.weight",
+        "bert.embeddings.token_type_embeddings.weight",
+        "bert.embeddings.LayerNorm.weight",
+        "bert.embeddings.LayerNorm.bias",
+        "cls.predictions.bias",
+        "cls.predictions.transform.dense.weight",
+        "cls.predictions.transform.dense.bias",
+        "cls.predictions.transform.LayerNorm.weight",
+        "cls.predictions.transform.LayerNorm.bias",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    ];
+    assert_eq!(names, expected);
+    // A file has a tied weight under one of its names.
+    let mut saved = model.state_dict();
+    for tied in ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"] {
+        saved.shift_remove(tied).unwrap();
+    }
+    let keys = model.load_pretrained(&saved)?;
+    assert!(keys.missing_keys.is_empty() && keys.unexpected_keys.is_empty(), "{keys:?}");
+    // Its encoder is the one that was held against transformers.
+    let given = read("bert_base.results", &device);
+    let base = read("bert_base", &device);
+    let keys = model.load_pretrained(&base)?;
+    assert!(keys.missing_keys.iter().all(|name| name.starts_with("cls.")), "{keys:?}");
+    let mask = read("bert.results", &device)["attention_mask"].to_dtype(DType::Bool)?;
+    let scores = model.forward(&given["input_ids"], &given["token_type_ids"], &mask)?;
+    let own = model.state_dict();
+    let own = |name: &str| own[&format!("cls.predictions.{name}")].clone();
+    let features = &given["last_hidden_state"];
+    let dense = features
+        .matmul(&own("transform.dense.weight").transpose(0, 1)?)?
+        .add(&own("transform.dense.bias"))?
+        .gelu()?;
+    let mean = dense.mean(&[-1], true)?;
+    let centred = dense.sub(&mean)?;
+    let variance = centred.mul(&centred)?.mean(&[-1], true)?;
+    let normal = centred.div(&variance.add_scalar(1e-12)?.sqrt()?)?;
+    let words = model.state_dict()["bert.embeddings.word_embeddings.weight"].transpose(0, 1)?;
+    assert_close(&scores, &normal.matmul(&words)?);
+    let encoder = BertModel::without_pooler(&bert(), &mut generator(), &device)?;
+    assert!(encoder.pool(features).unwrap_err().is_invalid_argument());
     Ok(())
 }
