@@ -551,13 +551,15 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     let is_pointwise = call.operator.space == Space::Elementwise;
     let (mut outputs, mut are_as_planned) = (Tensors::new(), true);
     for ((layout, bytes), (_, dtype)) in resolved.layouts.iter().zip(&resolved.outputs) {
-        outputs.push(match destination::for_loop((layout, call.device), *dtype, &call.tensors, is_pointwise) {
-            Some(target) => {
-                are_as_planned &= target.layout().strides() == layout.strides();
-                target
-            }
-            None => Tensor::empty_in(layout.clone(), *bytes, *dtype, &stream, call.label)?,
-        });
+        outputs.push(
+            match destination::for_loop((layout, call.device), *dtype, &call.tensors, is_pointwise) {
+                Some(target) => {
+                    are_as_planned &= target.layout().strides() == layout.strides();
+                    target
+                }
+                None => Tensor::empty_in(layout.clone(), *bytes, *dtype, &stream, call.label)?,
+            },
+        );
     }
     if !are_as_planned {
         let (body, compute) = (&resolved.forward, resolved.signature.compute);
