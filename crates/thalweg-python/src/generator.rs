@@ -59,7 +59,6 @@ impl PyGenerator {
     #[pyo3(signature = (device=None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = or_current(py, device)?;
-        check_host(py, &device, "Generator()")?;
         Ok(Self(Mutex::new(Arc::new(run(py, || DeviceGenerator::new(SEED, &device))?))))
     }
 

@@ -119,7 +119,9 @@ pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
 /// `operands` are the tensors that the operator reads.
 fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
     let is_recorded = is_grad_enabled() && operands.iter().any(|tensor| tensor.requires_grad());
+    // Where the memory was given back, the copy of the result says so.
     !is_recorded
+        && !target.storage().is_given_back()
         && !target.layout().may_overlap()
         && Recording::new(target, target).is_ok_and(|recording| recording.is_none())
 }
