@@ -20,6 +20,7 @@ from . import _left_out as _omitted
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
+from ._storage import TypedStorage, UntypedStorage
 from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types

@@ -361,9 +361,14 @@ impl Resolved {
             return Ok(found);
         }
         let before = Self::key_of(call, alignment_bytes);
-        let made = Arc::new(Self::new(call, alignment_bytes)?);
-        // Another thread may have given a tensor another layout meanwhile: then this is of neither.
-        if Self::key_of(call, alignment_bytes) == before {
+        let made = Self::new(call, alignment_bytes).map(Arc::new);
+        // Another thread may have given a tensor another layout meanwhile: then this is of neither, and a refusal means nothing.
+        let is_of_one = Self::key_of(call, alignment_bytes) == before;
+        if made.is_err() && !is_of_one {
+            return Self::of(call);
+        }
+        let made = made?;
+        if is_of_one {
             let _ = KNOWN.try_with(|known| {
                 let Known { calls, .. } = &mut *known.borrow_mut();
                 if calls.len() >= RESOLVED {
