@@ -13,7 +13,7 @@ static HOOK: OnceLock<fn() -> bool> = OnceLock::new();
 /// interrupted; the first that is set stays. Where it answers `true`, the call is refused with [`Code::NotReady`](crate::Code::NotReady). It is called
 /// without any lock of the driver and must not call the driver.
 ///
-/// The simulated GPU's `copy_to_host`, `stream_synchronize`, `event_synchronize` and `device_synchronize` can be interrupted; a card's cannot.
+/// The simulated GPU's `copy_to_host`, `stream_synchronize`, `event_synchronize` and `device_synchronize` can be interrupted; a GPU's cannot.
 pub fn set_interruption(hook: fn() -> bool) {
     let _ = HOOK.set(hook);
 }

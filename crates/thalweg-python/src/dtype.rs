@@ -1,12 +1,11 @@
 //! `dtype`, and the objects of PyTorch that stand for numbers: memory formats and layouts.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
 use thalweg::ops::{default_dtype, set_default_dtype};
-
-use crate::failure::type_error;
 
 /// A dtype (`torch.dtype`). Each is one object, so `is` compares as `==` does.
 #[pyclass(name = "dtype", module = "thalweg", frozen, eq, hash)]
@@ -60,9 +59,9 @@ impl PyDType {
     pub fn held(&self) -> PyResult<DType> {
         match self.0 {
             Kind::Held(dtype) => Ok(dtype),
-            Kind::Named(name, _) => {
-                Err(type_error(format!("no tensor has the dtype torch.{name}: it is only a name here")))
-            }
+            Kind::Named(name, _) => Err(PyTypeError::new_err(format!(
+                "no tensor has the dtype torch.{name}: it is only a name here"
+            ))),
         }
     }
 }
@@ -216,7 +215,7 @@ fn get_default_dtype(py: Python<'_>) -> PyResult<Py<PyDType>> {
 fn choose_default_dtype(d: &PyDType) -> PyResult<()> {
     let dtype = d.held()?;
     if !set_default_dtype(dtype) {
-        return Err(type_error("only floating-point types are supported as the default type"));
+        return Err(PyTypeError::new_err("only floating-point types are supported as the default type"));
     }
     Ok(())
 }

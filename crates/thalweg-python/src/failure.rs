@@ -211,7 +211,7 @@ fn with_signals<T>(call: impl FnOnce() -> T) -> (T, Option<PyErr>) {
 }
 
 /// Lets signals of Python, such as that of Ctrl-C, interrupt the waits of calls. (A wait that comes from elsewhere, such as the end of an
-/// object, has nobody who would get the exception: it is not interrupted.)
+/// object, has no caller that would get the exception: it is not interrupted.)
 pub fn watch_signals() {
     thalweg::driver::set_interruption(|| {
         INTERRUPTED.with(|interrupted| {

@@ -15,7 +15,7 @@ use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
 
-/// Returns a number as a tensor without dimensions that the device fills, in a capture too; `None` of what is no number of the dtype's kind.
+/// Returns a number as a tensor without dimensions that the device fills, in a capture too; `None` of other values than numbers of the dtype's kind.
 fn number_on(
     py: Python<'_>,
     value: &Bound<'_, PyAny>,
@@ -72,7 +72,7 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
         || matches!(read_scalar(value, false), Ok(Some(_)))
 }
 
-/// Returns an operand that is no tensor as one without dimensions, beside another tensor.
+/// Returns an operand other than a tensor as one without dimensions, beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
     PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)

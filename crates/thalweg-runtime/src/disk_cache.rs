@@ -109,7 +109,7 @@ fn read_file(
     key: &EntryKey<'_>,
     of_this_compiler: bool,
 ) -> io::Result<Option<Vec<u8>>> {
-    // What is no file is not opened: a pipe would wait for a writer.
+    // Other things than files are not opened: a pipe would wait for a writer.
     if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
         return Ok(None);
     }

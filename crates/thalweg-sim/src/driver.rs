@@ -25,7 +25,7 @@ use crate::calls::capture;
 use crate::calls::code::{ALGORITHMS, MAX_THREADS_PER_BLOCK};
 use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
-use crate::executor::task::{LentTarget, Task, Work};
+use crate::executor::task::{BorrowedTarget, Task, Work};
 
 impl Driver for SimDriver {
     // ---- Devices and contexts -------------------------------------------------------------------------------------
@@ -534,13 +534,13 @@ impl Driver for SimDriver {
         label: Label,
     ) -> Result<()> {
         let bytes = target.len() as u64;
-        let lent = LentTarget::new(target);
+        let borrowed = BorrowedTarget::new(target);
         self.enter_and_wait("cuMemcpyDtoHAsync", |mut locked| {
             let own = locked.enter(stream.raw())?;
             locked.forbid_on_capturing(own, "copy_to_host")?;
             let device = locked.stream(own).device;
             let accesses = [Access::read(source, bytes)];
-            let work = Work::CopyOut(lent.target());
+            let work = Work::CopyOut(borrowed.target());
             let command = transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
             let command = command.expect("the stream does not capture");
             locked.wait_for_result(&[command])?.check_alive(device)

@@ -1,7 +1,7 @@
 //! The memory that results are to be written into: that of the tensors of an `out=` form, and of the first tensor of a form in place.
 //!
-//! Whoever has memory for a result [offers](offered) it while the operator runs. A kernel that is about to allocate a result takes an
-//! offer instead where dtype and layout fit ([`for_loop`], [`Tensor::result_on`]), and each offer serves once. What nobody took is computed in
+//! The code that has memory for a result [offers](offered) it while the operator runs (`operators::offers` decides whether it may). A kernel that is about to allocate a result takes an
+//! offer instead where dtype and layout fit ([`for_loop`], [`Tensor::result_on`]), and each offer serves once. What was not taken is computed in
 //! memory of its own and copied, so the offer changes no bit of a result, only where it is written.
 //!
 //! Memory that the operator reads as well is taken by what reads it on the way: a loop that reads and writes point by point, and a
@@ -13,14 +13,10 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
 use thalweg_runtime::{Device, Label, Result, Stream};
 
-use crate::autograd::in_place::Recording;
-use crate::autograd::is_grad_enabled;
 use crate::caller::CallLocation;
-use crate::dispatch::{DispatchKey, Operator};
-use crate::operators::Body;
 use crate::tensor::{Tensor, Tensors};
 
-/// Bytes that every allocation of the caching allocator is aligned to at least; kernels that are no loops may count on them.
+/// Bytes that every allocation of the caching allocator is aligned to at least; kernels other than loops may count on them.
 const ALIGNMENT: u64 = 256;
 
 /// The way in which an operator treats the first tensor of its form in place.
@@ -45,46 +41,17 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
-    /// operator reads.
-    pub(crate) fn to(operator: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Self> {
-        let is_by_parts = is_by_parts(operator, operands);
-        let is_of_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts;
-        let others = match operands {
-            [first, others @ ..] if are_same(first, target) => Some(others),
-            _ => None,
-        };
-        let are_apart = |list: &[&Tensor]| list.iter().all(|operand| are_disjoint(operand, target));
-        let is_read = match (operator.first(), others) {
-            // It looks itself which of its operands share memory with the result.
-            _ if is_of_loop => false,
-            _ if are_apart(operands) => false,
-            (First::Ignored, Some(others)) if are_apart(others) => false,
-            (First::Consumed, Some(others)) if are_apart(others) && !is_by_parts => true,
-            _ => return None,
-        };
-        let is_offered =
-            is_free(target, operands) && operands.iter().all(|operand| operand.device() == target.device());
-        is_offered.then(|| Self { target: target.detach(), is_read, is_of_loop, is_taken: false })
-    }
-
-    /// Offers the memory of a tensor to a function that reads nothing of it.
-    pub(crate) fn to_function(target: &Tensor) -> Option<Self> {
-        let offer = || Self { target: target.detach(), is_read: false, is_of_loop: false, is_taken: false };
-        is_free(target, &[]).then(offer)
+    /// Offers the memory of a tensor.
+    pub(crate) fn new(target: &Tensor, is_read: bool, is_of_loop: bool) -> Self {
+        Self { target: target.detach(), is_read, is_of_loop, is_taken: false }
     }
 }
 
-/// Returns whether complex numbers make other operators compute the result.
-pub(crate) fn is_by_parts(operator: &Operator, operands: &[&Tensor]) -> bool {
-    operator.has_built_in(DispatchKey::Complex) && operands.iter().any(|tensor| tensor.dtype().is_complex())
-}
-
-/// What is offered to one call.
+/// The offers to one call.
 pub(crate) type Offers = Vec<Offer>;
 
 thread_local! {
-    /// What is offered to the operator that runs.
+    /// The offers to the operator that runs.
     static OFFERS: RefCell<Offers> = const { RefCell::new(Offers::new()) };
 }
 
@@ -113,17 +80,6 @@ pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
         return run();
     }
     offered(Offers::new(), run).0
-}
-
-/// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
-/// `operands` are the tensors that the operator reads.
-fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
-    let is_recorded = is_grad_enabled() && operands.iter().any(|tensor| tensor.requires_grad());
-    // Where the memory was given back, the copy of the result says so.
-    !is_recorded
-        && !target.storage().is_given_back()
-        && !target.layout().may_overlap()
-        && Recording::new(target, target).is_ok_and(|recording| recording.is_none())
 }
 
 /// Returns whether two tensors share no element.

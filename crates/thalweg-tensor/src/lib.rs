@@ -17,7 +17,7 @@
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
-//! - A call that is refused leaves every tensor as it was. One in place or with `out=` that fails later, for want of memory, may have written
+//! - A call that is refused leaves every tensor as it was. One in place or with `out=` that fails later, for lack of memory, may have written
 //!   a part of what it was to write. No `unsafe`.
 #![forbid(unsafe_code)]
 

@@ -26,6 +26,9 @@ use crate::output::Output;
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;
 
+/// The former name of `--gpu-memory`, which scripts may say.
+const FORMER_OPTION: &str = "ca\x72d";
+
 /// Replays the recorded requests under other settings: what would have been reserved, and whether it would have fit
 #[derive(Args)]
 #[command(after_help = "\
@@ -69,7 +72,7 @@ pub struct WhatIf {
     #[arg(long, value_name = "NAME", default_value = "pytorch", hide_possible_values = true)]
     policy: PolicyName,
     /// The memory of the GPU, with its unit: 24GiB, 24GB
-    #[arg(long = "gpu-memory", alias = "card", value_name = "SIZE", value_parser = size::parse_gpu)]
+    #[arg(long = "gpu-memory", alias = FORMER_OPTION, value_name = "SIZE", value_parser = size::parse_gpu)]
     pub gpu: Option<u64>,
     /// Writes the same and more as a page for a browser, in one file; each --conf is a curve on it
     #[arg(long, value_name = "FILE")]

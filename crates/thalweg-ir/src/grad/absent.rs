@@ -20,7 +20,7 @@ pub fn without_gradients(gradient: &Body, absent: &[usize]) -> Body {
     builder.finish().pruned()
 }
 
-/// The expressions that remain; none where one is 0 for want of a gradient.
+/// The expressions that remain; none where one is 0 because its gradient is absent.
 struct Remaining<'b> {
     gradient: &'b Body,
     builder: &'b BodyBuilder,

@@ -310,7 +310,7 @@ fn ties_and_kinks_follow_pytorch() {
     assert!(slope.iter().all(|value| value.is_finite()));
 }
 
-/// What a branch that is not taken would contribute is infinite or NaN; the parts of a gradient meet again at shared expressions.
+/// The contribution of a branch that is not taken is infinite or NaN; the parts of a gradient meet again at shared expressions.
 #[test]
 fn a_branch_that_is_not_taken_does_not_count() {
     let elu = pointwise(&[F64], |x| x[0].le(0.0).select(x[0].expm1(), x[0]));

@@ -139,11 +139,6 @@ impl Pools {
         }
     }
 
-    /// Returns whether a request in a private pool, which is held, may take the pool's own free memory from where it is: no graph relies on it.
-    pub(crate) fn may_move_for_itself(&self, id: PoolId) -> bool {
-        self.private.get(&id).is_some_and(|pool| !pool.stays_in_place && !pool.options.may_alias)
-    }
-
     /// Returns whether free memory of `owner`, which is held, may be mapped at a second address.
     pub(crate) fn may_alias(&self, owner: Owner) -> bool {
         let held = owner.pool().and_then(|id| self.private.get(&id)).filter(|pool| pool.references > 0);

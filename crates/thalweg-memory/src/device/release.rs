@@ -47,19 +47,6 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Gives all that is free in the private pool of a request back, unless a graph relies on it. PyTorch leaves it where it is, and the pool goes without.
-    ///
-    /// # Errors
-    /// As [`release_cached`](Self::release_cached).
-    pub(crate) fn release_own(&self, central: &mut Central, owner: Owner) -> Result<(), AllocationError> {
-        match owner {
-            Owner::Private(pool) if central.pools.may_move_for_itself(pool) => {
-                self.release_cached(central, Some(pool))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Gives back the memory and addresses of pools without references, except memory that waits for other streams. *Blocks*
     /// until nothing touches it. What is refused stays until memory is short.
     pub(crate) fn release_unreferenced_pools(&self, central: &mut Central) {

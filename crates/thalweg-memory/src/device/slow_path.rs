@@ -724,11 +724,8 @@ impl<'a> SlowPath<'a> {
         if self.is_capturing() {
             return Ok(None);
         }
-        let (allocator, owner) = (self.allocator, self.arena.key.owner);
+        let allocator = self.allocator;
         allocator.release_cached(self.central(), None)?;
-        if self.policy.last_resort {
-            allocator.release_own(self.central(), owner)?;
-        }
         self.central().ledger.statistics.num_alloc_retries += 1;
         if let Some(obtained) = self.take_more()? {
             return Ok(Some(obtained));

@@ -18,28 +18,6 @@ fn allocator(capacity: u64) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
 }
 
 #[test]
-fn a_pool_gives_back_what_it_has_cached_before_its_own_request_fails() {
-    for (settings, has_room) in
-        [(Settings::default().with_expandable_segments(false), true), (pytorch(), false)]
-    {
-        let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(GIB)), settings);
-        for is_of_graphs in [false, true] {
-            let pool = allocator.create_pool();
-            if is_of_graphs {
-                allocator.keep_pool_in_place(pool);
-            }
-            let scope = allocator.use_pool(pool).expect("it is known");
-            drop(allocator.allocate(600 * MIB, stream(1)).expect("there is room"));
-            let larger = allocator.allocate(700 * MIB, stream(1));
-            assert_eq!(larger.is_ok(), has_room && !is_of_graphs);
-            drop((larger, scope));
-            allocator.release_pool(pool).expect("it is known");
-            allocator.empty_cache().expect("no capture is under way");
-        }
-    }
-}
-
-#[test]
 fn requests_get_segments_of_their_class() {
     for (request, block, segment, class) in [
         (1, 512, 2 * MIB, SizeClass::Small),

@@ -285,7 +285,7 @@ def differs(ours, theirs, is_random=False, coarsest=0.0):
 
 def compared(probe, ours, theirs):
     """Returns in which way a library's result of a probe is another than PyTorch's."""
-    # Gradients that PyTorch has not are no difference.
+    # Gradients that PyTorch lacks do not count as a difference.
     if probe["kind"] == "grad" and len(theirs) == 1 and ours[:1] != ["error"]:
         ours = ours[:1]
     return differs(ours, theirs, bool(RANDOM.search(probe["call"])), coarsest(probe))

@@ -249,7 +249,7 @@ fn a_sweep_removes_what_was_used_least_lately_and_what_was_left_over() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_an_entry_is_none_and_waits_for_nobody() {
+fn a_pipe_in_the_place_of_an_entry_is_not_read_and_nothing_waits() {
     let folder = Folder::new();
     disk_cache::write(&folder.0, &KEY, b"code").unwrap();
     let path = KEY.path(&folder.0);

@@ -444,15 +444,21 @@ fn a_run_that_takes_too_long_is_ended() {
 #[test]
 fn shrinking_finds_its_way_through_thousands_of_steps() {
     let program = |gpu: &Gpu| -> Result<()> {
-        let (side, other) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
-        let (buffer, noise) = (Buffer::new(&side, BYTES)?, Buffer::new(&other, BYTES)?);
-        for value in 0..5000 {
-            fill(&other, &noise, value as u8)?;
+        let side = Stream::new(gpu.device())?;
+        let buffer = Buffer::new(&side, BYTES)?;
+        // More than a stream takes at once would wait, so the steps are on several.
+        let noise = |_| {
+            let other = Stream::new(gpu.device())?;
+            Ok((Buffer::new(&other, BYTES)?, other))
+        };
+        let others = (0..6).map(noise).collect::<Result<Vec<_>>>()?;
+        for (step, (noise, other)) in others.iter().cycle().enumerate().take(5000) {
+            fill(other, noise, step as u8)?;
         }
         let event = Event::new();
         fill(&side, &buffer, 1)?;
         event.record(&side)?;
-        fill(&other, &noise, 0)?;
+        fill(&others[0].1, &others[0].0, 0)?;
         assert!(!event.query()?, "nothing has waited, so it cannot be done");
         Ok(())
     };

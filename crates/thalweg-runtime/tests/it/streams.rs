@@ -102,7 +102,7 @@ fn streams_of_two_devices_wait_for_each_other() {
 fn a_stream_of_another_driver_cannot_be_waited_for() {
     let [producer, consumer] = [(); 2].map(|()| Stream::new(&sim(1)[0]).unwrap());
     let error = consumer.wait_stream(&producer).unwrap_err();
-    assert!(error.is_invalid_argument() && error.to_string().contains("share no driver"), "{error}");
+    assert!(error.is_invalid_argument() && error.to_string().contains("shares no driver"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Knowledge that nobody has: of threads that ended, of the allocator's own calls, of uncertain work that is forgotten; and host
+//! Knowledge that is gone: of threads that ended, of the allocator's own calls, of uncertain work that is forgotten; and host
 //! functions that panic.
 
 use std::sync::mpsc::channel;
@@ -87,5 +87,5 @@ fn a_forgotten_write_of_some_rows_is_one_all_the_same() {
     verdict("another row", &[Uninitialised], |w| rows(w, 3, 2));
     // More accesses of some rows than are remembered.
     verdict("the row that was written, long ago", &[], |w| rows(w, 80, 1));
-    verdict("nobody knows any more whether the row was written", &[], |w| rows(w, 80, 2));
+    verdict("it is not known any more whether the row was written", &[], |w| rows(w, 80, 2));
 }

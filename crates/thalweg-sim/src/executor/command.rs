@@ -51,7 +51,7 @@ impl Origin {
     pub(super) fn stream(self) -> u32 {
         match self.actor {
             Actor::Stream(stream) | Actor::Node { stream, .. } => stream,
-            Actor::Host(_) => unreachable!("host threads are no commands"),
+            Actor::Host(_) => unreachable!("a host thread is not a command"),
         }
     }
 }

@@ -9,8 +9,8 @@
 //! kind says what it has instead:
 //!
 //! - `CopyIn` has a copy of the caller's bytes, made before it is queued.
-//! - `CopyOut` has the caller's memory on loan: the loan ends when the call returns, whatever it returns, and from then on the command
-//!   writes nowhere ([`LentTarget`]). No other command has a pointer into a caller's memory.
+//! - `CopyOut` borrows the caller's memory: the borrow ends when the call returns, whatever it returns, and from then on the command
+//!   writes nowhere ([`BorrowedTarget`]). No other command has a pointer into a caller's memory.
 //! - `Copy`, `Fill`, `Kernel`, `Joint` and `ToCell` touch memory of devices and pinned memory alone. They have its addresses, looked up
 //!   when the command is chosen, and the range lock keeps what they found mapped while they run. A call that takes memory away and is
 //!   refused has taken nothing away.
@@ -83,7 +83,7 @@ pub(crate) trait JointWork: Send + Sync {
     unsafe fn run(&self, accesses: &[Access], resolved: &Resolved);
 }
 
-/// Host memory of a caller, until the caller leaves its call ([`LentTarget`]).
+/// Host memory of a caller, until the caller leaves its call ([`BorrowedTarget`]).
 ///
 /// The command of the copy may outlive that call, whose wait may be refused or interrupted. So the command has the memory through
 /// this alone, and writes only while it holds the lock and finds the address there.
@@ -97,20 +97,20 @@ impl HostTarget {
     unsafe fn write(&self, source: *const u8, bytes: usize) {
         let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = *target {
-            // SAFETY: the loan takes the address away under the lock that is held here before the borrow of the memory ends, so the
-            // memory is there and is only ours, and it is as long as the loan's slice. The rest is the caller's promise.
+            // SAFETY: the end of the borrow takes the address away under the lock that is held here before the borrow of the memory ends, so the
+            // memory is there and is only ours, and it is as long as the borrowed slice. The rest is the caller's promise.
             unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes) };
         }
     }
 }
 
-/// A loan of host memory to a command. When it ends, by a return or by a panic, the command's target is nowhere.
-pub(crate) struct LentTarget<'a> {
+/// A borrow of host memory by a command. When it ends, by a return or by a panic, the command's target is nowhere.
+pub(crate) struct BorrowedTarget<'a> {
     target: Arc<HostTarget>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-impl<'a> LentTarget<'a> {
+impl<'a> BorrowedTarget<'a> {
     /// Lends the memory.
     pub(crate) fn new(memory: &'a mut [u8]) -> Self {
         let address = HostAddress::new(memory.as_mut_ptr());
@@ -123,7 +123,7 @@ impl<'a> LentTarget<'a> {
     }
 }
 
-impl Drop for LentTarget<'_> {
+impl Drop for BorrowedTarget<'_> {
     fn drop(&mut self) {
         // A command that is writing now is waited for: it needs nothing else to end.
         *self.target.0.lock().unwrap_or_else(PoisonError::into_inner) = None;

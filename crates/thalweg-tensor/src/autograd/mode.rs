@@ -28,7 +28,7 @@ pub struct NoGrad {
 
 impl NoGrad {
     /// Begins not to record.
-    #[allow(clippy::new_without_default, reason = "a guard that nobody names would be dropped at once")]
+    #[allow(clippy::new_without_default, reason = "a guard without a name would be dropped at once")]
     pub fn new() -> Self {
         Self { _guard: ModeGuard::grad(false) }
     }

@@ -10,8 +10,9 @@ use thalweg_ops::schema::{Alias, Kind, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
 use super::body::{Body, single};
+use super::offers::{Taker, offer};
 use crate::autograd::is_grad_enabled;
-use crate::destination::{Offer, are_same, is_by_parts, offered};
+use crate::destination::{Offer, are_same, offered};
 use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
@@ -84,7 +85,7 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
         arguments[0] = Argument::Tensor(before);
     }
     let result = || Ok(functional.call(&arguments, None, call.label)?.swap_remove(0));
-    write(target, Offer::to(functional, target, call.tensors), result)?;
+    write(target, offer_to(functional, target, call.tensors), result)?;
     Ok(single(target.clone()))
 }
 
@@ -147,4 +148,17 @@ pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
+/// operator reads.
+pub(super) fn offer_to(operator: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
+    let is_by_parts = is_by_parts(operator, operands);
+    let is_of_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts;
+    offer(&Taker { first: operator.first(), is_of_loop, is_by_parts }, target, operands)
+}
+
+/// Returns whether complex numbers make other operators compute the result.
+fn is_by_parts(operator: &Operator, operands: &[&Tensor]) -> bool {
+    operator.has_built_in(DispatchKey::Complex) && operands.iter().any(|tensor| tensor.dtype().is_complex())
 }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema after `self`; the others have
-//! their defaults. Where the first is no tensor it is a function of the type: `of fn einsum(equation: str, tensors: tensors)`. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
+//! their defaults. Where the first is not a tensor it is a function of the type: `of fn einsum(equation: str, tensors: tensors)`. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
 //! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
 //! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First));
 //! whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
@@ -49,6 +49,7 @@ mod matrix_norm;
 mod methods;
 pub(crate) mod norm;
 pub(crate) mod norm_backward;
+mod offers;
 pub(crate) mod out;
 mod padding;
 mod pointwise;
@@ -216,7 +217,7 @@ macro_rules! argument {
 }
 
 /// The method of an entry, if it has one: of one result, of several, of a list, or of a truth value that the host reads. One whose first
-/// parameter is no tensor is a function of the type.
+/// parameter is not a tensor is a function of the type.
 macro_rules! method {
     ([$($doc:literal)+] $schema:literal) => {};
     ([$($doc:literal)+] $schema:literal of $name:ident($($parameter:ident: $kind:ident),*) $($results:tt)*) => {

@@ -11,10 +11,10 @@ use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::Body;
-use super::in_place::{check_cast, check_result};
+use super::in_place::{check_cast, check_result, offer_to};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::destination::{Offer, Offers, are_disjoint, are_same, offered, untangled};
+use crate::destination::{Offers, are_disjoint, are_same, offered, untangled};
 use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::tensor::{Tensor, Tensors};
@@ -210,7 +210,7 @@ pub(crate) fn call_out(
                 target.bump_version();
                 return Ok(());
             }
-            if is_adopted(result, target) {
+            if is_taken_over(result, target) {
                 return Ok(());
             }
             fit(result, target, label)?;
@@ -225,7 +225,7 @@ fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Of
     let are_apart =
         out.iter().enumerate().all(|(place, one)| out[..place].iter().all(|other| are_disjoint(one, other)));
     let offers: Option<Offers> =
-        out.iter().filter(|_| are_apart).map(|target| Offer::to(operator, target, inputs)).collect();
+        out.iter().filter(|_| are_apart).map(|target| offer_to(operator, target, inputs)).collect();
     offers.unwrap_or_default()
 }
 
@@ -268,7 +268,7 @@ fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
 }
 
 /// Gives a tensor without elements the memory of its result, where nothing else holds that. Returns whether it did.
-fn is_adopted(result: &Tensor, target: &Tensor) -> bool {
+fn is_taken_over(result: &Tensor, target: &Tensor) -> bool {
     let is_plain = target.elements() == 0 && result.elements() > 0 && target.layout().offset() == 0;
     let is_ours = Arc::strong_count(&result.0) == 1 && Arc::strong_count(result.storage()) == 1;
     let fits = result.dtype() == target.dtype() && result.is_dense() && result.layout().offset() == 0;

@@ -6,11 +6,11 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
+use super::offers::offer_to_function;
 use super::view::{check_options, extents, made_like};
 use super::{in_place, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::destination::Offer;
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
@@ -239,7 +239,7 @@ fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Resul
 /// Writes what is drawn into the first tensor.
 fn write_any(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let x = call.tensor(0);
-    in_place::write(x, Offer::to_function(x), || no_grad(|| draw(x)))?;
+    in_place::write(x, offer_to_function(x), || no_grad(|| draw(x)))?;
     Ok(single(x.clone()))
 }
 

@@ -184,7 +184,7 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
     }
 }
 
-/// Errors of calls that take no tensor, or are no operator, name their lines as well.
+/// Errors of calls without a tensor, or without an operator, name their lines as well.
 #[test]
 fn calls_without_tensors_name_their_lines() {
     #[track_caller]

@@ -144,7 +144,7 @@ fn results_that_do_not_fit_are_refused_in_pytorchs_words() {
     assert!(error.contains("don't support automatic differentiation"), "{error}");
 }
 
-/// What loops write is the same whatever the strides of the given tensor, which they write without a copy.
+/// Results of loops are the same whatever the strides of the given tensor, which they write without a copy.
 #[test]
 fn given_tensors_may_have_any_strides() {
     let (x, y) = (random(&[5, 3], 1), random(&[5, 3], 2));

@@ -238,7 +238,7 @@ class Categorical(_OfProbability, Distribution):
         return constraints.integer_interval(0, self._num_events - 1)
 
     mean = variance = property(lambda self: _core.full(list(self._extended_shape()), math.nan, dtype=self._param.dtype, device=self._param.device),
-                               doc="NaN: choices are no numbers.")
+                               doc="NaN: choices are not numbers.")
     mode = property(lambda self: self.probs.argmax(dim=-1), doc="The most probable choice.")
 
     @no_grad()

@@ -67,7 +67,7 @@ pub(crate) struct LoopBackward {
     label: Label,
 }
 
-/// What one backward pass computes: an absent gradient of an output is not a factor of anything.
+/// The computation of one backward pass: an absent gradient of an output is not a factor of anything.
 struct Pass<'a> {
     derived: Arc<GradientBody>,
     saved: SmallVec<[&'a Saved; 4]>,

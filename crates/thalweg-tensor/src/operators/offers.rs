@@ -1,0 +1,55 @@
+//! Decisions whether the memory of a tensor may be offered to an operator for its result.
+
+use crate::autograd::{ViewOf, is_grad_enabled};
+use crate::destination::{First, Offer, are_disjoint, are_same};
+use crate::tensor::Tensor;
+
+/// The properties of an operator that decide whether memory may be offered to it.
+pub(super) struct Taker {
+    pub(super) first: First,
+    /// Whether it is one loop, to which strides do not matter, and which looks itself which of its operands share memory with the result.
+    pub(super) is_of_loop: bool,
+    /// Whether complex numbers make other operators compute the result.
+    pub(super) is_by_parts: bool,
+}
+
+/// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
+/// operator reads.
+pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
+    let others = match operands {
+        [first, others @ ..] if are_same(first, target) => Some(others),
+        _ => None,
+    };
+    let are_apart = |list: &[&Tensor]| list.iter().all(|operand| are_disjoint(operand, target));
+    let is_read = match (taker.first, others) {
+        _ if taker.is_of_loop => false,
+        _ if are_apart(operands) => false,
+        (First::Ignored, Some(others)) if are_apart(others) => false,
+        (First::Consumed, Some(others)) if are_apart(others) && !taker.is_by_parts => true,
+        _ => return None,
+    };
+    let is_offered =
+        is_free(target, operands) && operands.iter().all(|operand| operand.device() == target.device());
+    is_offered.then(|| Offer::new(target, is_read, taker.is_of_loop))
+}
+
+/// Offers the memory of a tensor to a function that reads nothing of it.
+pub(crate) fn offer_to_function(target: &Tensor) -> Option<Offer> {
+    is_free(target, &[]).then(|| Offer::new(target, false, false))
+}
+
+/// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
+/// `operands` are the tensors that the operator reads.
+fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
+    let base = match target.0.autograd.view_of() {
+        Some(ViewOf::Base(base)) => Some(base),
+        _ => None,
+    };
+    let mut tensors = operands.iter().copied().chain([target]).chain(base);
+    let is_recorded = is_grad_enabled() && tensors.any(Tensor::requires_grad);
+    // Where the memory was given back, the copy of the result says so.
+    !is_recorded
+        && !target.storage().is_given_back()
+        && !target.layout().may_overlap()
+        && target.check_inference_write().is_ok()
+}
