@@ -32,7 +32,7 @@ impl Slot {
         // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function calls nothing of Python.
         // So no other thread is within this closure for the same object: by the interpreter's lock, or by the object's own, which
         // `with_critical_section` holds. The function cannot come back here for the same reason.
-        with_critical_section(object.as_any(), || function(unsafe { &mut **cell.get() }))
+        with_critical_section(object.as_any(), || function(unsafe { &mut *cell.get() }))
     }
 }
 

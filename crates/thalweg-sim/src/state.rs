@@ -58,11 +58,14 @@ pub(super) struct MachineState {
     pub(super) next_stream: u32,
     /// The first call of the driver that a command made, which CUDA forbids.
     pub(super) misuse: Option<String>,
-    /// Told of that, once.
-    pub(super) on_misuse: Option<Box<dyn FnOnce(&str) + Send>>,
+    /// The function that is called with its text, once.
+    pub(super) on_misuse: Option<OnMisuse>,
     /// The schedule that decides what goes next, on a controlled machine.
     pub(super) control: Option<Box<Control>>,
 }
+
+/// A function that gets the text of a misuse.
+pub(super) type OnMisuse = Box<dyn FnOnce(&str) + Send>;
 
 /// A device.
 pub(super) struct Device {
