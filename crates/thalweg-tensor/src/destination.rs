@@ -7,13 +7,12 @@
 //! Memory that the operator reads as well is taken by what reads it on the way: a loop that reads and writes point by point, and a
 //! kernel that changes a copy ([`Tensor::owned`]) or may write where it read ([`for_kernel_over`]).
 
-use std::cell::RefCell;
-
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
 use thalweg_runtime::{Device, Label, Result, Stream};
 
 use crate::caller::CallLocation;
+use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::{Tensor, Tensors};
 
 /// Bytes that every allocation of the caching allocator is aligned to at least; kernels other than loops may count on them.
@@ -52,7 +51,7 @@ pub(crate) type Offers = Vec<Offer>;
 
 thread_local! {
     /// The offers to the operator that runs.
-    static OFFERS: RefCell<Offers> = const { RefCell::new(Offers::new()) };
+    static OFFERS: Scoped<Offers> = const { scoped(Offers::new()) };
 }
 
 /// Restores what was offered before.
@@ -60,14 +59,14 @@ struct End(Offers);
 
 impl Drop for End {
     fn drop(&mut self) {
-        OFFERS.replace(std::mem::take(&mut self.0));
+        put(&OFFERS, std::mem::take(&mut self.0));
     }
 }
 
 /// Runs a function whose kernels may take these offers, and none that were made before. Returns the function's result, and whether each
 /// was taken.
 pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVec<[bool; 2]>) {
-    let end = End(OFFERS.replace(offers));
+    let end = End(put(&OFFERS, offers));
     let result = run();
     let taken = OFFERS.with_borrow(|offers| offers.iter().map(|offer| offer.is_taken).collect());
     drop(end);

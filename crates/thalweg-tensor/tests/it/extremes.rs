@@ -78,9 +78,12 @@ impl<'a> Case<'a> {
     fn run(&self) -> Vec<Vec<f64>> {
         let wrt: Vec<usize> =
             list(&self.json["wrt"]).iter().map(|place| place.as_u64().unwrap() as usize).collect();
+        let chooses =
+            elementwise().any(|entry| entry.name == self.entry() && entry.rule == DTypeRule::Condition);
         let leaves: Vec<Tensor> = (self.operands.iter().enumerate())
             .map(|(place, operand)| {
-                let leaf = tensor(operand, &[operand.len()], self.dtype);
+                let dtype = if chooses && place == 0 { DType::Bool } else { self.dtype };
+                let leaf = tensor(operand, &[operand.len()], dtype);
                 if wrt.contains(&place) { leaf.requires_grad_().unwrap() } else { leaf }
             })
             .collect();
