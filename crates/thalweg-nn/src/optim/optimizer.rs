@@ -135,7 +135,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     }
 
     /// Takes the learning rate of one group from a tensor of one element. Asynchronous, and the host reads nothing: later steps of the current
-    /// stream have it, also replayed ones. [`Optimizer::learning_rate`] goes on to tell the rate that the host set last.
+    /// stream have it, also replayed ones. The optimizer goes on to return the rate that the host set last.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no such group, or the tensor has not one element.
