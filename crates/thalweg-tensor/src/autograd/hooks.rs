@@ -139,7 +139,7 @@ impl Node {
         self.run_list(&hooks.tensors, gradients)?;
         for (output, kept) in self.retaining() {
             if let Some(gradient) = &gradients[output] {
-                kept.add(gradient)?;
+                kept.add(gradient, gradient.layout())?;
             }
         }
         Ok(())

@@ -186,7 +186,7 @@ impl Tensor {
         if let Some(node) = slot.upgrade() {
             return Some(Edge { node, input: 0 });
         }
-        let accumulate = Accumulate::new(meta.kept().clone(), self.shape());
+        let accumulate = Accumulate::new(meta.kept().clone(), self.layout());
         let node = Node::accumulator(Box::new(accumulate), meta.kept(), self.device().current_stream());
         *slot = Arc::downgrade(&node);
         Some(Edge { node, input: 0 })
