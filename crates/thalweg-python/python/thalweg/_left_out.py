@@ -32,7 +32,6 @@ MODULES = {
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
-    "nn.modules.lazy": "shapes of modules are said when they are made",
     "nn.grad": "ask autograd for gradients of convolutions",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
@@ -54,14 +53,10 @@ MODULES = {
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
-    "nn.parameter": dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
-    "nn": dict.fromkeys((
-        *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
-        "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn": dict.fromkeys(("Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",

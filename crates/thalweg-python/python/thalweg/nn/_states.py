@@ -7,7 +7,7 @@ import threading
 import warnings
 
 from .. import _core
-from .parameter import Parameter
+from .parameter import Parameter, is_lazy
 
 _IncompatibleKeys = type("_IncompatibleKeys", (collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"]),), {
     "__slots__": (), "__repr__": lambda self: "<All keys matched successfully>" if not (self.missing_keys or self.unexpected_keys)
@@ -39,7 +39,7 @@ class States:
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         """Puts the tensors of this module into a dictionary, without those of its children."""
         for name, tensor in self._own_state().items():
-            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+            destination[prefix + name] = tensor if keep_vars or is_lazy(tensor) else tensor.detach()
         if self._overrides("get_extra_state"):
             destination[prefix + EXTRA] = self.get_extra_state()
 
@@ -97,6 +97,9 @@ class States:
             error_msgs.append(f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received '
                               f"{type(saved)}")
             return
+        if is_lazy(saved) or is_lazy(tensor):
+            self._load_without_shape(key, tensor, saved, error_msgs)
+            return
         if tensor.dim() == 0 and tuple(saved.shape) == (1,):
             saved = saved[0]
         if tuple(saved.shape) != tuple(tensor.shape):
@@ -116,6 +119,18 @@ class States:
                               f"the checkpoint are {saved.size()}, an exception occurred : ('Cannot copy out of meta tensor; no data!',).")
         else:
             _change(lambda: tensor.copy_(saved))
+
+    @staticmethod
+    def _load_without_shape(key, tensor, saved, error_msgs):
+        """Gives a tensor that has no shape yet that of a saved one; where the saved one has none either there is nothing to load."""
+        def change():
+            tensor.materialize(saved.shape)
+            tensor.copy_(saved)
+        if not is_lazy(saved):
+            _change(change)
+        elif not is_lazy(tensor):
+            error_msgs.append(f'While copying the parameter named "{key}": Can\'t access the shape of an uninitialized parameter or buffer. Run a '
+                              "forward pass of the module that was saved before its state is loaded into one that has shapes.")
 
     def _assign(self, name, tensor, saved):
         """Puts a saved tensor in the place of a parameter or a buffer."""
