@@ -5,6 +5,7 @@ import collections.abc
 import functools
 import threading
 import warnings
+import weakref
 
 from .. import _core
 from .parameter import Parameter, is_lazy
@@ -185,7 +186,7 @@ class States:
 
     def _refuse(self, keys, errors, strict):
         texts = list(errors)
-        for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)) if strict else ():
+        for kind, names in (("Unexpected", keys.unexpected_keys), ("Missing", keys.missing_keys)) if strict else ():
             if names:
                 listed = ", ".join(f'"{name}"' for name in names)
                 texts.insert(0, f"{kind} key(s) in state_dict: {listed}. ")
@@ -210,8 +211,23 @@ class WithModule:
     """A hook that is called with a module before its own arguments."""
 
     def __init__(self, hook, module):
-        self.hook, self.module = hook, module
+        # The module has the hook, which does not keep it alive.
+        self.hook, self._module = hook, weakref.ref(module)
         functools.update_wrapper(self, hook)
+
+    @property
+    def module(self):
+        """The module."""
+        found = self._module()
+        if found is None:
+            raise RuntimeError(f"the module of the hook {self.hook} is gone")
+        return found
 
     def __call__(self, *args, **kwargs):
         return self.hook(self.module, *args, **kwargs)
+
+    def __getstate__(self):
+        return {"hook": self.hook, "module": self.module}
+
+    def __setstate__(self, state):
+        self.__init__(state["hook"], state["module"])

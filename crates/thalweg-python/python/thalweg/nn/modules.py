@@ -42,7 +42,6 @@ _PLACES = {
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity, _lazy.LazyLinear)}
     | {"NonDynamicallyQuantizableLinear": _layers.Linear},
     "loss": _named(_losses),
-    "module": {"Module": _module.Module, "_IncompatibleKeys": _module._IncompatibleKeys, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
@@ -60,7 +59,10 @@ def _made():
         vars(made).update(members)
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
-    globals()["Parameter"] = _parameter.Parameter
+    # A program may put other dictionaries of hooks of all modules into this one, and calls read them there.
+    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
+    sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
+    globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
 
 
 _made()
