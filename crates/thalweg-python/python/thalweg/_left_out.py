@@ -32,7 +32,6 @@ MODULES = {
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
-    "nn.grad": "ask autograd for gradients of convolutions",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((

@@ -10,7 +10,7 @@ from .layers import *  # noqa: F401,F403
 from .lazy import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
 from .module import Module
-from . import modules, parallel
+from . import grad, modules, parallel
 from .parallel import DataParallel
 from .padding import *  # noqa: F401,F403
 from .parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter

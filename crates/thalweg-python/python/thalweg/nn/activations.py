@@ -135,7 +135,7 @@ class MultiheadAttention(Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
-        is_one = self.kdim == self.vdim == embed_dim
+        is_one = self._qkv_same_embed_dim = self.kdim == self.vdim == embed_dim
         sizes = {"in_proj_weight": 3 * embed_dim} if is_one else {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         shapes = {name: (size, embed_dim) if is_one else (embed_dim, size) for name, size in sizes.items()}
         for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"):

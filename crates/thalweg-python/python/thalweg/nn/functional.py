@@ -26,6 +26,9 @@ def __getattr__(name):
         return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
+    if name == "grad":
+        from . import grad
+        return grad
     if name in ("conv_tbc", "native_channel_shuffle"):
         return getattr(_operators, name)
     return _omitted(name)
@@ -169,6 +172,7 @@ def _channel_dropout(dims):
         if dims == 1 and input.dim() not in (2, 3):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
+        _checks.warn_of_rank(dims, input)
         # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
