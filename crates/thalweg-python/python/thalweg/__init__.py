@@ -34,6 +34,7 @@ from ._prefixed import module as _module
 from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
+from .nn.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .func import vmap
 from .futures import Future

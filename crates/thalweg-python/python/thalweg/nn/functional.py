@@ -10,6 +10,7 @@ from .. import _core, _left_out, _operators
 from ..amp import autocast
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
+from ._complex import convolved
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _NAMES = tuple(_REDUCTIONS)
@@ -671,15 +672,23 @@ def _convolution(name, dims):
             # What is one more behind than in front is put there before.
             if any(behind > before for before, behind in sides):
                 input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
-        return convolve(input, weight, bias, stride, padding, dilation, groups)
-    conv.__name__ = conv.__qualname__ = name
-    conv.__doc__ = f"Returns the convolution over {dims} dimensions."
-    return conv
+        return convolved(convolve, input, weight, bias, (stride, padding, dilation, groups))
+    return _named(conv, name, f"Returns the convolution over {dims} dimensions.")
+
+
+def _transposed(dims):
+    name = f"conv_transpose{dims}d"
+    convolve = getattr(_core, name)
+
+    def conv(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        return convolved(convolve, input, weight, bias, (stride, padding, output_padding, groups, dilation))
+    return _named(conv, name, f"Returns the transposed convolution over {dims} dimensions.")
 
 
 conv1d = _convolution("conv1d", 1)
 conv2d = _convolution("conv2d", 2)
 conv3d = _convolution("conv3d", 3)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed, (1, 2, 3))
 
 
 def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):

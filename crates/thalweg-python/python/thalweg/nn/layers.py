@@ -516,7 +516,7 @@ class _ConvTranspose(Module):
     reset_parameters = _Conv.reset_parameters
 
     def forward(self, input, output_size=None):
-        convolve = getattr(_core, f"conv_transpose{self._dims}d")
+        convolve = getattr(F, f"conv_transpose{self._dims}d")
         return convolve(input, self.weight, self.bias, self.stride, self.padding, self._extra(input, output_size), self.groups,
                         self.dilation)
 
