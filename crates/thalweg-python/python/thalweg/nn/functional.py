@@ -495,7 +495,7 @@ def binary_cross_entropy_with_logits(input, target, weight=None, size_average=No
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     """Returns the divergence of Kullback and Leibler, of logarithms of probabilities."""
     if reduction == "batchmean":
-        return _core.kl_div(input, target, 2, log_target=log_target) / input.shape[0]
+        return _core.kl_div(input, target, 2, log_target=log_target) / (input.shape[0] if input.dim() else 1)
     return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
 
 

@@ -1,7 +1,5 @@
 """Modules whose numbers of inputs are found in their first call (`torch.nn.LazyLinear` and its like)."""
 
-import warnings
-
 from .. import _core
 from . import layers
 from .parameter import UninitializedBuffer, UninitializedParameter, is_lazy
@@ -16,8 +14,6 @@ class LazyModuleMixin:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._initialize_hook = self.register_forward_pre_hook(self._infer_parameters, with_kwargs=True)
-        warnings.warn("Lazy modules are a new feature under heavy development so changes to the API or functionality can happen at any moment.",
-                      stacklevel=2)
 
     def initialize_parameters(self, *args, **kwargs):
         """Gives parameters and buffers their shapes by the inputs of `forward`; a subclass says how."""

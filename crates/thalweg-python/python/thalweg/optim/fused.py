@@ -3,8 +3,8 @@
 import collections
 import inspect
 
-from ..nn.parameter import is_lazy
 from .. import _core
+from ..nn.parameter import is_lazy
 from .optimizer import Optimizer, check_rate, evaluated
 
 _RULES = _core._optimizers()
