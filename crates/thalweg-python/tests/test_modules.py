@@ -321,3 +321,19 @@ def test_named_tuples_stay_through_backward_hooks():
     found = layer(th.ones(1, requires_grad=True))
     found.two.sum().backward()
     assert type(found) is Pair and seen == [2]
+
+
+def test_classes_say_where_pytorch_has_them():
+    for kind, place in ((nn.Linear, "linear"), (nn.LazyConv2d, "conv"), (nn.LSTM, "rnn"), (nn.GELU, "activation"), (nn.ModuleList, "container"),
+                        (nn.TransformerEncoder, "transformer"), (nn.LayerNorm, "normalization"), (nn.L1Loss, "loss"), (nn.ZeroPad2d, "padding")):
+        assert kind.__module__ == f"thalweg.nn.modules.{place}" and getattr(getattr(nn.modules, place), kind.__name__) is kind
+    assert pickle.loads(pickle.dumps(nn.Sequential(nn.Linear(1, 1), nn.ZeroPad2d(1))))[0].in_features == 1
+
+
+def test_hooks_of_all_modules_may_be_put_away():
+    seen = []
+    nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    nn.ReLU()(th.ones(1))
+    nn.modules.module._global_forward_hooks = collections.OrderedDict()
+    nn.ReLU()(th.ones(1))
+    assert seen == [1]

@@ -195,11 +195,14 @@ class MultiheadAttention(Module):
         if self.bias_k is not None:
             for place, added in ((1, self.bias_k), (2, self.bias_v)):
                 projected[place] = _core.cat([projected[place], added.expand(query.shape[0], 1, self.embed_dim)], 1)
-        heads = [tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected]
+        heads = self._with_static([tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected], query.shape[0])
         if self.add_zero_attn:
             for place in (1, 2):
                 heads[place] = F.pad(heads[place], (0, 0, 0, 1))
         return heads, (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _with_static(self, heads, batch):
+        return heads
 
     def _mask(self, attn_mask, key_padding_mask, query):
         def added(mask):

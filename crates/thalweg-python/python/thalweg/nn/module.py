@@ -420,7 +420,7 @@ class Module(States):
             elif places or names:
                 tensor = tensor.to(*places, **names)
             if memory_format is not None and tensor.dim() in (4, 5):
-                tensor = tensor.contiguous(memory_format=memory_format)
+                tensor = tensor.to(memory_format=memory_format)
             return tensor
         return self._apply(change)
 

@@ -57,6 +57,11 @@ def _made():
     for place, members in _PLACES.items():
         made = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.nn.modules.{place}`.")
         vars(made).update(members)
+        for name, value in members.items():
+            # Programs ask a module's class where PyTorch defines it, and files say it.
+            if value.__name__ == name and not value.__module__.startswith(f"{__name__}."):
+                made.__file__ = getattr(made, "__file__", sys.modules[value.__module__].__file__)
+                value.__module__ = made.__name__
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
     # A program may put other dictionaries of hooks of all modules into this one, and calls read them there.
