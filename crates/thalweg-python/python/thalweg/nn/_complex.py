@@ -5,7 +5,7 @@ from .. import _core
 
 def convolved(convolve, input, weight, bias, options):
     """Returns a convolution by `convolve(input, weight, bias, *options)`; of complex operands by three real ones."""
-    if not (input.is_complex() and weight.is_complex()):
+    if not all(isinstance(tensor, _core.Tensor) and tensor.is_complex() for tensor in (input, weight)):
         return convolve(input, weight, bias, *options)
     a, b, c, d = input.real, input.imag, weight.real, weight.imag
     both, neither, mixed = convolve(a, c, None, *options), convolve(b, d, None, *options), convolve(a + b, c + d, None, *options)
