@@ -263,17 +263,6 @@ def test_tensors_without_shapes_refuse_their_use():
     assert weight.shape == (2, 3) and lazy.has_uninitialized_params()
 
 
-def test_parameters_have_the_default_dtype():
-    former = th.get_default_dtype()
-    try:
-        th.set_default_dtype(th.float64)
-        for module in (nn.Linear(1, 1), nn.Conv1d(1, 1, 1), nn.PReLU(), nn.LSTM(1, 1), nn.LayerNorm(1), nn.MultiheadAttention(1, 1), nn.Embedding(1, 1)):
-            assert {parameter.dtype for parameter in module.parameters()} == {th.float64}, type(module)
-    finally:
-        th.set_default_dtype(former)
-    assert nn.Linear(1, 1, dtype=th.float16).weight.dtype == th.float16
-
-
 def test_hooks_of_the_last_node():
     seen, layer, x = [], nn.Sigmoid(), th.zeros(2, requires_grad=True)
     with layer.register_backward_hook(lambda module, inputs, outputs: seen.append((inputs[0].tolist(), outputs[0].tolist())) or (inputs[0] * 2,)):
