@@ -27,6 +27,21 @@ def warn_of_rank(dims, input):
                       "dropout1d instead.", stacklevel=3)
 
 
+def check_fractional(name, input, kernel, output):
+    """Refuses windows of a pool of random extents that the input has no place for."""
+    dims = 3 if name.endswith("3d") else 2
+    for title, sizes in (("kernel_size", kernel), ("output_size", output)):
+        if len(sizes) != dims:
+            raise RuntimeError(f"{name}: {title} must either be a single Int or tuple of Ints, and this one has {len(sizes)} for {dims} dimensions")
+    extents = input.shape[-dims - 1:]
+    if input.dim() not in (dims + 1, dims + 2) or 0 in extents:
+        raise RuntimeError(f"{name}: Expected input to be a {dims + 1}D or {dims + 2}D tensor with non-zero size for non-batch dimensions, but got: "
+                           f"{list(input.shape)}")
+    for place, size, window, extent in zip(("time", "height", "width")[-dims:], output, kernel, extents[1:]):
+        if size + window - 1 > extent:
+            raise RuntimeError(f"{name}: pool {place} {window} too large relative to input {place} {extent}, for {size} windows")
+
+
 def check_batch(input, trains, eps=1.0):
     """Refuses a batch norm of one value of each channel, whose variance would be none, and a term that does not keep divisions finite."""
     if trains and input.dim() >= 2 and input.shape[0] * math.prod(input.shape[2:]) == 1:
