@@ -1,4 +1,4 @@
-"""What libraries and PyTorch's tests ask of modes of dispatch, of which there are none (`torch.utils._mode_utils`)."""
+"""Questions of libraries about modes of dispatch, of which there are none (`torch.utils._mode_utils`)."""
 
 import contextlib
 
