@@ -1,5 +1,6 @@
 """The names that programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
 
+import contextlib
 import sys
 import types
 
@@ -33,6 +34,8 @@ _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_
 _cuda_setStream = _set_nothing
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: False
+# Regions in which no subclass takes calls over, as none does anyway.
+_DisableFuncTorch = contextlib.nullcontext
 
 
 def _get_accelerator(check=None):
@@ -63,8 +66,20 @@ def _parse_to(*args, **kwargs):
     return tuple(found.values())
 
 
+def flatten_dense_tensors(tensors):
+    """Returns the elements of tensors as one row."""
+    return _core.cat([tensor.contiguous().view(-1) for tensor in tensors])
+
+
+def unflatten_dense_tensors(flat, tensors):
+    """Returns parts of a row with the shapes of tensors, one after the other."""
+    parts = flat.split([tensor.numel() for tensor in tensors]) if tensors else ()
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors))
+
+
 _nn = types.ModuleType(f"{__name__}._nn", "What programs ask of `torch._C._nn`.")
 _nn._parse_to, _nn.__getattr__ = _parse_to, rest(_nn.__name__)
+_nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = flatten_dense_tensors, unflatten_dense_tensors
 sys.modules[_nn.__name__] = _nn
 
 __getattr__ = rest(__name__)
