@@ -70,7 +70,7 @@ def child(file, skip, select, log, seconds):
             except TimeoutError as error:
                 result.outcome, result.text = "timeout", str(error)
             except Exception as error:  # of what PyTorch's classes of tests do around a test
-                result.outcome, result.text, result.place = "failed", f"{type(error).__name__}: {error}", _place(error)
+                result.outcome, result.text, result.place = "failed", _text(error), _place(error)
             signal.alarm(0)
             write(ended=name, outcome=result.outcome, text=result.text[:600], place=result.place)
     # Tests may leave threads and captures: none of them is waited for.
@@ -125,6 +125,12 @@ def _name(test):
     return ".".join(test.id().split(".")[-2:])
 
 
+def _text(error):
+    """Returns the class and the words of an exception, with those of the one it comes from before it."""
+    own = f"{type(error).__name__}: {error}"
+    return own if error.__cause__ is None else f"{_text(error.__cause__)}\n{own}"
+
+
 def _place(error):
     """Returns the innermost line of an exception's traceback, and that in the test's file."""
     import traceback
@@ -144,7 +150,7 @@ def _result_class():
         def _fail(self, error):
             if self.outcome != "failed":
                 self.outcome = "timeout" if isinstance(error[1], TimeoutError) else "failed"
-                self.text, self.place = f"{error[0].__name__}: {error[1]}", _place(error[1])
+                self.text, self.place = _text(error[1]), _place(error[1])
 
         def addError(self, test, error):
             self._fail(error)

@@ -11,6 +11,7 @@ from . import containers as _containers
 from . import layers as _layers
 from . import losses as _losses
 from . import module as _module
+from . import _naming
 from . import padding as _padding
 from . import parameter as _parameter
 from . import pooling as _pooling
@@ -49,6 +50,7 @@ _PLACES = {
     "sparse": _named(_layers, "Embedding"),
     "transformer": _named(_transformer),
     "upsampling": _named(_layers, "Upsampl"),
+    "utils": {name: value for name, value in vars(_naming).items() if callable(value)},
 }
 
 
