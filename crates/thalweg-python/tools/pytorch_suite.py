@@ -72,6 +72,7 @@ def child(file, skip, select, log, seconds):
             except Exception as error:  # of what PyTorch's classes of tests do around a test
                 result.outcome, result.text, result.place = "failed", _text(error), _place(error)
             signal.alarm(0)
+            _finish()
             write(ended=name, outcome=result.outcome, text=result.text[:600], place=result.place)
     # Tests may leave threads and captures: none of them is waited for.
     os._exit(0)
@@ -125,10 +126,25 @@ def _name(test):
     return ".".join(test.id().split(".")[-2:])
 
 
+def _finish():
+    """Waits for what a test has left to the device, so that no later test is told of its errors."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        pass  # The test is over, and its outcome known.
+
+
 def _text(error):
     """Returns the class and the words of an exception, with those of the one it comes from before it."""
     own = f"{type(error).__name__}: {error}"
     return own if error.__cause__ is None else f"{_text(error.__cause__)}\n{own}"
+
+
+def _is_late(error):
+    """Returns whether an exception, or one that it comes from, is that of the alarm."""
+    return error is not None and (isinstance(error, TimeoutError) or _is_late(error.__cause__))
 
 
 def _place(error):
@@ -149,7 +165,7 @@ def _result_class():
 
         def _fail(self, error):
             if self.outcome != "failed":
-                self.outcome = "timeout" if isinstance(error[1], TimeoutError) else "failed"
+                self.outcome = "timeout" if _is_late(error[1]) else "failed"
                 self.text, self.place = _text(error[1]), _place(error[1])
 
         def addError(self, test, error):

@@ -571,6 +571,9 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Returns the negative log-likelihood of sequences that are not aligned (connectionist temporal classification)."""
+    for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
+        if isinstance(lengths, _core.Tensor) and lengths.is_floating_point():
+            raise RuntimeError(f"{name} must be integral")
     return _core.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, _reduction(reduction), zero_infinity)
 
 
@@ -601,8 +604,14 @@ def _circular(input, pad):
     for place in range(0, len(pad), 2):
         dim, (before, behind) = input.dim() - 1 - place // 2, pad[place:place + 2]
         size = input.shape[dim]
-        if not (0 <= before <= size and 0 <= behind <= size):
+        if before > size or behind > size:
             raise RuntimeError("Padding value causes wrapping around more than once.")
+        if size + before + behind < 0:
+            raise RuntimeError("Negative padding value is resulting in an empty dimension")
+        if before < 0 or behind < 0:
+            # What is cut off is not wrapped around either.
+            input = input.narrow(dim, max(-before, 0), size + min(before, 0) + min(behind, 0))
+            size, before, behind = input.shape[dim], max(before, 0), max(behind, 0)
         parts = [input.narrow(dim, size - before, before)] * (before > 0) + [input] + [input.narrow(dim, 0, behind)] * (behind > 0)
         input = _core.cat(parts, dim)
     return input
