@@ -640,6 +640,9 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     if not has_corners:
         return getattr(_core, f"upsample_nearest{dims}d" if mode == "nearest" else f"_upsample_nearest_exact{dims}d")(input, sizes, scales)
     resize = getattr(_core, f"_upsample_{mode}2d_aa" if antialias else f"upsample_{mode}{dims}d")
+    if input.dtype is _core.uint8 and dims == 2:
+        # Images are resized as floats and rounded: PyTorch's CUDA takes none of uint8, its CPU does.
+        return resize(input.float(), sizes, bool(align_corners), scales).round_().clamp_(0, 255).to(_core.uint8)
     return resize(input, sizes, bool(align_corners), scales)
 
 
