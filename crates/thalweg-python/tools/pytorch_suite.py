@@ -203,7 +203,7 @@ def run_file(options, file, log):
         command = [sys.executable, str(HERE), "--child", str(options.tests / file), "--skip", str(skip), "--select", options.select, "--log", log,
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
         try:
-            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
+            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests, env=_surroundings(options, log),
                                     timeout=options.seconds * 60, stdin=subprocess.DEVNULL)
             ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
         except subprocess.TimeoutExpired:
@@ -222,6 +222,14 @@ def run_file(options, file, log):
             return outcomes, None if names or outcomes else f"no test was found ({ended})"
         outcomes[begun] = ("crashed", ended, ())
         skip = names.index(begun) + 1
+
+
+def _surroundings(options, log):
+    """Returns the variables of a process under which `import torch` gives this package in the processes that tests start, too."""
+    folder = pathlib.Path(log).parent
+    (folder / "sitecustomize.py").write_text("import thalweg\n\nthalweg.install_as_torch()\n")
+    path = os.pathsep.join([str(folder), str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
 
 
 def reasons():

@@ -99,8 +99,10 @@ def check_rows(input, target):
         raise ValueError(f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}).")
 
 
-def check_classes(input, target):
-    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities."""
+def check_classes(input, target, label_smoothing):
+    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities, and a share that is none."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if target.size() != input.size():
         check_rows(input, target)
 

@@ -430,7 +430,7 @@ adaptive_max_pool3d, adaptive_max_pool3d_with_indices = _adaptive_greatest("adap
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0):
     """Returns the cross entropy of scores and classes, or probabilities of classes."""
-    _checks.check_classes(input, target)
+    _checks.check_classes(input, target, label_smoothing)
     return _core.cross_entropy_loss(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index, label_smoothing)
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 
 from .. import _core
-from .._functions import promote_types
+from .._functions import as_tensor, promote_types
 
 _TOLERANCES = {
     "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
@@ -94,7 +94,7 @@ def _pair(actual, expected, options, path):
     is_related = isinstance(actual, type(expected)) or isinstance(expected, type(actual))
     if is_related and (options.allow_subclasses or type(actual) is type(expected)):
         try:
-            return _compare_tensors, *(value.detach() if isinstance(value, _core.Tensor) else _core.as_tensor(value) for value in (actual, expected))
+            return _compare_tensors, *(value.detach() if isinstance(value, _core.Tensor) else as_tensor(value) for value in (actual, expected))
         except (TypeError, ValueError, RuntimeError):
             pass  # No tensor can be made of them.
     return options.fail(TypeError, f"No comparison pair was able to handle inputs of type {type(actual)} and {type(expected)}.", path)

@@ -1,6 +1,9 @@
 """Helpers of training (`torch.nn.utils`)."""
 
+import inspect
+
 from ... import _core
+from ..module import Module
 from . import rnn
 
 
@@ -72,8 +75,13 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
 
 
 def skip_init(module_cls, *args, **kwargs):
-    """Makes a module, on a device where one is named; its values are drawn all the same."""
-    return module_cls(*args, **kwargs)
+    """Makes a module whose values are not written, on a device where one is named."""
+    if not issubclass(module_cls, Module):
+        raise RuntimeError(f"Expected a Module; got {module_cls}")
+    if "device" not in inspect.signature(module_cls).parameters:
+        raise RuntimeError("Module must support a 'device' arg to skip initialization")
+    device = kwargs.pop("device", "cpu")
+    return module_cls(*args, **kwargs, device="meta").to_empty(device=device)
 
 
 # These use what is above, or have functions of their modules' names.
