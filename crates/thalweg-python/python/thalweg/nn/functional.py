@@ -641,9 +641,18 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
         return getattr(_core, f"upsample_nearest{dims}d" if mode == "nearest" else f"_upsample_nearest_exact{dims}d")(input, sizes, scales)
     resize = getattr(_core, f"_upsample_{mode}2d_aa" if antialias else f"upsample_{mode}{dims}d")
     if input.dtype is _core.uint8 and dims == 2:
-        # Images are resized as floats and rounded: PyTorch's CUDA takes none of uint8, its CPU does.
-        return resize(input.float(), sizes, bool(align_corners), scales).round_().clamp_(0, 255).to(_core.uint8)
+        return _resized_bytes(resize, input, sizes, bool(align_corners), scales)
     return resize(input, sizes, bool(align_corners), scales)
+
+
+def _resized_bytes(resize, input, sizes, align_corners, scales):
+    """Returns images of bytes at other places as PyTorch's CPU does: along the rows, rounded, then along the columns. Its CUDA takes no bytes."""
+    numbers = input.float()
+    for axis in (1, 0):
+        part = [None if values is None else [values[at] if at == axis else same for at, same in enumerate(kept)]
+                for values, kept in ((sizes, numbers.shape[2:]), (scales, (1.0, 1.0)))]
+        numbers = resize(numbers, part[0], align_corners, part[1]).add_(0.5).floor_().clamp_(0, 255)
+    return numbers.to(_core.uint8)
 
 
 def _pair(value):
