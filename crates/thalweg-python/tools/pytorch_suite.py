@@ -70,8 +70,9 @@ def child(file, skip, select, log, seconds):
             except TimeoutError as error:
                 result.outcome, result.text = "timeout", str(error)
             except Exception as error:  # of what PyTorch's classes of tests do around a test
-                result.outcome, result.text, result.place = "failed", f"{type(error).__name__}: {error}", _place(error)
+                result.outcome, result.text, result.place = "failed", _text(error), _place(error)
             signal.alarm(0)
+            _finish()
             write(ended=name, outcome=result.outcome, text=result.text[:600], place=result.place)
     # Tests may leave threads and captures: none of them is waited for.
     os._exit(0)
@@ -125,6 +126,27 @@ def _name(test):
     return ".".join(test.id().split(".")[-2:])
 
 
+def _finish():
+    """Waits for what a test has left to the device, so that no later test is told of its errors."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        pass  # The test is over, and its outcome known.
+
+
+def _text(error):
+    """Returns the class and the words of an exception, with those of the one it comes from before it."""
+    own = f"{type(error).__name__}: {error}"
+    return own if error.__cause__ is None else f"{_text(error.__cause__)}\n{own}"
+
+
+def _is_late(error):
+    """Returns whether an exception, or one that it comes from, is that of the alarm."""
+    return error is not None and (isinstance(error, TimeoutError) or _is_late(error.__cause__))
+
+
 def _place(error):
     """Returns the innermost line of an exception's traceback, and that in the test's file."""
     import traceback
@@ -143,8 +165,8 @@ def _result_class():
 
         def _fail(self, error):
             if self.outcome != "failed":
-                self.outcome = "timeout" if isinstance(error[1], TimeoutError) else "failed"
-                self.text, self.place = f"{error[0].__name__}: {error[1]}", _place(error[1])
+                self.outcome = "timeout" if _is_late(error[1]) else "failed"
+                self.text, self.place = _text(error[1]), _place(error[1])
 
         def addError(self, test, error):
             self._fail(error)
@@ -181,7 +203,7 @@ def run_file(options, file, log):
         command = [sys.executable, str(HERE), "--child", str(options.tests / file), "--skip", str(skip), "--select", options.select, "--log", log,
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
         try:
-            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
+            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests, env=_surroundings(options, log),
                                     timeout=options.seconds * 60, stdin=subprocess.DEVNULL)
             ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
         except subprocess.TimeoutExpired:
@@ -200,6 +222,14 @@ def run_file(options, file, log):
             return outcomes, None if names or outcomes else f"no test was found ({ended})"
         outcomes[begun] = ("crashed", ended, ())
         skip = names.index(begun) + 1
+
+
+def _surroundings(options, log):
+    """Returns the variables of a process under which `import torch` gives this package in the processes that tests start, too."""
+    folder = pathlib.Path(log).parent
+    (folder / "sitecustomize.py").write_text("import thalweg\n\nthalweg.install_as_torch()\n")
+    path = os.pathsep.join([str(folder), str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
 
 
 def reasons():

@@ -44,7 +44,7 @@ MODULES = {
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
-    "nn.utils.fusion": _EAGER, "nn.utils._expanded_weights": "transforms of functions are left out",
+    "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
     "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
 }
@@ -55,7 +55,7 @@ NAMES = {
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
-    "nn": dict.fromkeys(("Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",

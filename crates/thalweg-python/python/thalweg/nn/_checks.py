@@ -110,6 +110,20 @@ def check_sizes(input, target, text):
         raise ValueError(text.format(target.size(), input.size()))
 
 
+def warn_of_corners(align_corners):
+    """Warns where it is not said whether the corners of images are the centres of their outermost places."""
+    if align_corners is None:
+        warnings.warn("Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please specify align_corners=True if "
+                      "the old behavior is desired. See the documentation of grid_sample for details.", stacklevel=3)
+
+
+def warn_of_sizes(input, target):
+    """Warns of a target of another size, which is broadcast."""
+    if target.size() != input.size():
+        warnings.warn(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This will likely lead to incorrect "
+                      "results due to broadcasting. Please ensure they have the same size.", stacklevel=3)
+
+
 def check_rows(input, target):
     """Refuses classes of another number of rows than scores have."""
     if input.dim() < 1:
@@ -118,8 +132,10 @@ def check_rows(input, target):
         raise ValueError(f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}).")
 
 
-def check_classes(input, target):
-    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities."""
+def check_classes(input, target, label_smoothing):
+    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities, and a share that is none."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if target.size() != input.size():
         check_rows(input, target)
 
@@ -169,7 +185,7 @@ def check_interpolation(input, size, scale_factor, mode, align_corners, recomput
     sizes = scales = None
     if size is not None:
         sizes = _of_all("output", size, dims, spatial)
-        if not all(isinstance(one, (int, _core.Tensor)) for one in sizes):
+        if not all(isinstance(one, int) or (isinstance(one, _core.Tensor) and not one.is_floating_point()) for one in sizes):
             raise TypeError("expected size to be one of int or Tuple[int] or Tuple[int, int] or Tuple[int, int, int], but got size with types "
                             f"{[type(one) for one in sizes]}")
         sizes = [int(one) for one in sizes]

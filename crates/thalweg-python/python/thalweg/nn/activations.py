@@ -161,6 +161,9 @@ class MultiheadAttention(Module):
                                "`generate_square_subsequent_mask` to create this mask.")
         if query.shape[-1] != self.embed_dim:
             raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
+        # A causal mask is the kernel's own where nothing else asks for it.
+        is_causal = is_causal and key_padding_mask is None and not need_weights
+        attn_mask = None if is_causal else attn_mask
         unbatched = query.dim() == 2
         if unbatched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -179,7 +182,7 @@ class MultiheadAttention(Module):
             attended = F.dropout(shares, dropout, True) @ heads[2] if dropout else shares @ heads[2]
         else:
             shares = None
-            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
+            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
         result = self.out_proj(attended.transpose(1, 2).flatten(2))
         if shares is not None and average_attn_weights:
             shares = shares.mean(1)

@@ -378,6 +378,9 @@ class _InstanceNorm(_NormBase):
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=False, track_running_stats=False, device=None, dtype=None):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
+    def _get_no_batch_dim(self):
+        return self._rank - 1
+
     def _check_input_dim(self, input):
         if input.dim() not in (self._rank, self._rank - 1):
             raise ValueError(f"expected {self._rank - 1}D or {self._rank}D input (got {input.dim()}D input)")
@@ -637,7 +640,8 @@ class Unflatten(Module):
         if not isinstance(dim, (int, str)):
             raise TypeError("invalid argument type for dim parameter")
         kind, title = (int, "ints") if isinstance(dim, int) else (tuple, "tuples")
-        if not isinstance(unflattened_size, (tuple, list)):
+        # Names of dimensions come in a tuple alone.
+        if not isinstance(unflattened_size, (tuple, list) if kind is int else tuple):
             raise TypeError(f"unflattened_size must be a tuple of {title}, but found type {type(unflattened_size).__name__}")
         for place, element in enumerate(unflattened_size):
             if not isinstance(element, kind):

@@ -403,6 +403,7 @@ class Module(States):
     def to(self, *args, **kwargs):
         """Moves parameters and buffers to a device, those of floats to a dtype, and those of rank 4 or 5 into a memory format, in place."""
         memory_format = kwargs.pop("memory_format", None)
+        _check_destination(args, kwargs)
         values = (*args, *kwargs.values())
         wanted = [value for value in values if isinstance(value, _core.dtype)]
         wanted += [value.dtype for value in values if isinstance(value, _core.Tensor)]
@@ -481,6 +482,24 @@ class Module(States):
             return f"{self._get_name()}({', '.join(lines)})" if len(lines) <= 1 else \
                 f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"
         return f"{self._get_name()}(\n  " + "\n  ".join(lines + children) + "\n)"
+
+
+def _check_destination(args, kwargs):
+    """Refuses what `Module.to` does not take: beside a device, a dtype or a tensor it takes whether a copy may be waited for."""
+    if kwargs.get("copy"):
+        raise RuntimeError(".to() does not accept copy argument")
+    kinds = {"device": (str, int, _core.device, type(None)), "dtype": (_core.dtype, type(None)), "tensor": _core.Tensor, "non_blocking": bool, "copy": bool}
+    first = args[0] if args else None
+    order = ("tensor", "non_blocking") if isinstance(first, _core.Tensor) else ("dtype", "non_blocking") if isinstance(first, _core.dtype) else \
+        ("device", "dtype", "non_blocking")
+    given = [*zip(order, args), *kwargs.items()]
+    if len(args) > len(order) or not all(isinstance(value, kinds.get(name, ())) for name, value in given) or (
+            isinstance(first, bool)):
+        found = [_typename(value) for value in args] + [f"{name}={_typename(value)}" for name, value in kwargs.items()]
+        raise TypeError(f"to() received an invalid combination of arguments - got ({', '.join(found)}), but expected one of:\n"
+                        " * (torch.device device = None, torch.dtype dtype = None, bool non_blocking = False, *, torch.memory_format memory_format)\n"
+                        " * (torch.dtype dtype, bool non_blocking = False, *, torch.memory_format memory_format)\n"
+                        " * (Tensor tensor, bool non_blocking = False, *, torch.memory_format memory_format)")
 
 
 def _typename(value):

@@ -12,6 +12,7 @@ from . import layers as _layers
 from . import lazy as _lazy
 from . import losses as _losses
 from . import module as _module
+from . import _naming
 from . import padding as _padding
 from . import parameter as _parameter
 from . import pooling as _pooling
@@ -50,6 +51,7 @@ _PLACES = {
     "sparse": _named(_layers, "Embedding"),
     "transformer": _named(_transformer),
     "upsampling": _named(_layers, "Upsampl"),
+    "utils": {name: value for name, value in vars(_naming).items() if callable(value)},
 }
 
 

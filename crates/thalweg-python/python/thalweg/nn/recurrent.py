@@ -89,6 +89,8 @@ class _Recurrent(Module):
                              f"or convert model: model.to({input.dtype})")
         if input.shape[-1] != self.input_size:
             raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}")
+        if input.shape[1 if self.batch_first and input.dim() == 3 else 0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         batch = () if input.dim() == 2 else (input.shape[0 if self.batch_first else 1],)
         self._check_states(states, batch)
 
