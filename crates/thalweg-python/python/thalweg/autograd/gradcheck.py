@@ -1,5 +1,7 @@
 """Checks of gradients against finite differences (`torch.autograd.gradcheck`)."""
 
+import contextlib
+
 from .. import _core
 
 
@@ -12,6 +14,22 @@ def _listed(outputs):
     return [value for value in listed if isinstance(value, _core.Tensor)]
 
 
+@contextlib.contextmanager
+def _moved(inputs, tensors):
+    """Gives the inputs the values that a function is evaluated at, for as long as it runs: it may use them otherwise than as arguments."""
+    formers = []
+    try:
+        for own, tensor in zip(inputs, tensors):
+            # Several elements in one place cannot have values of their own.
+            if not own._is_same(tensor) and (own.is_contiguous() or 0 not in own.stride()):
+                formers.append((own, own.detach().clone()))
+                own.data.copy_(tensor.detach())
+        yield
+    finally:
+        for own, former in formers:
+            own.data.copy_(former)
+
+
 def _check(func, inputs, grad_outputs, tolerances, raise_exception, second):
     inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     places = [place for place, value in enumerate(inputs) if isinstance(value, _core.Tensor)]
@@ -20,7 +38,8 @@ def _check(func, inputs, grad_outputs, tolerances, raise_exception, second):
         args = list(inputs)
         for place, tensor in zip(places, tensors):
             args[place] = tensor
-        return _listed(func(*args))
+        with _moved([inputs[place] for place in places], tensors):
+            return _listed(func(*args))
     given = None if grad_outputs is None else _listed(grad_outputs)
     wrong = _core._gradcheck(called, [inputs[place] for place in places], given, tolerances, second)
     if wrong is not None and raise_exception:
