@@ -20,6 +20,7 @@ from . import _left_out as _omitted
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
+from . import _storage
 from ._storage import TypedStorage, UntypedStorage
 from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed
 from ._alias import install_as_torch
@@ -55,6 +56,7 @@ _draws.add(globals())
 _foreach.add(globals())
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
+_storage.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
 linalg.matmul = matmul  # noqa: F405

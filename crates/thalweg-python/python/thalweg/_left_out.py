@@ -35,10 +35,10 @@ MODULES = {
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
-        "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
+        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
         "utils._python_dispatch", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
-        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
@@ -132,7 +132,9 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"_dynamo", "autograd.profiler", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {
+    "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
+    "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):

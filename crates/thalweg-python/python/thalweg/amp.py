@@ -269,7 +269,7 @@ class GradScaler:
 def _is_fused(optimizer):
     """Returns whether an optimizer is one that decides on the device; a subclass with a `step` of its own does not."""
     from .optim.fused import Fused
-    return isinstance(optimizer, Fused) and type(optimizer).step is Fused.step
+    return isinstance(optimizer, Fused) and type(optimizer).step is Fused.step and not optimizer._composes()
 
 
 def _check_gradients(optimizer):

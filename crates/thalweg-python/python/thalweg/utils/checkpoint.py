@@ -9,6 +9,13 @@ CheckpointError = _core._CheckpointError
 _defaults = {"early_stop": True}
 
 
+def detach_variable(inputs):
+    """Returns a tuple with each tensor outside of the graph, a leaf that requires a gradient where it did."""
+    if not isinstance(inputs, tuple):
+        raise RuntimeError(f"Only tuple of tensors is supported. Got Unsupported input type: {type(inputs).__name__}")
+    return tuple(value.detach().requires_grad_(value.requires_grad) if isinstance(value, _core.Tensor) else value for value in inputs)
+
+
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable):
     """A region whose checkpointed functions are, or are not, left as soon as backward has what it needs."""
