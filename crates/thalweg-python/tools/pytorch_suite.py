@@ -173,6 +173,26 @@ def _Result():
 # The parent process.
 
 
+# What the interpreters run first that tests start: PyTorch's name is this package's there, too.
+_CUSTOMIZE = """import sys
+
+# A child of the runner does it itself; `sys.argv` is not known yet while this runs.
+if "--child" not in sys.orig_argv:
+    import thalweg
+
+    thalweg.install_as_torch()
+"""
+
+
+def environment(options, log):
+    """Returns the environment of a child, and of those that it starts."""
+    folder = pathlib.Path(log).with_suffix(".site")
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
+    path = os.pathsep.join(filter(None, (str(folder), str(PACKAGE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
+
+
 def run_file(options, file, log):
     """Runs a file, in as many processes as it takes. Returns its outcomes by names of tests, and why it could not be loaded."""
     outcomes, begun, skip = {}, None, 0
@@ -182,7 +202,7 @@ def run_file(options, file, log):
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
         try:
             status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
-                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL)
+                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL, env=environment(options, log))
             ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
         except subprocess.TimeoutExpired:
             ended = "the process had to be ended"
@@ -259,6 +279,7 @@ def main():
         import thalweg
 
         thalweg.install_as_torch(testing=str(options.torch), simulated_as=options.simulated_as)
+        importlib.import_module("torch.testing._utils")
         return child(options.child, options.skip, options.select, options.log, options.seconds)
     files = options.files or sorted(str(path.relative_to(options.tests)) for path in options.tests.rglob("test_*.py"))
     found = {}

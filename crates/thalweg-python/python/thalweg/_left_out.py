@@ -39,7 +39,7 @@ MODULES = {
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils._python_dispatch", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
