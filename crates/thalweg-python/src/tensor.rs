@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
+use pyo3::types::{PyByteArray, PyComplex, PyDict, PyFloat, PyInt, PyTuple};
 use thalweg::ops::default_dtype;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::tensor::{PrintOptions, set_print_options};
@@ -439,6 +439,13 @@ impl PyTensor {
         non_blocking: bool,
     ) -> PyResult<Bound<'py, Self>> {
         _ = non_blocking;
+        if src.is_instance_of::<PyFloat>()
+            || src.is_instance_of::<PyInt>()
+            || src.is_instance_of::<PyComplex>()
+        {
+            slf.call_method1("fill_", (src,))?;
+            return Ok(slf.clone());
+        }
         let source = match src.cast::<Self>() {
             Ok(tensor) => tensor.tensor(),
             Err(_) => external(src)?.ok_or_else(|| {

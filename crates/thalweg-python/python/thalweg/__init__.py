@@ -31,6 +31,7 @@ from . import __config__, __future__, _C, _draws, compiler, func, functional, fu
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403
+from ._underscored import *  # noqa: F401,F403
 from ._prefixed import module as _module
 from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
@@ -68,7 +69,12 @@ pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
 _omitted.install()
-__getattr__ = _omitted.attributes(__name__)
+_absent_name = _omitted.attributes(__name__)
+
+
+def __getattr__(name):
+    # It opens the device, which an import does not.
+    return _core._default_generator(None) if name == "default_generator" else _absent_name(name)
 
 
 def compile(model=None, **options):

@@ -34,6 +34,10 @@ class _GradMode:
                 return function(*args, **kwargs)
         return wrapped
 
+    def clone(self):
+        """Returns another region of the kind."""
+        return type(self)._again(self)
+
     def _generator(self, function):
         """Returns a function that yields what another yields, of which only the parts between are in the region."""
         @functools.wraps(function)

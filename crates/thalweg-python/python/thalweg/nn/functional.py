@@ -194,6 +194,9 @@ dropout1d, dropout2d, dropout3d = (_channel_dropout(dims) for dims in (1, 2, 3))
 
 def linear(input, weight, bias=None):
     """Returns input · weightᵀ + bias."""
+    if bias is not None and bias.dim() > 1:
+        product = _core.linear(input, weight, None)
+        return product + bias.to(product.dtype)
     return _core.linear(input, weight, bias)
 
 
