@@ -34,7 +34,7 @@ MODULES = {
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
     "nn.modules.lazy": "shapes of modules are said when they are made",
     "nn.grad": "ask autograd for gradients of convolutions",
-    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
+    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
@@ -54,6 +54,7 @@ MODULES = {
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
+    "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "nn.parameter": dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
