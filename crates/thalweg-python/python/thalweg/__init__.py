@@ -27,7 +27,7 @@ from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
 # What libraries ask of PyTorch beside operators, modules and devices.
-from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, overrides, sparse, storage, testing, types, version
+from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403
