@@ -3,8 +3,9 @@
 import sys
 import types
 
-from . import _core
-from ._core import Tensor as TensorBase, device, dtype  # noqa: F401
+from . import _c_functions, _core
+from ._core import (  # noqa: F401
+    Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
 
 # `torch._C._distributed_c10d` and others are imported as if they were there.
@@ -31,6 +32,7 @@ def _set_nothing(*values, **names):
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
 # The stream of a thread is what `cuda.stream` makes it.
 _cuda_setStream = _set_nothing
+_set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: False
 
@@ -66,5 +68,7 @@ def _parse_to(*args, **kwargs):
 _nn = types.ModuleType(f"{__name__}._nn", "What programs ask of `torch._C._nn`.")
 _nn._parse_to, _nn.__getattr__ = _parse_to, rest(_nn.__name__)
 sys.modules[_nn.__name__] = _nn
+_WeakTensorRef = _c_functions._WeakTensorRef
+globals().update(_c_functions.install(__name__))
 
 __getattr__ = rest(__name__)
