@@ -4,8 +4,9 @@ import contextlib
 import sys
 import types
 
-from . import _core
-from ._core import Tensor as TensorBase, device, dtype  # noqa: F401
+from . import _c_functions, _core
+from ._core import (  # noqa: F401
+    Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
 
 # `torch._C._distributed_c10d` and others are imported as if they were there.
@@ -32,6 +33,7 @@ def _set_nothing(*values, **names):
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
 # The stream of a thread is what `cuda.stream` makes it.
 _cuda_setStream = _set_nothing
+_set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: False
 _DisableFuncTorch = contextlib.nullcontext
@@ -107,5 +109,7 @@ def unflatten_dense_tensors(flat, tensors):
 _nn = _of("_nn", _functional)
 _nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, flatten_dense_tensors, unflatten_dense_tensors
 _of("_linalg", lambda name: None if name.startswith("__") else getattr(_core, name, None))
+_WeakTensorRef = _c_functions._WeakTensorRef
+globals().update(_c_functions.install(__name__))
 
 __getattr__ = rest(__name__)

@@ -9,8 +9,9 @@ use thalweg_runtime::Result;
 use super::{Backward, Gradients, HookList, is_grad_enabled};
 use crate::tensor::Tensor;
 
-/// A hook that sees a gradient, and may give another in its place.
-pub(crate) type TensorHook = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
+/// A hook that sees a gradient, and may give another in its place. `None` is the zero of a result that none has arrived for, while one has for another
+/// result of the same operator.
+pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> + Send + Sync;
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
 #[derive(Default)]
