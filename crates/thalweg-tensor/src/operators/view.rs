@@ -300,6 +300,10 @@ pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
 /// Resizes the first tensor of a call, whose third argument is the memory format.
 fn resize(call: &Call<'_>, shape: &[usize]) -> Result<Tensors> {
     let (x, format) = (call.tensor(0), call.optional_int(2));
+    let format = match (format, call.tensors.get(1)) {
+        (Some(1), Some(template)) => Some(format_of(template)),
+        _ => format,
+    };
     let layout = layout_in(shape, format.unwrap_or(0))?;
     if format.is_some() || x.shape() != shape {
         x.resize(shape, layout.strides(), call.label)?;
@@ -737,7 +741,8 @@ fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
     order.sort_by_key(|&dim| std::cmp::Reverse(x.layout().strides()[dim]));
     let is_dense =
         !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|layout| layout.is_contiguous());
-    Ok(is_dense.then_some(order))
+    let has_gaps = !is_dense && !x.is_dense() && x.layout().is_like_channels_last();
+    Ok(if has_gaps { Some(channels_last_order(x.rank())) } else { is_dense.then_some(order) })
 }
 
 /// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.

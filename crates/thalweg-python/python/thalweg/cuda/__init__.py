@@ -7,7 +7,7 @@ A device that is not named is the current one.
 import functools
 import types
 
-from .. import _core, _typed
+from .. import _core, _typed, _typed_storage
 from .._left_out import attributes as _attributes
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
@@ -139,8 +139,8 @@ def get_device_capability(device=None):
 
 
 _typed.add(globals(), "thalweg.cuda", "cuda")
+globals().update(_typed_storage.classes("thalweg.cuda", True))
 
-_STORAGE = "say `tensor.storage()`"
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
@@ -169,7 +169,6 @@ _LEFT_OUT = {
     "cudaStatus": "calls that fail raise by themselves",
     "current_blas_handle": "the handle of cuBLAS is Thalweg's own",
     "default_generators": "say `get_rng_state`, `set_rng_state` and `manual_seed`",
-    **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
 # Names that PyTorch has for itself, and programs use all the same.
