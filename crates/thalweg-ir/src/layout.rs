@@ -98,7 +98,7 @@ pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
     element_count(shape)?
         .checked_mul(dtype.size_bytes())
         .filter(|&bytes| bytes <= isize::MAX as usize)
-        .map_or_else(|| error(format!("shape {shape:?} of {dtype} is larger than the address space")), Ok)
+        .map_or_else(|| error(format!("Storage size calculation overflowed with sizes={shape:?}: as {dtype} they are larger than the address space")), Ok)
 }
 
 impl Layout {
@@ -304,6 +304,23 @@ impl Layout {
         layout
     }
 
+    /// Returns whether the channels of images or volumes are innermost in memory, though there may be gaps.
+    pub fn is_like_channels_last(&self) -> bool {
+        let inner: &[usize] = match self.rank() {
+            4 => &[1, 3, 2, 0],
+            5 => &[1, 4, 3, 2, 0],
+            _ => return false,
+        };
+        let mut least = 0;
+        let mut follows = |dimension: usize| {
+            let (extent, stride) = (self.shape[dimension], self.strides[dimension]);
+            let is_next = extent > 0 && stride >= least && !(dimension == 0 && least == self.strides[1]);
+            least = stride.saturating_mul(extent);
+            is_next
+        };
+        self.strides[1] != 0 && inner.iter().all(|&dimension| follows(dimension))
+    }
+
     /// Returns the layout broadcast to a shape: repeated dimensions get stride 0.
     pub fn expand(&self, shape: &[usize]) -> Result<Self, LayoutError> {
         let Some(added) = shape.len().checked_sub(self.rank()) else {
@@ -326,6 +343,13 @@ impl Layout {
             }
         }
         element_count(shape)?;
+        // A new dimension of extent 1 is one that `unsqueeze` makes.
+        let reach = |dimension: usize, strides: &[usize]| {
+            shape.get(dimension).map_or(1, |extent| extent.saturating_mul(strides[dimension]))
+        };
+        for dimension in (0..added).rev().filter(|&dimension| shape[dimension] == 1) {
+            strides[dimension] = reach(dimension + 1, &strides);
+        }
         Ok(Self { shape: Shape::from_slice(shape), strides, offset: self.offset })
     }
 

@@ -7,7 +7,9 @@
 //! This module is a hub: `functions` makes the functions that Python calls from it, `table` describes them, and the error of a
 //! call shows the signatures of `table`.
 
-use pyo3::exceptions::PyTypeError;
+use std::ffi::CString;
+
+use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString, PyTuple};
 use smallvec::SmallVec;
@@ -17,13 +19,16 @@ use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::random::with_generator;
 use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{number_beside, number_object, read_value};
+use crate::convert::{number_beside, number_object, read_int_or_tensor, read_scalar, read_value, tensor_of};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
 
 /// The arguments of one overload: `None` where the call leaves one out.
 type Read = SmallVec<[Option<Value>; 8]>;
+
+/// The arguments by place and by name of a call that is put in other words.
+type Rewritten<'py> = (Vec<Bound<'py, PyAny>>, Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>);
 
 /// An overload as Python calls it.
 pub struct Overload {
@@ -99,6 +104,13 @@ pub struct Passed<'a, 'py> {
     pub places: &'a [Bound<'py, PyAny>],
     /// The names and arguments by name.
     pub names: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+}
+
+impl<'a, 'py> Passed<'a, 'py> {
+    /// Returns the receiver, or the first argument.
+    fn first(&self) -> Option<&'a Bound<'py, PyAny>> {
+        (self.receiver.or(self.places.first())).or(self.names.first().map(|(_, value)| value))
+    }
 }
 
 /// The arguments by name that no schema has.
@@ -186,7 +198,7 @@ impl Overload {
         let skipped = passed.receiver.and(self.receiver);
         let mut places = (0..self.positional).filter(|&place| Some(place) != skipped);
         let room = self.positional - usize::from(skipped.is_some());
-        if let (1, Some(list)) = (room, self.repeated(places.clone().next(), passed.places)?) {
+        if let (1, Some(list)) = (room, self.repeated(places.clone().next(), passed.places, lenient)?) {
             let place = places.next().expect("there is room for one");
             bound[place] = Some(list);
         } else {
@@ -218,8 +230,61 @@ impl Overload {
         Ok(!bound.iter().zip(&self.defaults).any(is_missing))
     }
 
+    /// Returns what is wrong with a call, in PyTorch's words of a function that has one form.
+    fn misfit(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
+        let parameters = &self.schema().parameters;
+        let kind = |value: &Bound<'_, PyAny>| {
+            value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string())
+        };
+        let does_fit = |value: &Bound<'_, PyAny>, parameter: &Parameter| {
+            read_value(value, &parameter.ty, true).is_ok_and(|read| read.is_some())
+        };
+        let skipped = passed.receiver.and(self.receiver);
+        let positional: Vec<usize> = (0..self.positional).filter(|&place| Some(place) != skipped).collect();
+        if passed.places.len() > positional.len() {
+            let (room, given) = (positional.len(), passed.places.len());
+            let plural = if room == 1 { "" } else { "s" };
+            return Some(format!("{name}() takes {room} positional argument{plural} but {given} were given"));
+        }
+        for (at, (value, &place)) in passed.places.iter().zip(&positional).enumerate() {
+            let parameter = &parameters[place];
+            if !does_fit(value, parameter) {
+                let (shown, ty) =
+                    (crate::table::shown_name(parameter), crate::table::type_name(&parameter.ty));
+                return Some(format!(
+                    "{name}(): argument '{shown}' (position {}) must be {ty}, not {}",
+                    at + 1,
+                    kind(value)
+                ));
+            }
+        }
+        for (key, value) in passed.names {
+            let key = key.to_string();
+            let Some(place) = self.place_of(&key) else {
+                return Some(format!("{name}() got an unexpected keyword argument '{key}'"));
+            };
+            if !does_fit(value, &parameters[place]) {
+                let ty = crate::table::type_name(&parameters[place].ty);
+                return Some(format!("{name}(): argument '{key}' must be {ty}, not {}", kind(value)));
+            }
+        }
+        let is_named =
+            |place: usize| passed.names.iter().any(|(key, _)| self.place_of(&key.to_string()) == Some(place));
+        let missing: Vec<String> = (positional.iter().skip(passed.places.len()))
+            .filter(|&&place| self.defaults[place].is_none() && !is_named(place))
+            .map(|&place| format!("\"{}\"", crate::table::shown_name(&parameters[place])))
+            .collect();
+        let (count, list) = (missing.len(), missing.join(", "));
+        (count > 0).then(|| format!("{name}() missing {count} required positional arguments: {list}"))
+    }
+
     /// Returns integers that are passed one by one for the only parameter, a list (`x.view(2, 3)`).
-    fn repeated(&self, place: Option<usize>, values: &[Bound<'_, PyAny>]) -> PyResult<Option<Value>> {
+    fn repeated(
+        &self,
+        place: Option<usize>,
+        values: &[Bound<'_, PyAny>],
+        lenient: bool,
+    ) -> PyResult<Option<Value>> {
         let Some(place) = place else { return Ok(None) };
         let ty = &self.schema().parameters[place].ty;
         if !ty.list || ty.kind != Kind::Int || values.is_empty() {
@@ -227,7 +292,7 @@ impl Overload {
         }
         let mut list = Vec::with_capacity(values.len());
         for value in values {
-            match crate::convert::read_int(value) {
+            match read_int_or_tensor(value, lenient)? {
                 Some(integer) => list.push(integer),
                 None => return Ok(None),
             }
@@ -268,14 +333,67 @@ impl Function {
             passed.places = operands;
         }
         let mut bound = Read::new();
+        if let Some(overload) = self.fitting(&passed, &mut bound)? {
+            return self.run(py, overload, &mut bound, &passed, &extra);
+        }
+        let Some((places, names)) = self.without_numbers_between(py, &passed)? else {
+            return Err(self.refusal(&passed));
+        };
+        let rewritten = Passed { receiver: passed.receiver, places: &places, names: &names };
+        match self.fitting(&rewritten, &mut bound)? {
+            Some(overload) => self.run(py, overload, &mut bound, &rewritten, &extra),
+            None => Err(self.refusal(&passed)),
+        }
+    }
+
+    /// Returns the overload that fits a call, and writes its arguments to `bound`.
+    fn fitting(&self, passed: &Passed<'_, '_>, bound: &mut Read) -> PyResult<Option<&Overload>> {
         for lenient in [false, true] {
             for overload in &self.overloads {
-                if overload.bind(&passed, lenient, &mut bound)? {
-                    return self.run(py, overload, &mut bound, &passed, &extra);
+                if overload.bind(passed, lenient, bound)? {
+                    return Ok(Some(overload));
                 }
             }
         }
-        Err(self.refusal(&passed))
+        Ok(None)
+    }
+
+    /// Returns a call of PyTorch's older forms, which have numbers before and between the tensors (`addcmul(x, 0.5, y, z)`), as one that names
+    /// them, with PyTorch's warning; `None` where the function has no such form.
+    fn without_numbers_between<'py>(
+        &self,
+        py: Python<'py>,
+        passed: &Passed<'_, 'py>,
+    ) -> PyResult<Option<Rewritten<'py>>> {
+        let (tensors, numbers): (usize, &[&str]) = match self.name.trim_end_matches('_') {
+            "add" | "sub" => (2, &["alpha"]),
+            "addcmul" | "addcdiv" => (3, &["value"]),
+            "addmm" | "addmv" | "addr" | "addbmm" | "baddbmm" => (3, &["beta", "alpha"]),
+            _ => return Ok(None),
+        };
+        let (mut places, mut names) = (Vec::new(), passed.names.to_vec());
+        let mut left = numbers.iter();
+        for value in passed.places {
+            match (value.is_instance_of::<PyTensor>(), read_scalar(value, false)?) {
+                (true, _) => places.push(value.clone()),
+                (false, Some(_)) if places.len() + usize::from(passed.receiver.is_some()) < tensors => {
+                    let Some(name) = left.next() else { return Ok(None) };
+                    names.push((PyString::new(py, name), value.clone()));
+                }
+                _ => return Ok(None),
+            }
+        }
+        let is_form = places.len() + usize::from(passed.receiver.is_some()) == tensors;
+        if !is_form || left.len() == numbers.len() {
+            return Ok(None);
+        }
+        let text = format!(
+            "This overload of {name} is deprecated: numbers before tensors are to be named. Consider using {name}(Tensor input, ..., *, {named})",
+            name = self.name,
+            named = numbers.iter().map(|name| format!("Number {name}")).collect::<Vec<_>>().join(", ")
+        );
+        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(text)?, 1)?;
+        Ok(Some((places, names)))
     }
 
     /// Returns the arguments by place with tensors for numbers, of a function that takes these: a first operand, a second one where no
@@ -291,6 +409,13 @@ impl Function {
         }
         let tensor = |value: &Bound<'py, PyAny>| Some(value.cast::<PyTensor>().ok()?.tensor());
         let first = passed.receiver.unwrap_or(&passed.places[0]);
+        if passed.receiver.is_none()
+            && passed.places.iter().all(|value| matches!(read_scalar(value, false), Ok(Some(_))))
+        {
+            // Of two numbers the result is a tensor without dimensions.
+            let made = |value| Ok(PyTensor::object(py, tensor_of(value, None, None)?)?.into_any());
+            return passed.places.iter().map(made).collect::<PyResult<_>>().map(Some);
+        }
         let (place, like) = match (tensor(first), tensor(&passed.places[second])) {
             (None, Some(like)) => (0, like),
             (Some(like), None) => (second, like),
@@ -344,7 +469,7 @@ impl Function {
             None => Some(Device::current().map_err(|error| exception(&error))?),
         };
         if let Some(out) = extra.out {
-            return self.run_out(py, operator, &arguments, out);
+            return self.run_out(py, overload, &mut arguments, out);
         }
         let generator = extra.generator.map(|generator| generator.get().source());
         if let Some(generator) = extra.generator {
@@ -376,10 +501,11 @@ impl Function {
             if extra.requires_grad {
                 result.set_requires_grad(true).map_err(|error| exception(&error))?;
             }
-            return Ok(PyTensor::object(py, result)?.into_any());
+            return Ok(PyTensor::object_of(py, result, passed.first())?.into_any());
         }
-        let list =
-            results.into_iter().map(|tensor| PyTensor::object(py, tensor)).collect::<PyResult<Vec<_>>>()?;
+        let list = (results.into_iter())
+            .map(|tensor| PyTensor::object_of(py, tensor, passed.first()))
+            .collect::<PyResult<Vec<_>>>()?;
         let tuple = PyTuple::new(py, list)?;
         match &self.results {
             Some(class) if !operator.schema().return_names.is_empty() => class.bind(py).call1(tuple),
@@ -391,8 +517,8 @@ impl Function {
     fn run_out<'py>(
         &self,
         py: Python<'py>,
-        operator: &'static Operator,
-        arguments: &[Argument<'_>],
+        overload: &Overload,
+        arguments: &mut SmallVec<[Argument<'_>; 8]>,
         out: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let targets: Vec<Tensor> = match out.cast::<PyTensor>() {
@@ -401,7 +527,15 @@ impl Function {
                 .map(|target| Ok(target?.cast::<PyTensor>()?.tensor()))
                 .collect::<PyResult<_>>()?,
         };
-        run(py, || operator.call_out(arguments, &targets))?;
+        let dtype = overload.schema().parameters.iter().position(|parameter| parameter.name == "dtype");
+        if let (true, Some(place), Some(target)) = (overload.is_factory, dtype, targets.first()) {
+            // What is made has the dtype of what it is written to.
+            arguments.resize(arguments.len().max(place + 1), Argument::None);
+            if matches!(arguments[place], Argument::None) {
+                arguments[place] = Argument::DType(target.dtype());
+            }
+        }
+        run(py, || overload.operator.call_out(arguments, &targets))?;
         Ok(out.clone())
     }
 
@@ -416,8 +550,12 @@ impl Function {
         let expected: Vec<String> = (self.overloads.iter())
             .map(|overload| format!("\n * {}", crate::table::signature(overload, passed.receiver.is_some())))
             .collect();
+        let first = match self.overloads.as_slice() {
+            [only] => only.misfit(&self.name, passed).map(|why| why + "\n").unwrap_or_default(),
+            _ => String::new(),
+        };
         PyTypeError::new_err(format!(
-            "{}() received an invalid combination of arguments - got ({}), but expected one of:{}",
+            "{first}{}() received an invalid combination of arguments - got ({}), but expected one of:{}",
             self.name,
             got.join(", "),
             expected.concat()

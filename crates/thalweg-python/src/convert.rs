@@ -110,7 +110,8 @@ pub fn read_int(value: &Bound<'_, PyAny>) -> Option<i64> {
     value.extract().ok()
 }
 
-fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<i64>> {
+/// Reads an integer; a lenient reading takes a tensor of one element for it.
+pub fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<i64>> {
     if lenient
         && let Ok(tensor) = value.cast::<PyTensor>()
         && !tensor.tensor().dtype().is_floating_point()

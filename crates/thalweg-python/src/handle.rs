@@ -2,17 +2,24 @@
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
-use pyo3::types::PyComplex;
+use pyo3::types::{PyComplex, PyWeakrefMethods, PyWeakrefReference};
 use thalweg::{DType, Scalar, Tensor, c128};
 
 use crate::failure::{run, runtime};
 
 /// A tensor on one device (`torch.Tensor`): elements of one dtype, seen through a shape and strides.
 #[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, dict, frozen)]
-pub struct PyTensor(Slot);
+pub struct PyTensor {
+    slot: Slot,
+    /// Of a view: the object that it was made of, which may be gone.
+    base: Option<Py<PyWeakrefReference>>,
+    /// The object of the gradient that Python was given last, which may be gone.
+    grad: Mutex<Option<Py<PyWeakrefReference>>>,
+}
 
 /// The place of an object's tensor, which `data` replaces while other threads may read it.
 ///
@@ -28,7 +35,7 @@ unsafe impl Sync for Slot {}
 impl Slot {
     /// Runs a function with the tensor of an object, which no other thread touches meanwhile. The function calls nothing of Python.
     fn with<T>(object: &Bound<'_, PyTensor>, function: impl FnOnce(&mut Tensor) -> T) -> T {
-        let Self(cell) = &object.get().0;
+        let Self(cell) = &object.get().slot;
         // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function calls nothing of Python.
         // So no other thread is within this closure for the same object: by the interpreter's lock, or by the object's own, which
         // `with_critical_section` holds. The function cannot come back here for the same reason.
@@ -75,12 +82,73 @@ impl Held for Bound<'_, PyTensor> {
 impl PyTensor {
     /// Returns what an object of a tensor is made of.
     pub fn new(tensor: Tensor) -> Self {
-        Self(Slot(UnsafeCell::new(ManuallyDrop::new(tensor))))
+        Self { slot: Slot(UnsafeCell::new(ManuallyDrop::new(tensor))), base: None, grad: Mutex::new(None) }
     }
 
     /// Returns a tensor as an object.
     pub fn object(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, Self>> {
         Bound::new(py, Self::new(tensor))
+    }
+
+    /// Returns a result as an object; a view of the tensor of an object, or of what that is a view of, knows the object.
+    pub fn object_of<'py>(
+        py: Python<'py>,
+        tensor: Tensor,
+        source: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
+        let mut made = Self::new(tensor);
+        if made.slot.0.get_mut().is_view()
+            && let Some(source) = source.and_then(|source| source.cast::<Self>().ok())
+            && source.tensor().shares_storage_with(made.slot.0.get_mut())
+        {
+            made.base = match &source.get().base {
+                Some(base) => Some(base.clone_ref(py)),
+                None => Some(PyWeakrefReference::new(source)?.unbind()),
+            };
+        }
+        Bound::new(py, made)
+    }
+
+    /// Returns the object of the gradient: the same one while Python has it.
+    pub fn gradient<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(gradient) = slf.tensor().grad() else { return Ok(None) };
+        let known = slf.get().known_gradient().as_ref().and_then(|known| known.bind(slf.py()).upgrade());
+        if let Some(known) = known
+            && known.cast::<Self>().is_ok_and(|known| known.holds(&gradient))
+        {
+            return Ok(Some(known));
+        }
+        let made = Self::object(slf.py(), gradient)?;
+        Self::know_gradient(slf, Some(&made))?;
+        Ok(Some(made.into_any()))
+    }
+
+    /// Keeps in mind the object of the gradient.
+    pub fn know_gradient(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
+        let known =
+            gradient.map(|gradient| PyWeakrefReference::new(gradient)).transpose()?.map(Bound::unbind);
+        let former = std::mem::replace(&mut *slf.get().known_gradient(), known);
+        drop(former);
+        Ok(())
+    }
+
+    fn known_gradient(&self) -> MutexGuard<'_, Option<Py<PyWeakrefReference>>> {
+        self.grad.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the object of the tensor that this one is a view of.
+    pub fn base<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let own = slf.tensor();
+        if !own.is_view() {
+            return Ok(None);
+        }
+        let known = slf.get().base.as_ref().and_then(|base| base.bind(slf.py()).upgrade());
+        if let Some(known) = known
+            && known.cast::<Self>().is_ok_and(|known| known.tensor().shares_storage_with(&own))
+        {
+            return Ok(Some(known));
+        }
+        own.base().map(|base| Ok(Self::object(slf.py(), base)?.into_any())).transpose()
     }
 
     /// Returns the only element as Python has it.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg::{DType, Device, Index};
 
 use crate::convert::{is_sequence, read_int, tensor_of};
-use crate::failure::{type_error, value_error};
+use crate::failure::{run, type_error, value_error};
 use crate::handle::{Held, PyTensor};
 
 /// Reads the parts of a subscript of a tensor on a device.
@@ -48,6 +48,21 @@ fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(false)
 }
 
+/// Reads a tensor as a part of a subscript. An integer without dimensions is a place, for whose number the host waits: what it names is a view, as in
+/// PyTorch. A captured step cannot wait; what it names there is a copy.
+fn read_tensor(part: &Bound<'_, PyTensor>) -> PyResult<Index> {
+    let tensor = part.tensor();
+    let is_place = tensor.rank() == 0
+        && !matches!(tensor.dtype(), DType::Bool | DType::U8)
+        && !tensor.dtype().is_floating_point()
+        && !tensor.dtype().is_complex()
+        && !tensor.device().is_meta();
+    if is_place && !run(part.py(), || tensor.device().current_stream().is_capturing())? {
+        return Ok(Index::At(crate::handle::item(part.py(), &tensor)?.to_i64()));
+    }
+    Ok(Index::Tensor(tensor))
+}
+
 fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
     if part.is_none() {
         return Ok(Index::NewAxis);
@@ -82,7 +97,7 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
         return Ok(Index::Ellipsis);
     }
     if let Ok(tensor) = part.cast::<PyTensor>() {
-        return Ok(Index::Tensor(tensor.tensor()));
+        return read_tensor(tensor);
     }
     if is_sequence(part) || part.hasattr("__array_interface__")? {
         let dtype = if part.len().is_ok_and(|count| count == 0) { Some(DType::I64) } else { None };

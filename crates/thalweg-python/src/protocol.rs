@@ -3,6 +3,7 @@
 #![expect(unsafe_op_in_unsafe_fn, reason = "the code is PyO3's")]
 
 use pyo3::basic::CompareOp;
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyComplex, PyNotImplemented};
 use thalweg::{DType, Device, Tensor};
@@ -84,6 +85,15 @@ fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
         1 => Ok(()),
         _ => Err(value_error("only one element tensors can be converted to Python scalars")),
     }
+}
+
+/// Warns of a number that is taken out of the graph, where autograd does not see it.
+fn warn_of_gradient(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
+    if !tensor.tensor().requires_grad() {
+        return Ok(());
+    }
+    let text = c"Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior.\nConsider using tensor.detach() first.";
+    PyErr::warn(tensor.py(), &tensor.py().get_type::<PyUserWarning>(), text, 1)
 }
 
 /// Operators of Python that are operators of the table: binary ones, with their forms in place.
@@ -254,7 +264,7 @@ impl PyTensor {
     fn __getitem__<'py>(slf: &Bound<'py, Self>, subscript: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
         let tensor = slf.tensor();
         let indices = read_subscript(subscript, tensor.device())?;
-        Self::object(slf.py(), run(slf.py(), || tensor.i(indices))?)
+        Self::object_of(slf.py(), run(slf.py(), || tensor.i(indices))?, Some(slf.as_any()))
     }
 
     fn __setitem__(
@@ -268,11 +278,20 @@ impl PyTensor {
             Ok(value) => value.tensor(),
             Err(_) => {
                 let (own, device) = (tensor.dtype(), tensor.device().clone());
-                number_on(slf.py(), value, own, &device)?
-                    .map_or_else(|| tensor_of(value, read_complex(value).map(|_| own), Some(device)), Ok)?
+                match number_on(slf.py(), value, own, &device)? {
+                    Some(number) => number,
+                    None => {
+                        let made = tensor_of(value, read_complex(value).map(|_| own), Some(device))?;
+                        run(slf.py(), || made.to_dtype(own))?
+                    }
+                }
             }
         };
         run(slf.py(), || tensor.assign(indices, &value))
+    }
+
+    fn __delitem__(_slf: &Bound<'_, Self>, _subscript: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(type_error("Tensor does not support deleting items"))
     }
 
     fn __len__(slf: &Bound<'_, Self>) -> PyResult<usize> {
@@ -319,11 +338,13 @@ impl PyTensor {
 
     fn __float__(slf: &Bound<'_, Self>) -> PyResult<f64> {
         check_one(slf)?;
+        warn_of_gradient(slf)?;
         Ok(Self::one(slf)?.to_f64())
     }
 
     fn __complex__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyComplex>> {
         check_one(slf)?;
+        warn_of_gradient(slf)?;
         let number = Self::one_object(slf)?;
         slf.py().get_type::<PyComplex>().call1((number,))?.cast_into().map_err(PyErr::from)
     }

@@ -10,7 +10,7 @@ use crate::call::{Function, Overload};
 use crate::functions::functions;
 
 /// Returns a parameter's type as PyTorch's messages name it.
-fn type_name(ty: &Type) -> String {
+pub fn type_name(ty: &Type) -> String {
     let kind = match ty.kind {
         Kind::Scalar => "Number",
         Kind::DType => "torch.dtype",
@@ -20,6 +20,11 @@ fn type_name(ty: &Type) -> String {
         other => other.name(),
     };
     if ty.list { format!("tuple of {kind}s") } else { kind.to_owned() }
+}
+
+/// Returns a parameter's name as messages have it.
+pub fn shown_name(parameter: &Parameter) -> &str {
+    if parameter.name == "self" { "input" } else { &parameter.name }
 }
 
 /// Returns a default as Python writes it.
@@ -51,8 +56,7 @@ pub fn signature(overload: &Overload, is_method: bool) -> String {
             text.push_str("*, ");
             is_named = true;
         }
-        let name = if parameter.name == "self" { "input" } else { &parameter.name };
-        _ = write!(text, "{} {name}", type_name(&parameter.ty));
+        _ = write!(text, "{} {}", type_name(&parameter.ty), shown_name(parameter));
         if let Some(default) = &parameter.default {
             _ = write!(text, " = {}", default_text(default));
         }

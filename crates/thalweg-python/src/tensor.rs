@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyComplex, PyDict, PyFloat, PyInt, PyTuple};
+use pyo3::types::{PyByteArray, PyComplex, PyDict, PyEllipsis, PyFloat, PyInt, PyList, PyTuple};
 use thalweg::ops::default_dtype;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
@@ -20,8 +20,9 @@ static SIZE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Returns numbers as a shape.
 fn size_object<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
-    let class = SIZE
-        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("thalweg._results")?.getattr("Size")?.unbind()))?;
+    let class = SIZE.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("thalweg._results")?.getattr("plain_size")?.unbind())
+    })?;
     class.bind(py).call1((PyTuple::new(py, shape)?,))
 }
 
@@ -77,6 +78,7 @@ impl PyTensor {
                 match data.cast::<Self>() {
                     Ok(tensor) => tensor.tensor().detach(),
                     Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
+                    Err(_) if is_storage(&data)? => over_storage(&data, None)?,
                     Err(_) => tensor_of(&data, Some(default_dtype()), None)?,
                 }
             }
@@ -170,25 +172,25 @@ impl PyTensor {
 
     /// The gradient that `backward` has accumulated.
     #[getter]
-    fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Self>>> {
+    fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let gradient = Self::gradient(slf)?;
         let tensor = slf.tensor();
-        let Some(gradient) = tensor.grad() else {
-            if !tensor.is_leaf() && !tensor.retains_grad() {
-                let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated \
-                             during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use \
-                             .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the \
-                             leaf Tensor instead.";
-                PyErr::warn(slf.py(), &slf.py().get_type::<PyUserWarning>(), text, 1)?;
-            }
-            return Ok(None);
-        };
-        Self::object(slf.py(), gradient).map(Some)
+        if gradient.is_none() && !tensor.is_leaf() && !tensor.retains_grad() {
+            let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated \
+                         during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use \
+                         .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the \
+                         leaf Tensor instead.";
+            PyErr::warn(slf.py(), &slf.py().get_type::<PyUserWarning>(), text, 1)?;
+        }
+        Ok(gradient)
     }
 
     #[setter]
     fn set_grad(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
-        let gradient = gradient.map(|gradient| gradient.tensor());
-        slf.tensor().set_grad(gradient).map_err(|error| exception(&error))
+        slf.tensor()
+            .set_grad(gradient.map(|gradient| gradient.tensor()))
+            .map_err(|error| exception(&error))?;
+        Self::know_gradient(slf, gradient)
     }
 
     #[deleter]
@@ -269,6 +271,16 @@ impl PyTensor {
         method!("imag", slf)
     }
 
+    #[setter]
+    fn set_real(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::real(slf)?.set_item(py_ellipsis(slf), value)
+    }
+
+    #[setter]
+    fn set_imag(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::imag(slf)?.set_item(py_ellipsis(slf), value)
+    }
+
     /// Returns the shape, or the extent of a dimension.
     #[pyo3(signature = (dim=None))]
     fn size<'py>(slf: &Bound<'py, Self>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
@@ -315,9 +327,12 @@ impl PyTensor {
         slf.tensor().dtype().size_bytes()
     }
 
-    /// Returns the device address of the first element.
+    /// Returns the device address of the first element; 0 where there is none.
     fn data_ptr(slf: &Bound<'_, Self>) -> u64 {
         let tensor = slf.tensor();
+        if tensor.elements() == 0 || tensor.device().is_meta() {
+            return 0;
+        }
         tensor.mark_exported();
         tensor.pointer().address()
     }
@@ -538,7 +553,8 @@ impl PyTensor {
 
     /// Returns the address of the storage.
     fn _storage_pointer(slf: &Bound<'_, Self>) -> u64 {
-        slf.tensor().storage_pointer().address()
+        let tensor = slf.tensor();
+        if tensor.device().is_meta() { 0 } else { tensor.storage_pointer().address() }
     }
 
     /// Returns a number that tensors over one storage share.
@@ -559,10 +575,31 @@ impl PyTensor {
         Self::object(slf.py(), bytes)
     }
 
+    /// Returns whether it was made as a view of another tensor.
+    fn _is_view(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().is_view()
+    }
+
+    /// The tensor that a view was made of, or that one was made of which was a view itself.
+    #[getter]
+    fn _base<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Self::base(slf)
+    }
+
+    /// Becomes another object of a tensor, with its history.
+    fn _share(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) {
+        slf.replace(other.tensor());
+    }
+
     /// Returns whether both are one tensor.
     fn _is_same(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) -> bool {
         slf.holds(&other.tensor())
     }
+}
+
+/// Returns the subscript of all elements.
+fn py_ellipsis<'py>(tensor: &Bound<'py, PyTensor>) -> Bound<'py, PyEllipsis> {
+    PyEllipsis::get(tensor.py()).to_owned()
 }
 
 /// Returns whether the second of `rank` dimensions is the innermost in memory, without gaps.
@@ -573,6 +610,9 @@ fn is_channels_last(tensor: &Tensor, rank: usize) -> bool {
     let order: Vec<usize> = std::iter::once(0).chain(2..rank).chain([1]).collect();
     tensor.detach().permute(&order).is_ok_and(|tensor| tensor.is_contiguous())
 }
+
+/// The number of `preserve_format`, which dimensions keep their order by.
+const PRESERVE: i64 = 1;
 
 /// The device, dtype and order that [`PyTensor::to`] is asked for.
 #[derive(Default)]
@@ -624,7 +664,9 @@ impl<'py> Target<'py> {
                 Ok(())
             }
             "memory_format" => {
-                self.memory_format = (!value.is_none()).then(|| value.clone());
+                let is_kept = value.is_none()
+                    || value.cast::<Numbered>().is_ok_and(|format| format.get().number == PRESERVE);
+                self.memory_format = (!is_kept).then(|| value.clone());
                 Ok(())
             }
             _ => Err(type_error(format!("to() got an unexpected keyword argument '{name}'"))),
@@ -632,7 +674,23 @@ impl<'py> Target<'py> {
     }
 }
 
-/// Makes a tensor of numbers, nested lists, a tensor or a buffer: a copy.
+/// Returns whether an object is a storage.
+fn is_storage(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let is_other = data.is_instance_of::<PyList>()
+        || data.is_instance_of::<PyFloat>()
+        || data.is_instance_of::<PyInt>()
+        || data.is_instance_of::<PyTensor>();
+    Ok(!is_other && data.get_type().name()?.to_cow()?.ends_with("Storage"))
+}
+
+/// Returns a tensor over a storage: of a dtype, of the storage's, or of the default one.
+fn over_storage(data: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<Tensor> {
+    let dtype = dtype.map(|dtype| dtype::object(data.py(), dtype)).transpose()?;
+    let made = data.py().import("thalweg._storage")?.call_method1("tensor_over", (data, dtype))?;
+    Ok(made.cast::<PyTensor>()?.tensor())
+}
+
+/// Makes a tensor of numbers, nested lists, a tensor, a storage or a buffer: a copy.
 #[pyfunction]
 #[pyo3(signature = (data, *, dtype=None, device=None, requires_grad=false, pin_memory=false))]
 fn tensor<'py>(
@@ -650,7 +708,13 @@ fn tensor<'py>(
         None => None,
     };
     let device = device.map(|device| device::or_current(data.py(), Some(device))).transpose()?;
-    let tensor = crate::failure::guarded(|| tensor_of(data, dtype, device))?;
+    let tensor = if is_storage(data)? {
+        let over = over_storage(data, dtype)?;
+        let device = device.unwrap_or_else(|| over.device().clone());
+        run(data.py(), || cloned(&over)?.to_device(&device))?
+    } else {
+        crate::failure::guarded(|| tensor_of(data, dtype, device))?
+    };
     if pin_memory {
         tensor.mark_pinned().map_err(|error| exception(&error))?;
     }

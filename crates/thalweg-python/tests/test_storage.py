@@ -1,6 +1,8 @@
 """Storages as objects, and pinned memory."""
 
+import copy
 import io
+import pickle
 
 import thalweg as th
 from thalweg import testing
@@ -116,3 +118,29 @@ def _saved(value):
     th.save(value, file)
     file.seek(0)
     return file
+
+
+def test_typed_storages_of_older_programs():
+    storage = th.IntStorage([-1, 0, 1])
+    assert isinstance(storage, th.IntStorage) and not isinstance(storage, th.FloatStorage) and storage.type() == "torch.IntStorage"
+    assert storage.byte().tolist() == [255, 0, 1] and storage.bool().tolist() == [True, False, True] and storage.float().dtype is th.float32
+    assert th.ShortStorage.from_buffer(bytearray([1, 2, 3, 4]), "big").tolist() == [258, 772]
+    swapped = th.TypedStorage([1, 2], dtype=th.uint8).untyped()
+    swapped.byteswap(th.int16)
+    assert swapped.tolist() == [2, 1]
+    assert th.tensor(storage, dtype=th.int32).tolist() == [-1, 0, 1] and th.IntTensor(storage).data_ptr() == storage.data_ptr()
+    assert copy.deepcopy(storage).tolist() == pickle.loads(pickle.dumps(storage)).tolist() == [-1, 0, 1]
+    x = th.zeros(4)
+    whole, again = copy.deepcopy([x[1:], x.storage(), x.view(th.int32)])[:2]
+    whole.fill_(1)
+    assert again.tolist() == [0.0, 1.0, 1.0, 1.0]
+    for error, words, call in (
+            (RuntimeError, "Expected a Storage of type Long", lambda: th.tensor(storage, dtype=th.int64)),
+            (RuntimeError, "'dtype' cannot be specified", lambda: th.IntStorage(dtype=th.int32)),
+            (RuntimeError, "Too many positional arguments", lambda: th.TypedStorage(0, 0)),
+            (TypeError, "Argument type not recognized", lambda: th.UntypedStorage(th.zeros(1))),
+            (TypeError, "must be UntypedStorage", lambda: th.TypedStorage(wrap_storage=storage, dtype=th.int32)),
+            (IndexError, "out of range for storage of size 3", lambda: storage[3]),
+            (NotImplementedError, "Not available for 'meta' device", lambda: th.TypedStorage([1], device="meta")[0])):
+        with raises(error, words):
+            call()

@@ -10,6 +10,7 @@ use crate::caller::in_call;
 use crate::dispatch::{Argument, built_in};
 use crate::operators::call;
 use crate::tensor::Tensor;
+use crate::warning::warn;
 
 /// One part of a subscript. [`i!`](crate::i) makes lists of them.
 #[derive(Clone, Debug)]
@@ -27,6 +28,18 @@ pub enum Index {
 }
 
 impl Index {
+    fn is_byte_mask(&self) -> bool {
+        matches!(self, Self::Tensor(tensor) if tensor.dtype() == DType::U8)
+    }
+
+    /// Returns a mask of bytes as one of truth values, with PyTorch's warning.
+    fn with_truth_values(&self) -> Result<Self> {
+        match self {
+            Self::Tensor(tensor) if tensor.dtype() == DType::U8 => truth_values(tensor).map(Self::Tensor),
+            other => Ok(other.clone()),
+        }
+    }
+
     /// Returns a slice with another step.
     pub fn step(self, step: i64) -> Self {
         match self {
@@ -140,6 +153,12 @@ macro_rules! i {
     };
 }
 
+/// Returns a mask of bytes as one of truth values, with PyTorch's warning.
+pub(crate) fn truth_values(mask: &Tensor) -> Result<Tensor> {
+    warn("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
+    mask.detach().to_dtype(DType::Bool)
+}
+
 /// A view by all that views can do, and the tensors that remain, per dimension of the view.
 struct Subscript {
     view: Tensor,
@@ -148,6 +167,19 @@ struct Subscript {
 
 impl Subscript {
     fn new(tensor: &Tensor, indices: &[Index]) -> Result<Self> {
+        if let (0, [Index::At(_)]) = (tensor.rank(), indices) {
+            return Err(Error::index(
+                "invalid index of a 0-dim tensor. Use `tensor.item()` to convert a 0-dim tensor to a number",
+            ));
+        }
+        let masked: Vec<Index>;
+        let indices = match indices.iter().any(Index::is_byte_mask) {
+            true => {
+                masked = indices.iter().map(Index::with_truth_values).collect::<Result<_>>()?;
+                &masked
+            }
+            false => indices,
+        };
         let takes = |index: &Index| match index {
             Index::At(_) | Index::Slice(..) => 1,
             Index::NewAxis | Index::Ellipsis => 0,
@@ -162,8 +194,8 @@ impl Subscript {
             return Err(Error::index(format!("too many indices for tensor of dimension {}", tensor.rank())));
         };
         let (mut view, mut dim, mut tensors) = (tensor.clone(), 0, Vec::new());
-        // The dimensions that masks cover beyond one each.
-        let mut beyond = 0;
+        // The dimensions that masks cover beyond one each, and those of the tensor that come before `dim` in the view.
+        let (mut beyond, mut own) = (0, 0);
         for index in indices {
             let at = dim as i64;
             match index {
@@ -171,7 +203,7 @@ impl Subscript {
                     let extent = view.shape()[dim] as i64;
                     if !(-extent..extent).contains(place) {
                         return Err(Error::index(format!(
-                            "index {place} is out of bounds for dimension {dim} with size {extent}"
+                            "index {place} is out of bounds for dimension {own} with size {extent}"
                         )));
                     }
                     view = view.select(at, place.rem_euclid(extent) as usize)?;
@@ -184,7 +216,10 @@ impl Subscript {
                     view = view.unsqueeze(at)?;
                     dim += 1;
                 }
-                Index::Ellipsis => dim += left,
+                Index::Ellipsis => {
+                    dim += left;
+                    own += left;
+                }
                 Index::Tensor(tensor) => {
                     tensors.resize(dim - beyond, None);
                     let from = dim;
@@ -211,6 +246,7 @@ impl Subscript {
                     }
                 }
             }
+            own += takes(index);
         }
         Ok(Self { view, tensors })
     }
@@ -230,7 +266,8 @@ impl Tensor {
         })
     }
 
-    /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast and converted.
+    /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless indices
+    /// are among the subscript.
     /// Recorded by autograd. Asynchronous, but with a mask and a value of several elements.
     ///
     /// # Errors
@@ -248,7 +285,10 @@ impl Tensor {
             if tensors.is_empty() {
                 return view.copy_(&value);
             }
-            let value = value.to_dtype(view.dtype())?;
+            // The only element of a value is converted where a mask is true, as `masked_fill_` does it.
+            let is_masked = |index: &Tensor| index.dtype() == DType::Bool && index.rank() > 0;
+            let fills = value.elements() == 1 && tensors.iter().flatten().all(is_masked);
+            let value = if fills { value.to_dtype(view.dtype())? } else { value };
             let arguments = [(&view).into(), Argument::OptionalTensors(&tensors), (&value).into()];
             call(built_in!("index_put_")?, &arguments, None, Location::caller()).map(drop)
         })

@@ -396,6 +396,20 @@ impl Tensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Returns whether it was made as a view of another tensor (`torch.Tensor._is_view`).
+    pub fn is_view(&self) -> bool {
+        self.0.autograd.view_of().is_some()
+    }
+
+    /// Returns the tensor that a view was made of, or that one was made of which was a view itself (`torch.Tensor._base`); `None` where the view
+    /// was made while nothing was recorded.
+    pub fn base(&self) -> Option<Self> {
+        match self.0.autograd.view_of() {
+            Some(ViewOf::Base(base)) => Some(base.clone()),
+            _ => None,
+        }
+    }
+
     /// Returns whether both are views of one storage.
     pub fn shares_storage_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.storage, &other.0.storage)

@@ -204,3 +204,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_new_dimension_of_extent_1_is_one_that_unsqueeze_makes() {
+    let strides =
+        |shape: &[usize], of: &[usize]| Layout::contiguous(of).expand(shape).unwrap().strides().to_vec();
+    assert_eq!(strides(&[1, 1, 5], &[5]), [5, 5, 1]);
+    assert_eq!(strides(&[1, 3, 5], &[5]), [0, 0, 1]);
+    assert_eq!(strides(&[1, 4], &[1]), [0, 0]);
+    assert_eq!(strides(&[1], &[]), [1]);
+}
+
+#[test]
+fn channels_may_be_innermost_with_gaps() {
+    let layout = |strides: &[usize]| Layout::new(&[2, 3, 4, 4], strides, 0).unwrap();
+    assert!(layout(&[192, 1, 48, 6]).is_like_channels_last());
+    assert!(
+        !layout(&[48, 16, 4, 1]).is_like_channels_last() && !layout(&[0, 0, 4, 1]).is_like_channels_last()
+    );
+    assert!(!Layout::contiguous(&[2, 3]).is_like_channels_last());
+}

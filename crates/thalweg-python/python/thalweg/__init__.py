@@ -20,9 +20,9 @@ from . import _left_out as _omitted
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _storage
-from ._storage import TypedStorage, UntypedStorage
-from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed
+from ._storage import UntypedStorage
+from ._typed_storage import TypedStorage
+from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed, _typed_storage
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
@@ -57,7 +57,9 @@ _draws.add(globals())
 _foreach.add(globals())
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
-_storage.add(globals(), "thalweg", None)
+globals().update(_typed_storage.classes("thalweg", False))
+_tensor_classes = _typed.classes(globals(), vars(cuda))
+_storage_classes = _typed_storage.all_classes()
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
 linalg.matmul = matmul  # noqa: F405
@@ -69,12 +71,14 @@ pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
 _omitted.install()
-_absent_name = _omitted.attributes(__name__)
+_rest = _omitted.attributes(__name__)
 
 
 def __getattr__(name):
-    # It opens the device, which an import does not.
-    return _core._default_generator(None) if name == "default_generator" else _absent_name(name)
+    if name == "default_generator":
+        # Made when it is asked for: it opens the device.
+        return globals().setdefault(name, _core._default_generator("cpu"))
+    return _rest(name)
 
 
 def compile(model=None, **options):

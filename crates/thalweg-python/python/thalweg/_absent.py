@@ -83,4 +83,22 @@ def add(namespace):
     for name in ("amp", "random", "memory"):
         sys.modules[f"{__package__}.cpu.{name}"] = cpu.__dict__[name] = types.ModuleType(f"{cpu.__name__}.{name}")
     from . import amp
-    cpu.amp.__dict__.update(autocast=amp.autocast, GradScaler=amp.GradScaler)
+    cpu.amp.__dict__.update(_earlier(amp))
+
+
+def _earlier(amp):
+    """Returns the classes of mixed precision by their earlier names (`torch.cpu.amp`)."""
+    class autocast(amp.autocast):
+        """A region whose operators choose the dtype that they compute in."""
+
+        def __init__(self, enabled=True, dtype=None, cache_enabled=True):
+            amp._deprecated("cpu", "autocast")
+            super().__init__("cpu", dtype, enabled, cache_enabled)
+
+    class GradScaler(amp.GradScaler):
+        """Scales losses so that small gradients of low precision do not vanish."""
+
+        def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+            amp._deprecated("cpu", "GradScaler")
+            super().__init__("cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+    return {"autocast": autocast, "GradScaler": GradScaler}

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 
 from . import _core
 from ._dlpack import from_cuda_array
@@ -24,8 +25,10 @@ def is_tensor(obj):
 
 
 def is_storage(obj):
-    """Returns False: storages have no objects."""
-    return False
+    """Returns whether an object is a storage."""
+    from ._storage import UntypedStorage
+    from ._typed_storage import TypedStorage
+    return isinstance(obj, (TypedStorage, UntypedStorage))
 
 
 def typename(obj):
@@ -78,6 +81,8 @@ def get_num_threads():
 
 def set_num_threads(num):
     """Does nothing: threads are those of the device."""
+    if not 0 < num < 2**31:
+        raise RuntimeError("set_num_threads expects a positive integer")
 
 
 def get_num_interop_threads():
@@ -87,6 +92,8 @@ def get_num_interop_threads():
 
 def set_num_interop_threads(num):
     """Does nothing: threads are those of the device."""
+    if not 0 < num < 2**31:
+        raise RuntimeError("Expected positive number of threads")
 
 
 def set_flush_denormal(mode):
@@ -97,6 +104,9 @@ def set_flush_denormal(mode):
 def set_default_tensor_type(t):
     """Makes the dtype of a class of tensors, or of its name (`"torch.DoubleTensor"`), the default of floats."""
     from ._typed import NAMES
+    warnings.warn(
+        "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use torch.set_default_dtype() and torch.set_default_device() "
+        "as alternatives.", stacklevel=2)
     name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
     if name not in NAMES:
         raise TypeError(f"invalid type object: {t!r} is not a class of tensors")
@@ -113,6 +123,10 @@ def set_float32_matmul_precision(precision):
     _core._backends._set_float32_matmul_precision(precision)
 
 
+# What `warn_only` was last: PyTorch keeps it where nothing must repeat its bits, too.
+_warns_only = False
+
+
 def use_deterministic_algorithms(mode, *, warn_only=False):
     """Sets whether operators must repeat their bits: nearly all always do, convolutions and attention where it is asked for.
 
@@ -120,7 +134,9 @@ def use_deterministic_algorithms(mode, *, warn_only=False):
     """
     if not isinstance(mode, bool):
         raise TypeError(f"use_deterministic_algorithms() takes a bool, not {type(mode).__name__}")
+    global _warns_only
     set_deterministic_debug_mode((1 if warn_only else 2) if mode else 0)
+    _warns_only = warn_only
 
 
 def are_deterministic_algorithms_enabled():
@@ -130,7 +146,7 @@ def are_deterministic_algorithms_enabled():
 
 def is_deterministic_algorithms_warn_only_enabled():
     """Returns whether an operator that cannot repeat its bits is warned of and not refused."""
-    return get_deterministic_debug_mode() == 1
+    return _warns_only
 
 
 def set_deterministic_debug_mode(debug_mode):
@@ -144,7 +160,9 @@ def set_deterministic_debug_mode(debug_mode):
         debug_mode = modes[debug_mode]
     if debug_mode not in modes.values():
         raise RuntimeError(f"invalid value of debug_mode, expected 0, 1, or 2, but got {debug_mode}")
+    global _warns_only
     _core._backends._set_deterministic_debug_mode(debug_mode)
+    _warns_only = debug_mode == 1
 
 
 def get_deterministic_debug_mode():
@@ -257,6 +275,9 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
 
 def broadcast_shapes(*shapes):
     """Returns the shape of tensors of these shapes together; an integer is a shape of one dimension."""
+    for shape in shapes:
+        if not isinstance(shape, (int, list, tuple)):
+            raise RuntimeError(f"Input shapes should be of type ints, a tuple of ints, or a list of ints, got {shape!r}")
     shapes = [(shape,) if isinstance(shape, int) else tuple(shape) for shape in shapes]
     result = [1] * max((len(shape) for shape in shapes), default=0)
     for shape in shapes:

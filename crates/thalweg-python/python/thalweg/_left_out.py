@@ -22,7 +22,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all that is in them, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
@@ -65,6 +65,7 @@ NAMES = {
         **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
                          "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
+        **dict.fromkeys(("QInt32Storage", "QInt8Storage", "QUInt2x4Storage", "QUInt4x2Storage", "QUInt8Storage"), _QUANTIZED),
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
         **dict.fromkeys(("SymInt", "SymFloat", "SymBool", "ScriptObject", "Graph", "CompilationUnit"), _EAGER),
         **dict.fromkeys(("PyTorchFileReader", "PyTorchFileWriter"), "files are read and written by `load` and `save`"),
@@ -203,18 +204,33 @@ def _kept(fn=None, *args, **kwargs):
     return fn if fn is not None else lambda function: function
 
 
+class _Setting(contextlib.ContextDecorator):
+    """A region, or a decorator, with other settings of what is left out: it changes nothing."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
 # What programs read, call or set at their import of modules that are left out.
 _GIVEN = {
     **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
-    "_dynamo.decorators": {"disable": _kept},
+    "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
+    "_inductor.config": {"patch": _Setting},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
     "onnx": {"is_in_onnx_export": _false},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
+    "_utils": {"_element_size": lambda dtype: dtype.itemsize},
     "utils._python_dispatch": {"is_traceable_wrapper_subclass": _false},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {

@@ -1,5 +1,7 @@
 """Methods of `Tensor` that call Python for each element, or ask about memory and class: `map_`, `is_set_to`, `type`."""
 
+import numbers
+
 from . import _core
 from ._typed import KINDS, NAMES
 
@@ -8,6 +10,8 @@ Tensor = _core.Tensor
 
 def _type(self, dtype=None, non_blocking=False):
     """Returns the name of the dtype; or the tensor in another dtype, which is one, a class of tensors, or its name (`"torch.FloatTensor"`)."""
+    if dtype is Tensor:
+        dtype = _core.get_default_dtype()
     if dtype is None:
         name = KINDS.get(self.dtype._name, self.dtype._name)
         return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
@@ -31,24 +35,51 @@ def _polygamma_(self, n):
 
 def _map_(self, other, callable):
     """Replaces each element with what a function of Python makes of it and of another tensor's. Blocks."""
+    _check_called("map_", callable, self, other)
     pairs = zip(self.flatten().tolist(), other.expand_as(self).flatten().tolist())
-    return self.copy_(_core.tensor([callable(one, other) for one, other in pairs], dtype=self.dtype, device=self.device).view(self.shape))
+    return self.copy_(_core.tensor([_number(callable(one, other)) for one, other in pairs], dtype=self.dtype, device=self.device).view(self.shape))
+
+
+def _map2_(self, x, y, callable):
+    """Replaces each element with what a function of Python makes of it and of two other tensors'. Blocks."""
+    _check_called("map2_", callable, self, x, y)
+    rows = zip(self.flatten().tolist(), *(other.expand_as(self).flatten().tolist() for other in (x, y)))
+    values = [_number(callable(*row)) for row in rows]
+    return self.copy_(_core.tensor(values, dtype=self.dtype, device=self.device).view(self.shape))
+
+
+def _check_called(name, function, *tensors):
+    """Refuses what no function of elements can be computed of."""
+    if not callable(function):
+        raise TypeError(f"'{type(function).__name__}' object is not callable")
+    if any(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError(f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead.")
+
+
+def _number(value):
+    """Returns a number that a function of Python has made."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, (numbers.Number, Tensor)):
+        raise TypeError(f"must be real number, not {type(value).__name__}")
+    return value
 
 
 def _apply_(self, callable):
     """Replaces each element with what a function of Python makes of it. Blocks."""
-    values = [callable(value) for value in self.flatten().tolist()]
+    _check_called("apply_", callable, self)
+    values = [_number(callable(value)) for value in self.flatten().tolist()]
     return self.copy_(_core.tensor(values, dtype=self.dtype, device=self.device).view(self.shape))
 
 
 def _is_set_to(self, tensor):
     """Returns whether two tensors are the same elements of one memory, in one shape."""
-    return self.data_ptr() == tensor.data_ptr() and self.shape == tensor.shape and self.stride() == tensor.stride()
+    def seen(one):
+        return one._storage_identity(), one.storage_offset(), one.shape, one.stride(), one.dtype
+    return seen(self) == seen(tensor)
 
 
 def add():
     """Adds the methods to the class."""
-    for name, function in {"type": _type, "polygamma_": _polygamma_, "map_": _map_, "apply_": _apply_, "is_set_to": _is_set_to}.items():
+    for name, function in {"type": _type, "polygamma_": _polygamma_, "map_": _map_, "map2_": _map2_, "apply_": _apply_, "is_set_to": _is_set_to}.items():
         function.__name__, function.__qualname__ = name, f"Tensor.{name}"
         setattr(Tensor, name, function)
 

@@ -3,10 +3,12 @@
 import sys
 
 from . import _core
+from .compiler import disable as _disable_dynamo
 
 __all__ = [
     "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
     "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert",
+    "_disable_dynamo",
 ]
 
 

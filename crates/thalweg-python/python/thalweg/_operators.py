@@ -28,6 +28,8 @@ def nonzero(input, *, as_tuple=False, out=None):
     """Returns the coordinates of the elements that are not 0, one row each; or one tensor for each dimension. Blocks."""
     if not as_tuple:
         return _core.nonzero(input, out=out)
+    if out is not None:
+        raise RuntimeError("nonzero does not support the out kwarg when as_tuple is True")
     return _core.nonzero(input if input.dim() else input.unsqueeze(0)).unbind(1)
 
 
@@ -137,7 +139,12 @@ def range(start=0, end=None, step=1, *, out=None, dtype=None, layout=None, devic
 def unravel_index(indices, shape):
     """Returns the coordinates of places in a flattened tensor of a shape, a tensor for each dimension."""
     if indices.is_floating_point() or indices.is_complex() or indices.dtype is getattr(_core, "bool"):
-        raise ValueError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
+        raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
+    if not isinstance(shape, (int, list, tuple)):
+        raise TypeError(f"expected 'shape' to be int or sequence of ints, but got {type(shape)}")
+    for size in [] if isinstance(shape, int) else shape:
+        if not isinstance(size, int):
+            raise TypeError(f"expected 'shape' sequence to only contain ints, but got {type(size)}")
     sizes = [shape] if isinstance(shape, int) else [int(size) for size in shape]
     if any(size < 0 for size in sizes):
         raise ValueError(f"'shape' cannot have negative values, but got {tuple(sizes)}")

@@ -1,13 +1,21 @@
 """Shapes, and the named tuples of operators with several results."""
 
 import collections
+import functools
 import math
+import operator
 
 
 class Size(tuple):
     """A shape (`torch.Size`): a tuple of extents."""
 
     __slots__ = ()
+
+    def __new__(cls, sizes=()):
+        sizes = tuple(sizes)
+        if not all(type(size) is int for size in sizes):
+            sizes = tuple(_extent(place, size) for place, size in enumerate(sizes))
+        return tuple.__new__(cls, sizes)
 
     def numel(self):
         """Returns the number of elements of a tensor of this shape."""
@@ -21,7 +29,35 @@ class Size(tuple):
         return Size(part) if isinstance(place, slice) else part
 
     def __add__(self, other):
-        return Size(tuple.__add__(self, tuple(other)))
+        if isinstance(other, tuple):
+            return Size(tuple.__add__(self, other))
+        if hasattr(type(other), "__radd__"):
+            return NotImplemented
+        raise TypeError(f"can only concatenate tuple (not {type(other).__name__}) to torch.Size")
+
+    def __radd__(self, other):
+        return Size(tuple.__add__(other, self)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, count):
+        return Size(tuple.__mul__(self, count))
+
+    __rmul__ = __mul__
+
+
+def _extent(place, size):
+    """Returns an extent that a shape is made of: an integer, or what counts as one."""
+    whole = getattr(getattr(size, "dtype", None), "is_floating_point", None) is False and size.dim() == 0
+    if isinstance(size, int) or whole:
+        return int(size)
+    try:
+        return operator.index(size)
+    except TypeError:
+        pass
+    raise TypeError(f"torch.Size() takes an iterable of 'int' (item {place} is '{type(size).__name__}')")
+
+
+# A shape of integers.
+plain_size = functools.partial(tuple.__new__, Size)
 
 
 def results_class(name, fields):

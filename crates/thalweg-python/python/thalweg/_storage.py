@@ -1,20 +1,80 @@
-"""Storages as objects (`torch.UntypedStorage`, and `torch.TypedStorage` of `Tensor.storage`): the memory behind tensors that are views of each other."""
+"""Storages as objects (`torch.UntypedStorage`): the memory behind tensors that are views of each other. `_typed_storage` has those whose elements have
+a dtype."""
+
+import operator
+import sys
 
 from . import _core
 from ._typed import KINDS
 
 Tensor = _core.Tensor
+_NO_DATA = "Cannot copy out of meta tensor; no data!"
+_SHARING = ("share_memory_", "from_file", "new_shared", "_new_shared", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
+
+
+def elements_of(args, dtype, device, name):
+    """Returns a tensor of one dimension of what the constructor of a storage is given: nothing, a number of elements, or a sequence of them."""
+    refusal = f"{name}() takes the number of elements, or a sequence of them"
+    if len(args) > 1:
+        raise RuntimeError(f"{refusal}\nToo many positional arguments")
+    data = args[0] if args else 0
+    if isinstance(data, Tensor):
+        raise TypeError(f"{refusal}\nArgument type not recognized: {type(data)}")
+    if not hasattr(data, "__getitem__"):
+        try:
+            return _core.empty(operator.index(data), dtype=dtype, device=device)
+        except TypeError:
+            raise TypeError(f"{refusal}\nArgument type not recognized: {type(data)}") from None
+    return _core.tensor(data, dtype=dtype, device=device).flatten()
+
+
+def check_readable(storage):
+    """Refuses to read elements on the meta device, which has none."""
+    if storage.device.type == "meta":
+        raise NotImplementedError("Not available for 'meta' device type")
+
+
+def check_copied(storage):
+    """Refuses to copy elements of the meta device, which has none."""
+    if storage.device.type == "meta":
+        raise NotImplementedError(_NO_DATA)
+
+
+def from_buffer(buffer, byte_order="native", count=-1, offset=0, *, dtype, device=None):
+    """Returns the elements of a buffer, in an order of bytes (`native`, `little`, `big`), as a tensor of one dimension."""
+    if byte_order not in ("native", "little", "big"):
+        raise ValueError(f"invalid byte_order '{byte_order}' (expected 'big', 'little', or 'native')")
+    data, size = bytearray(memoryview(buffer).cast("B")), dtype.itemsize
+    if offset < 0 or offset >= len(data):
+        raise ValueError(f"offset must be non-negative and no greater than buffer length ({len(data)}) minus 1, but got {offset}")
+    if count < 0 and (len(data) - offset) % size:
+        raise ValueError(f"buffer size ({len(data)}) must be a multiple of element size ({size})")
+    count = (len(data) - offset) // size if count < 0 else count
+    if offset + count * size > len(data):
+        raise ValueError(f"buffer has only {len(data) - offset} elements after offset {offset}, but specified a size of {count}")
+    data = data[offset:offset + count * size]
+    if byte_order not in ("native", sys.byteorder):
+        part = size // (2 if dtype.is_complex else 1)
+        data = b"".join(data[start:start + part][::-1] for start in range(0, len(data), part))
+    if dtype._name == "bool":
+        data = bytes(byte != 0 for byte in data)
+    return _core._from_bytes(bytes(data), [count], dtype, device)
+
+
+def _rebuild_untyped(data, device):
+    return UntypedStorage(_tensor=_core._from_bytes(data, [len(data)], _core.uint8, device))
 
 
 class UntypedStorage:
     """The bytes of a storage. `resize_(0)` gives its memory back while the tensors over it stay; what uses their elements raises until it is resized again."""
 
-    def __init__(self, size=0, *, device=None, _tensor=None):
-        self._tensor = _core.empty(size, dtype=_core.uint8, device=device) if _tensor is None else _tensor.detach()
+    def __init__(self, *args, device=None, _tensor=None):
+        self._tensor = elements_of(args, _core.uint8, device, "UntypedStorage") if _tensor is None else _tensor.detach()
 
     device = property(lambda self: self._tensor.device)
     is_cuda = property(lambda self: self._tensor.is_cuda)
-    is_sparse, is_shared = False, lambda self: False
+    is_sparse, is_shared, filename = False, lambda self: False, None
+    is_hpu = False
     _cdata = property(lambda self: self._tensor._storage_identity())
 
     def nbytes(self):
@@ -40,6 +100,7 @@ class UntypedStorage:
         return self._tensor._storage_as_bytes()
 
     def __getitem__(self, index):
+        check_readable(self)
         part = self._bytes()[index]
         return UntypedStorage(_tensor=part.clone()) if isinstance(index, slice) else part.item()
 
@@ -51,6 +112,7 @@ class UntypedStorage:
 
     def tolist(self):
         """Returns the bytes as a list."""
+        check_readable(self)
         return self._bytes().tolist()
 
     def fill_(self, value):
@@ -60,6 +122,7 @@ class UntypedStorage:
 
     def copy_(self, source, non_blocking=None):
         """Overwrites the bytes with those of another storage."""
+        check_copied(source)
         self._bytes().copy_(source._bytes())
         return self
 
@@ -69,6 +132,7 @@ class UntypedStorage:
 
     def to(self, *, device, non_blocking=False):
         """Returns a copy on a device; itself where it is there."""
+        check_copied(self)
         moved = self._bytes().to(device)
         return self if moved.device == self.device else UntypedStorage(_tensor=moved)
 
@@ -90,7 +154,60 @@ class UntypedStorage:
 
     def pin_memory(self, device=None):
         """Returns a copy in pinned memory; itself where it is in pinned memory."""
+        if self.device.type == "meta":
+            raise TypeError(f"cannot pin '{self.type()}' only CPU memory can be pinned")
         return self if self.is_pinned() else UntypedStorage(_tensor=self._bytes().pin_memory())
+
+    def type(self, dtype=None, non_blocking=False):
+        """Returns the name of the class."""
+        return f"torch.{'cuda' if self.is_cuda else 'storage'}.UntypedStorage"
+
+    def get_device(self):
+        """Returns the number of the device."""
+        return self.device.index
+
+    def new(self, *args):
+        """Returns another storage on the device."""
+        return UntypedStorage(*args, device=self.device)
+
+    def resizable(self):
+        """Returns True."""
+        return True
+
+    def byteswap(self, dtype):
+        """Reverses the bytes of each element of a dtype; of complex numbers, those of each part."""
+        part = dtype.itemsize // (2 if dtype.is_complex else 1)
+        rows = self._bytes()[:self.nbytes() // part * part].view(-1, part)
+        rows.copy_(rows.flip(1))
+
+    @classmethod
+    def from_buffer(cls, buffer, dtype, byte_order="native", count=-1, offset=0):
+        """Returns the bytes of a buffer's elements."""
+        return cls(_tensor=from_buffer(buffer, byte_order, count, offset, dtype=dtype))
+
+    def _write_file(self, file, is_real_file, save_size, element_size):
+        check_copied(self)
+        raise NotImplementedError("UntypedStorage._write_file is left out: files are written by `save`")
+
+    def __copy__(self):
+        return self.clone()
+
+    def __deepcopy__(self, memo):
+        from ._storages import copied_bytes
+        if id(self) not in memo:
+            memo[id(self)] = UntypedStorage(_tensor=copied_bytes(self._tensor, memo))
+        return memo[id(self)]
+
+    def __sizeof__(self):
+        return object.__sizeof__(self) + self.nbytes()
+
+    def __reduce__(self):
+        return _rebuild_untyped, (bytes(self._bytes()._bytes()), str(self.device))
+
+    def _as_tensor(self, dtype):
+        """Returns the elements of a dtype, as a tensor over the storage."""
+        data = self._bytes()
+        return data[:data.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def __eq__(self, other):
         return isinstance(other, UntypedStorage) and self._cdata == other._cdata
@@ -99,117 +216,21 @@ class UntypedStorage:
         return hash(self._cdata)
 
     def __repr__(self):
-        return f"[{type(self).__name__}(device={self.device}) of size {len(self)}]"
+        start = "...\n" if self.device.type == "meta" else "".join(f" {byte}\n" for byte in self.tolist())
+        return f"{start}[{self.type()}(device={self.device}) of size {len(self)}]"
 
     def __getattr__(self, name):
-        if name in ("share_memory_", "from_file", "new_shared", "_new_shared", "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"):
+        if name in _SHARING:
+            if self.device.type == "meta":
+                return _refuse_to_share(name)
             raise NotImplementedError(f"{type(self).__name__}.{name} is left out: memory is not shared between processes")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
 
-class TypedStorage:
-    """A storage whose elements have a dtype."""
-
-    def __init__(self, *, wrap_storage, dtype, _internal=False):
-        self._untyped_storage, self.dtype = wrap_storage, dtype
-
-    device = property(lambda self: self._untyped_storage.device)
-    is_cuda = property(lambda self: self._untyped_storage.is_cuda)
-    is_sparse, is_shared = False, lambda self: False
-
-    def untyped(self):
-        """Returns the storage as bytes."""
-        return self._untyped_storage
-
-    def element_size(self):
-        """Returns the bytes of an element."""
-        return self.dtype.itemsize
-
-    def nbytes(self):
-        """Returns the number of bytes."""
-        return self._untyped_storage.nbytes()
-
-    def size(self):
-        """Returns the number of elements."""
-        return self.nbytes() // self.element_size()
-
-    __len__ = size
-
-    def data_ptr(self):
-        """Returns the address of the first element; 0 where there is none."""
-        return self._untyped_storage.data_ptr()
-
-    def resize_(self, size):
-        """Gives the memory back (0), or has so many elements from now on."""
-        self._untyped_storage.resize_(size * self.element_size())
-        return self
-
-    def _elements(self):
-        return self._untyped_storage._bytes().view(self.dtype)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
-        return self._elements()[index].item()
-
-    def __setitem__(self, index, value):
-        self._elements()[index] = value
-
-    def __iter__(self):
-        return iter(self.tolist())
-
-    def tolist(self):
-        """Returns the elements as a list."""
-        return self._elements().tolist()
-
-    def fill_(self, value):
-        """Sets all elements."""
-        self._elements().fill_(value)
-        return self
-
-    def copy_(self, source, non_blocking=None):
-        """Overwrites the elements with those of another storage, converted."""
-        self._elements().copy_(source._elements())
-        return self
-
-    def clone(self):
-        """Returns a copy."""
-        return TypedStorage(wrap_storage=self._untyped_storage.clone(), dtype=self.dtype)
-
-    def is_pinned(self, device=None):
-        """Returns whether pinned memory was asked for."""
-        return self._untyped_storage.is_pinned()
-
-    def __repr__(self):
-        return f"[TypedStorage(dtype={self.dtype}, device={self.device}) of size {len(self)}]"
-
-
-class _Kind(type):
-    """The class of storages by the dtype of their elements and their place: what `isinstance` asks."""
-
-    def __instancecheck__(cls, instance):
-        return isinstance(instance, TypedStorage) and instance.dtype is cls.dtype and instance.is_cuda is cls._on_gpu
-
-
-def add(namespace, module, device):
-    """Adds the constructors by dtype (`torch.FloatStorage`, `torch.cuda.FloatStorage`) to a namespace."""
-    for name, kind in {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.items():
-        namespace[f"{kind}Storage"] = _constructor(f"{kind}Storage", getattr(_core, name), module, device)
-
-
-def _constructor(name, dtype, module, device):
-    def __new__(cls, *data, wrap_storage=None, dtype=None, device=None, _internal=False):
-        if wrap_storage is not None:
-            return TypedStorage(wrap_storage=wrap_storage, dtype=cls.dtype)
-        if len(data) > 1:
-            raise TypeError(f"{name}() takes a number of elements or a sequence of them")
-        given = data[0] if data else 0
-        made = _core.empty([given], dtype=cls.dtype, device=cls._device) if isinstance(given, int) \
-            else _core.tensor(list(given), dtype=cls.dtype, device=cls._device)
-        return TypedStorage(wrap_storage=UntypedStorage(_tensor=made), dtype=cls.dtype)
-    return _Kind(name, (), {
-        "__new__": __new__, "__module__": module, "__qualname__": name, "dtype": dtype, "_on_gpu": device is not None, "_device": device,
-        "__doc__": f"Makes a storage of elements of {dtype}: of a sequence, or so many that are not written."})
+def _refuse_to_share(name):
+    def refuse(*args, **kwargs):
+        raise RuntimeError(f"{name}: only available on {'CUDA' if 'cuda' in name else 'CPU'}")
+    return refuse
 
 
 def _untyped_storage(self):
@@ -217,10 +238,60 @@ def _untyped_storage(self):
     return UntypedStorage(_tensor=self)
 
 
-def _storage(self):
-    """Returns the storage of the tensor, with its dtype."""
-    return TypedStorage(wrap_storage=UntypedStorage(_tensor=self), dtype=self.dtype)
+def kind_of(dtype):
+    """Returns the word that names of classes have for a dtype (`Float` of `FloatStorage`)."""
+    return {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.get(dtype._name, dtype._name)
 
 
+def _set_(self, source=None, storage_offset=0, size=None, stride=None):
+    """Makes the tensor see the memory of a storage, or of another tensor, by an offset, sizes and strides; without a source it has no elements."""
+    if self.requires_grad and _core.is_grad_enabled() and self.is_leaf:
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    if source is None:
+        source = _core.empty(0, dtype=self.dtype, device=self.device)
+    if source.device != self.device:
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage on different device "{source.device}".  This is no '
+            "longer allowed; the devices must match.")
+    if isinstance(source, Tensor) and source.dtype != self.dtype:
+        raise RuntimeError(f"Could not set tensor of type {kind_of(source.dtype)} to a tensor of type {kind_of(self.dtype)}")
+    if isinstance(source, Tensor) and size is None:
+        self.data = source.detach()
+        return self
+    storage = source.untyped_storage() if isinstance(source, Tensor) else untyped_of(source, self.dtype)
+    if size is None:
+        self.data = storage._as_tensor(self.dtype)
+        return self
+    size = (size,) if isinstance(size, int) else tuple(size)
+    stride = _core.empty(size, device="meta").stride() if not stride else (stride,) if isinstance(stride, int) else tuple(stride)
+    reach = storage_offset + sum((extent - 1) * step for extent, step in zip(size, stride)) + 1 if 0 not in size else 0
+    if reach * self.element_size() > storage.nbytes():
+        if size == self.shape:
+            raise RuntimeError(
+                f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {storage_offset}, and itemsize {self.element_size()} "
+                f"requiring a storage size of {reach * self.element_size()} are out of bounds for storage of size {storage.nbytes()}")
+        storage.resize_(reach * self.element_size())
+    self.data = storage._as_tensor(self.dtype).as_strided(size, stride, storage_offset)
+    return self
+
+
+def untyped_of(storage, dtype):
+    """Returns a storage as bytes; one whose elements have another dtype is refused."""
+    own = getattr(storage, "dtype", dtype)
+    if not isinstance(storage, UntypedStorage) and not hasattr(storage, "_untyped_storage"):
+        raise TypeError(f"set_(): argument 'source' must be Storage or Tensor, not {type(storage).__name__}")
+    if own != dtype:
+        kinds = [kind_of(own) for own in (dtype, own)]
+        raise RuntimeError(
+            f"Expected a Storage of type {kinds[0]} or an UntypedStorage, but got type {kinds[1]} for argument 1 'storage'")
+    return storage.untyped()
+
+
+def tensor_over(storage, dtype):
+    """Returns a tensor over a storage: of its dtype, or of the default one where it is of bytes. What `tensor` and `Tensor` are given is one."""
+    dtype = dtype or getattr(storage, "dtype", None) or _core.get_default_dtype()
+    return untyped_of(storage, dtype)._as_tensor(dtype)
+
+
+Tensor.set_ = _set_
 Tensor.untyped_storage = _untyped_storage
-Tensor.storage = _storage

@@ -9,7 +9,7 @@ class Shared:
     def __init__(self, tensor):
         plain, size = tensor.detach(), tensor.dtype.itemsize
         self.dtype = plain.dtype
-        self.start = plain.data_ptr() - plain.storage_offset() * size
+        self.start = plain._storage_pointer()
         self.row = plain.as_strided([plain._storage_bytes() // size], [1], 0)
         # While this is alive no other memory has its address.
         self.identity = (str(plain.device), self.start, plain._storage_bytes())
@@ -31,11 +31,18 @@ def copied(tensor, memo):
     tensor = tensor.detach()
     if not has_memory(tensor):
         return tensor.clone()
-    shared = Shared(tensor)
-    key = ("storage", *shared.identity, shared.dtype)
+    row, size = copied_bytes(tensor, memo), tensor.dtype.itemsize
+    return view(row[:row.numel() // size * size].view(tensor.dtype), tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def copied_bytes(tensor, memo):
+    """Returns a copy of the memory of a tensor as bytes: one for all tensors and storages over the memory, by the memory of `copy.deepcopy`."""
+    key = ("storage", tensor._storage_identity())
     if key not in memo:
-        memo[key] = shared.row.clone()
-    return view(memo[key], tensor.shape, tensor.stride(), tensor.storage_offset())
+        # While this is alive no other memory has its identity.
+        memo[("kept", tensor._storage_identity())] = tensor
+        memo[key] = tensor._storage_as_bytes().clone()
+    return memo[key]
 
 
 def attributes(tensor):

@@ -2,6 +2,7 @@
 
 from . import _core
 from ._results import Size
+from ._storage import tensor_over
 
 Tensor = _core.Tensor
 
@@ -17,7 +18,6 @@ _LEFT_OUT = {
         "dequantize", "int_repr", "q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points", "q_scale", "q_zero_point", "qscheme"),
         _QUANTIZED),
     **dict.fromkeys(("align_as", "align_to", "refine_names", "rename", "rename_"), _NAMED),
-    **dict.fromkeys(("map2_",), "it calls Python for each element; write it with operators"),
     **dict.fromkeys(("to_mkldnn", "ipu", "xpu", "mtia", "to_padded_tensor"), "there is no backend of it"),
 }
 
@@ -29,9 +29,17 @@ def _left_out(name, reason):
     return refuse
 
 
-def _new(self, *data, device=None):
+def _new(self, *data, device=None, size=None):
     """Returns a tensor with this one's dtype: of data, or of sizes with elements that are not written."""
     device = device or self.device
+    if size is not None:
+        data = (Size(size),)
+    if len(data) == 1 and hasattr(data[0], "untyped"):
+        return tensor_over(data[0], self.dtype)
+    if len(data) == 1 and isinstance(data[0], Tensor):
+        if data[0].dtype != self.dtype:
+            raise TypeError(f"expected a tensor of {self.dtype} (got {data[0].dtype})")
+        return data[0].detach()
     if len(data) == 1 and not isinstance(data[0], (int, Size)):
         return _core.tensor(data[0], dtype=self.dtype, device=device)
     sizes = data[0] if len(data) == 1 and isinstance(data[0], Size) else data or (0,)
@@ -40,7 +48,9 @@ def _new(self, *data, device=None):
 
 def _as_subclass(self, cls):
     """Returns the tensor as an object of a subclass."""
-    return Tensor.__new__(cls, self)
+    made = Tensor.__new__(cls, self)
+    made._share(self)
+    return made
 
 
 def _make_subclass(cls, data, require_grad=False, **options):

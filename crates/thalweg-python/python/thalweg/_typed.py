@@ -23,14 +23,21 @@ def add(namespace, module, device):
         namespace[name] = _constructor(name, getattr(_core, dtype), module, device)
 
 
+def classes(*namespaces):
+    """Returns the constructors of namespaces."""
+    return {namespace[name] for namespace in namespaces for name in NAMES}
+
+
 def _constructor(name, dtype, module, device):
     def __new__(cls, *data):
-        if len(data) == 1 and hasattr(data[0], "_elements"):
-            return data[0]._elements()
+        if len(data) == 1 and hasattr(data[0], "untyped"):
+            from ._storage import tensor_over
+            return tensor_over(data[0], dtype)
         if len(data) == 1 and not isinstance(data[0], (int, Size)):
             return _core.tensor(data[0], dtype=dtype, device=device)
         sizes = data[0] if len(data) == 1 and isinstance(data[0], Size) else data or (0,)
         return _core.empty(list(sizes), dtype=dtype, device=device)
     return _Kind(name, (), {
         "__new__": __new__, "__module__": module, "__qualname__": name, "dtype": dtype, "_on_gpu": device is not None,
+        "is_cuda": device is not None, "is_sparse": False,
         "__doc__": f"Makes a tensor of {dtype}: of data, or of sizes with elements that are not written."})

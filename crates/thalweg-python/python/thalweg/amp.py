@@ -171,12 +171,14 @@ class GradScaler:
         if self._stage(optimizer) == "stepped":
             raise RuntimeError("step() has already been called since the last update().")
         self._check_scaled("step")
-        _check_gradients(optimizer)
+        with_gradients = _check_gradients(optimizer)
         if _is_fused(optimizer):
-            # The gradients are unscaled in place, as those of other optimizers: programs read them after the step.
-            if self._stage(optimizer) != "unscaled":
+            is_unscaled = self._stage(optimizer) == "unscaled"
+            if not is_unscaled and all(parameter.grad.dtype is not _core.float16 for parameter in with_gradients):
+                # Programs read the gradients after the step, where PyTorch has divided them, too.
                 optimizer._unscale(self._inner)
-            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, True), args, kwargs)
+                is_unscaled = True
+            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
         else:
             if self._stage(optimizer) is None:
                 self.unscale_(optimizer)
@@ -310,6 +312,13 @@ def _check_gradients(optimizer):
     if not found:
         raise AssertionError("No inf checks were recorded for this optimizer.")
     return found
+
+
+def _deprecated(place, name):
+    """Warns of a class by its earlier name."""
+    warnings.warn(
+        f"`torch.{place}.amp.{name}(args...)` is deprecated. Please use `torch.amp.{name}('{place}', args...)` instead.", FutureWarning,
+        stacklevel=3)
 
 
 def _placed():

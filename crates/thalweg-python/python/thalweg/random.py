@@ -11,7 +11,10 @@ _seed = 67280421310721
 def manual_seed(seed):
     """Seeds the default generator of every device in use."""
     global _seed
-    _seed = int(seed)
+    seed = int(seed)
+    if not -2**63 <= seed < 2**64:
+        raise ValueError("Overflow when unpacking long long: a seed has 64 bits")
+    _seed = seed % 2**64
     _core._manual_seed((_seed + 2**63) % 2**64 - 2**63)
 
 

@@ -1,8 +1,21 @@
 """Storages (`torch.storage`): the memory of tensors, which several may share."""
 
-from ._storage import TypedStorage, UntypedStorage  # noqa: F401
+from . import _core
+from ._storage import UntypedStorage  # noqa: F401
+from ._typed_storage import NAMES as _NAMES
+from ._typed_storage import TypedStorage, _LegacyStorage  # noqa: F401
 
 _warns = False
+
+
+def _dtype_to_storage_type_map():
+    """Returns the names of the classes of storages by dtype."""
+    return {getattr(_core, dtype): name for name, dtype in _NAMES.items()}
+
+
+def _storage_type_to_dtype_map():
+    """Returns the dtypes by the names of the classes of storages."""
+    return {name: dtype for dtype, name in _dtype_to_storage_type_map().items()}
 
 
 def _get_always_warn_typed_storage_removal():

@@ -216,11 +216,6 @@ impl Tensor {
         edge
     }
 
-    /// Returns whether it was made as a view of another tensor.
-    pub fn is_view(&self) -> bool {
-        self.0.autograd.view_of().is_some()
-    }
-
     /// Makes it the result of the node of a view of itself, which it has become. Other views keep their histories: nothing was written.
     pub(crate) fn take_history(&self, view: &Self) {
         if let Some(edge) = view.edge() {

@@ -42,6 +42,14 @@ pub(super) fn with_complex_number(
         matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
     });
     let dtype = if is_wide { DType::C128 } else { DType::C64 };
+    if let (
+        "addcmul" | "addcdiv",
+        &[Argument::Tensor(input), Argument::Tensor(a), Argument::Tensor(b), Argument::Complex(value)],
+    ) = (operator.name(), arguments)
+    {
+        let product = if operator.name() == "addcmul" { a.mul(b)? } else { a.div(b)? };
+        return input.add(&product.mul(&tensor(value, dtype, device)?)?).map(|sum| Tensors::from_iter([sum]));
+    }
     if let Complex::Sum(product) = operator.complex {
         return added(arguments, find_operator(product)?, dtype, label);
     }

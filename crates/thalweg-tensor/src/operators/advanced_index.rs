@@ -18,8 +18,9 @@ use super::view::dtype_of;
 use super::{operators, single};
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::dtype_name::overflow;
+use crate::dtype_name::{named, overflow};
 use crate::host_room::host_room;
+use crate::subscript::truth_values;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -37,18 +38,15 @@ operators! {
     "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"
         fn index_put(indices: optional_tensors, values: tensor, accumulate: bool) = Composite(|call| {
             let (x, values) = (call.tensor(0), call.tensor(2));
-            if values.dtype() != x.dtype() {
-                return Err(Error::invalid(format!(
-                    "Index put requires the source and destination dtypes match, got {} for the destination and {} for the source.",
-                    x.dtype(),
-                    values.dtype()
-                )));
-            }
             if let Some(mask) = mask_of(call, x).filter(|_| values.elements() == 1 && !call.bool(3)) {
+                check_written(x, values)?;
                 return mask?.select_where(&values.reshape(&[])?, x).map(single);
             }
             match Indexed::new(call, x)? {
-                None if call.bool(3) => x.add(values).map(single),
+                None if call.bool(3) => {
+                    check_written(x, values)?;
+                    x.add(values).map(single)
+                }
                 None => values.expand(x.shape())?.copied(call.label.location).map(single),
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
@@ -130,7 +128,7 @@ operators! {
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
         }), first: Consumed;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
-    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
+    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), out: [Long], complex: Taken;
     /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
     "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0))), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
@@ -269,6 +267,7 @@ impl Indexed {
                 values.shape()
             ))
         })?;
+        check_written(x, &values)?;
         let source = values.permute(&order)?.reshape(&[1, self.places.elements(), rows.shape()[2]])?;
         let combine = if accumulates { Combine::Sum } else { Combine::Replace };
         let written = scatter(&rows, &self.index(rows.shape()[2])?, &source, combine)?;
@@ -277,6 +276,17 @@ impl Indexed {
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
         written.reshape(&moved)?.permute(&inverse)?.contiguous()
     }
+}
+
+/// Refuses values of another dtype than that of what they are written to.
+fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
+    if values.dtype() == x.dtype() {
+        return Ok(());
+    }
+    let [own, given] = [x.dtype(), values.dtype()].map(named);
+    Err(Error::invalid(format!(
+        "Index put requires the source and destination dtypes match, got {own} for the destination and {given} for the source."
+    )))
 }
 
 /// Returns the only index of a call, if it is a mask whose extents are the tensor's, as one of all of the tensor's dimensions.
@@ -319,7 +329,8 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
         match index.map(|index| (index, index.dtype())) {
             None => list.push(None),
             Some((index, DType::I64 | DType::I32)) => list.push(Some(index.to_dtype(DType::I64)?)),
-            Some((mask, DType::Bool | DType::U8)) => {
+            Some((mask, dtype @ (DType::Bool | DType::U8))) => {
+                let mask = &(if dtype == DType::U8 { truth_values(mask)? } else { mask.clone() });
                 for (dim, &extent) in mask.shape().iter().enumerate() {
                     if x.shape().get(list.len() + dim) != Some(&extent) {
                         return Err(Error::index(format!(

@@ -22,31 +22,31 @@ operators! {
             let dims = chosen(call, call.optional_int(2))?;
             let spacing = call.optional_scalar(1).unwrap_or(Scalar::I64(1));
             gradient(call, &dims, &vec![Spacing::Even(spacing.to_f64()); dims.len()])
-        }), autocast: Parts;
+        }), autocast: Parts, complex: Taken;
     /// Returns the slopes along dimensions of points so far apart.
     "gradient.scalararray(Tensor self, *, Scalar spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(2);
             gradient(call, &dims, &vec![Spacing::Even(call.scalar(1).to_f64()); dims.len()])
-        }), autocast: Parts;
+        }), autocast: Parts, complex: Taken;
     /// Returns the slopes along dimensions of points one apart.
     "gradient.array(Tensor self, *, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(1);
             gradient(call, &dims, &vec![Spacing::Even(1.0); dims.len()])
-        }), autocast: Parts;
+        }), autocast: Parts, complex: Taken;
     /// Returns the slopes along a dimension, or along each, with a distance of points per dimension.
     "gradient.scalarrayint(Tensor self, *, Scalar[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call))), autocast: Parts;
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call))), autocast: Parts, complex: Taken;
     /// Returns the slopes along dimensions, with a distance of points per dimension.
     "gradient.scalarrayarray(Tensor self, *, Scalar[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &distances(call))), autocast: Parts;
+        = Composite(|call| gradient(call, &call.ints(2), &distances(call))), autocast: Parts, complex: Taken;
     /// Returns the slopes along a dimension, or along each, with the points' coordinates.
     "gradient.tensorarrayint(Tensor self, *, Tensor[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call))), autocast: Parts;
+        = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &coordinates(call))), autocast: Parts, complex: Taken;
     /// Returns the slopes along dimensions, with the points' coordinates.
     "gradient.tensorarray(Tensor self, *, Tensor[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
-        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts;
+        = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts, complex: Taken;
     /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
     "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
         fn trapezoid()
@@ -90,6 +90,18 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let dim = wrap(dim, x.rank())? as i64;
+    for end in ends.into_iter().flatten() {
+        let other =
+            (0..x.rank()).find(|&place| place as i64 != dim && end.shape()[place] != x.shape()[place]);
+        if let Some(place) = other {
+            return Err(Error::invalid(format!(
+                "diff expects the shape of tensor to prepend or append to match that of input except along the differencing dimension; \
+                 input.size({place}) = {}, but got tensor.size({place}) = {}",
+                x.shape()[place],
+                end.shape()[place]
+            )));
+        }
+    }
     if n < 0 {
         return Err(Error::invalid(format!("order must be non-negative but got {n}")));
     }
@@ -168,7 +180,7 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
                 ));
             }
             let distances = match spacing {
-                Spacing::Even(distance) => Tensor::full(&[extent - 1], *distance, DType::F64, x.device())?,
+                Spacing::Even(distance) => return even_slopes(x, dim, *distance, edge_order == 2),
                 Spacing::At(places) if places.shape() == [extent] => {
                     let [before, behind] = neighbours(places, 0)?;
                     behind.sub(&before)?
@@ -185,16 +197,53 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
         .collect()
 }
 
+/// Returns the dtype of slopes.
+fn slope_dtype(x: &Tensor) -> DType {
+    if x.dtype().is_floating_point() || x.dtype().is_complex() { x.dtype() } else { default_dtype() }
+}
+
+/// Returns the slopes along a dimension of points that are so far apart.
+fn even_slopes(x: &Tensor, dim: usize, distance: f64, is_second_order: bool) -> Result<Tensor> {
+    let (at, extent, dtype) = (dim as i64, x.shape()[dim], slope_dtype(x));
+    let x = if dtype.is_complex() { x.clone() } else { x.to_dtype(dtype.compute())? };
+    let part = |start: usize, count: usize| x.narrow(at, start, count);
+    let slope = |high: &Tensor, low: &Tensor, gaps: f64| high.sub(low)?.div_scalar(gaps * distance);
+    // By the three points next to an end, of which the first is the end.
+    let curved = |place: usize, next: usize, last: usize, sign: f64| {
+        let sum =
+            part(next, 1)?.mul_scalar(4.0)?.sub(&part(place, 1)?.mul_scalar(3.0)?)?.sub(&part(last, 1)?)?;
+        sum.div_scalar(2.0 * sign * distance)
+    };
+    let [first, last] = match is_second_order {
+        true => [curved(0, 1, 2, 1.0)?, curved(extent - 1, extent - 2, extent - 3, -1.0)?],
+        false => [
+            slope(&part(1, 1)?, &part(0, 1)?, 1.0)?,
+            slope(&part(extent - 1, 1)?, &part(extent - 2, 1)?, 1.0)?,
+        ],
+    };
+    let middle = slope(&part(2, extent - 2)?, &part(0, extent - 2)?, 2.0)?;
+    Tensor::cat(&[first, middle, last], at)?.to_dtype(dtype)
+}
+
 /// Returns the slopes along a dimension of at least two points, three for a second-order edge, by the polynomials of order 2 through
 /// three neighbours.
 fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> Result<Tensor> {
     let at = dim as i64;
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
-    let x = x.to_dtype(dtype.compute())?;
+    // Coordinates of more digits make slopes of as many.
+    let dtype = match (slope_dtype(x), distances.dtype()) {
+        (DType::C64, DType::F64) => DType::C128,
+        (dtype @ (DType::C64 | DType::C128), _) => dtype,
+        (DType::F64, _) | (_, DType::F64) => DType::F64,
+        (DType::F32, _) | (_, DType::F32) => DType::F32,
+        (dtype, _) => dtype,
+    };
+    let x = x.to_dtype(if dtype.is_complex() { dtype } else { dtype.compute() })?;
     let extent = x.shape()[dim];
     let mut shape = vec![1; x.rank()];
     shape[dim] = extent - 1;
-    let h = distances.to_dtype(x.dtype())?.reshape(&shape)?;
+    let h = distances
+        .to_dtype(if x.dtype().is_complex() { x.dtype().real() } else { x.dtype() })?
+        .reshape(&shape)?;
     let part = |tensor: &Tensor, start: usize, count: usize| tensor.narrow(at, start, count);
     let [low, high] = neighbours(&x, at)?;
     let gaps = high.sub(&low)?.div(&h)?;

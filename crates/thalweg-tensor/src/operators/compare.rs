@@ -12,7 +12,8 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and NaNs where `equal_nan` says so.
     "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor"
-        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single)), autocast: Parts;
+        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool)
+        = Composite(|call| isclose(call).map(single)), autocast: Parts, complex: Taken;
     /// Returns whether all elements are close to each other; the host reads the answer.
     "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool"
         fn allclose(other: tensor, rtol: float, atol: float, equal_nan: bool) -> bool
@@ -22,13 +23,6 @@ operators! {
         fn equal(other: tensor) -> bool
         = Composite(|call| {
         let (x, y) = (call.tensor(0), call.tensor(1));
-        if x.dtype() != y.dtype() {
-            return Err(Error::invalid(format!(
-                "Expected all tensors to have the same dtype, but got {} and {}",
-                x.dtype(),
-                y.dtype()
-            )));
-        }
         if x.shape() != y.shape() {
             return Tensor::zeros(&[], DType::Bool, call.device).map(single);
         }
@@ -88,14 +82,14 @@ fn isclose(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let mut close = x.eq(&y)?;
-    if x.dtype().is_floating_point() && call.bool(4) {
+    let is_real_or_complex = x.dtype().is_floating_point() || x.dtype().is_complex();
+    if is_real_or_complex && call.bool(4) {
         close = close.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?;
     }
     if relative == 0.0 && absolute == 0.0 {
         return Ok(close);
     }
-    let wide =
-        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
+    let wide = |x: &Tensor| if is_real_or_complex { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
     let (x, y) = (wide(&x)?, wide(&y)?);
     let allowed = y.mul_scalar(relative)?.abs()?.add_scalar(absolute)?;
     let distance = x.sub(&y)?.abs()?;

@@ -9,7 +9,8 @@ use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
 use super::view::{
-    check_options, copied_in_format, diagonal, dtype_of, extents, in_format, made_like, wrap, wrap_all,
+    check_options, copied_in_format, diagonal, dtype_of, extents, format_order, in_format, inverse,
+    made_like, wrap, wrap_all,
 };
 use super::{operators, single};
 use crate::autograd::formula::Formula;
@@ -41,7 +42,17 @@ operators! {
         fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
     /// Returns a tensor whose elements are anything.
     "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
-        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, default_dtype()).map(single)), out_form: "empty.out";
+        = Composite(|call| {
+            let shape = extents(&call.ints(0))?;
+            let make = |shape: &[usize]| empty(call, shape, 1, default_dtype());
+            match format_order(shape.len(), call.optional_int(5).filter(|&format| format != 1).unwrap_or(0))? {
+                None => make(&shape).map(single),
+                Some(order) => {
+                    let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
+                    make(&nested)?.permute(&inverse(&order)).map(single)
+                }
+            }
+        }), out_form: "empty.out";
     /// Returns a tensor of a tensor's shape whose elements are anything.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {

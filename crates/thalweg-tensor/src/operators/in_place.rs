@@ -79,6 +79,12 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     let target = call.tensor(0);
     // As in PyTorch, autocast casts for no form in place.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
+    if matches!(functional.base_name(), "fill" | "zero") && target.layout().may_overlap() {
+        let filled = functional.call(call.arguments, None, call.label)?.swap_remove(0);
+        check_cast(&filled, target)?;
+        write_once(target, &filled)?;
+        return Ok(single(target.clone()));
+    }
     let before = if is_kept(functional, call)? { Some(target.copied(call.label.location)?) } else { None };
     let mut arguments: SmallVec<[Argument<'_>; 6]> = call.arguments.into();
     if let Some(before) = &before {
@@ -87,6 +93,18 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     let result = || Ok(functional.call(&arguments, None, call.label)?.swap_remove(0));
     write(target, offer_to(functional, target, call.tensors), result)?;
     Ok(single(target.clone()))
+}
+
+/// Writes one value into all elements of a tensor, of which several may be the same memory. `filled` has the value everywhere, in the tensor's shape.
+pub(super) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
+    let (shape, strides) = (target.shape(), target.layout().strides());
+    let longer = || (0..shape.len()).filter(|&dim| shape[dim] > 1);
+    let dim = longer().find(|&dim| strides[dim] == 0).or_else(|| longer().next());
+    let Some(dim) = dim.filter(|_| target.layout().may_overlap()) else { return target.copy_(filled) };
+    let count = if strides[dim] == 0 { 1 } else { shape[dim] };
+    (0..count).try_for_each(|place| {
+        write_once(&target.select(dim as i64, place)?, &filled.select(dim as i64, place)?)
+    })
 }
 
 /// Writes a result into a tensor, whose memory is offered for it.

@@ -106,7 +106,11 @@ impl Tensor {
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value: Scalar = value.into();
-        self.copy_(&Self::full(&[], value, self.dtype(), self.device())?)
+        let value = Self::full(&[], value, self.dtype(), self.device())?;
+        match self.layout().may_overlap() {
+            true => super::in_place::write_once(self, &value.expand(self.shape())?),
+            false => self.copy_(&value),
+        }
     }
 
     /// Sets every element to 0, in place. Asynchronous.

@@ -192,7 +192,8 @@ impl Tensor {
     fn check_writable(&self) -> Result<()> {
         if self.layout().may_overlap() {
             return Err(Error::invalid(
-                "several elements of the tensor share memory (an expanded tensor); make it contiguous first",
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please \
+                 clone() the tensor before performing the operation.",
             ));
         }
         Ok(())

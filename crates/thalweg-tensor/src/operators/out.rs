@@ -96,6 +96,12 @@ pub(crate) enum OutRule {
     ComplexOfFirst,
     /// The dtype int64.
     Int64,
+    /// The dtype int64, said in other words.
+    Long,
+    /// Of the first result, the dtype of the first input.
+    FirstOfFirst,
+    /// Any dtype: truth values are written as its numbers.
+    AnyDType,
     /// Memory that no input has.
     Apart,
 }
@@ -124,6 +130,15 @@ impl OutRule {
             }),
             Self::Int64 => other_than(DType::I64)
                 .map(|given| format!("{} expects Long tensor out, got: {given}", call.operator.base_name())),
+            Self::FirstOfFirst => (out.first().map(Tensor::dtype)).filter(|&given| given != dtype).map(|given| {
+                let [dtype, given] = [dtype, given].map(named);
+                format!("expected scalar_type {dtype} but found {given}")
+            }),
+            Self::Long => other_than(DType::I64).map(named).map(|given| {
+                let name = call.operator.base_name();
+                format!("{name}: Expected out tensor to have scalar type Long but got scalar type {given}")
+            }),
+            Self::AnyDType => None,
             Self::Apart => {
                 let inputs = &call.tensors[..call.tensors.len() - out.len()];
                 let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
@@ -194,9 +209,10 @@ pub(crate) fn call_out(
                  grad; call it inside `no_grad`",
             ));
         }
+        let takes_any = operator.out_rules().iter().any(|rule| matches!(rule, OutRule::AnyDType));
         let is_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_));
         for (result, target) in results.iter().zip(out) {
-            check_target(result, target)?;
+            check_target(result, target, takes_any)?;
             if is_loop {
                 check_overlap(&inputs, target)?;
             }
@@ -230,7 +246,7 @@ fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Of
 }
 
 /// Refuses a given tensor that does not fit its result.
-fn check_target(result: &Tensor, target: &Tensor) -> Result<()> {
+fn check_target(result: &Tensor, target: &Tensor, takes_any: bool) -> Result<()> {
     if result.device() != target.device() {
         return Err(Error::invalid(format!(
             "Expected all tensors to be on the same device, but the result is on {} and out on {}",
@@ -238,7 +254,9 @@ fn check_target(result: &Tensor, target: &Tensor) -> Result<()> {
             target.device()
         )));
     }
-    check_cast(result, target)?;
+    if !takes_any {
+        check_cast(result, target)?;
+    }
     if target.layout().may_overlap() {
         return Err(Error::invalid(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the \

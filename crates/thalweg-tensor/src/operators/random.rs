@@ -68,7 +68,7 @@ operators! {
         }), generator: true;
     /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
-        fn bernoulli() = Differentiable(|call| bernoulli(call, call.tensor(0)).map(single), &NOTHING), in_place: "";
+        fn bernoulli() = Differentiable(|call| bernoulli(call, call.tensor(0)).map(single), &NOTHING), in_place: "", out: [AnyDType];
     /// Returns 1 with a probability, else 0, of a tensor's shape. The gradient is 0.
     "bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"
         fn bernoulli_p(p: float)

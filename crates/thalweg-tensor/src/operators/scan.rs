@@ -23,13 +23,13 @@ operators! {
         fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), first: Consumed, autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
-        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), first: Consumed;
+        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed;
     /// Returns the greatest element up to each along a dimension, and its place: the last of equals.
     "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
-        fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM);
+        fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM), out: [FirstOfFirst];
     /// Returns the smallest element up to each along a dimension, and its place: the last of equals.
     "cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"
-        fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM);
+        fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM), out: [FirstOfFirst];
     /// Returns the running sum of a dtype that a kernel takes.
     "thalweg::cumsum(Tensor self, int dim, bool reversed=False) -> Tensor"
         = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM), autocast: Full, complex: Parts(cumulative_sum);

@@ -104,7 +104,7 @@ fn by_tensor(call: &Call<'_>) -> Result<Tensors> {
     if which.dtype() != DType::I64 {
         return Err(Error::invalid(format!(
             "tensor_split expected tensor_indices_or_sections to have dtype of long, but got {}",
-            which.dtype()
+            crate::dtype_name::named(which.dtype())
         )));
     }
     let numbers = || which.detach().to_vec::<i64>();

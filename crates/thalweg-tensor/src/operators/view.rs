@@ -300,6 +300,10 @@ pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
 /// Resizes the first tensor of a call, whose third argument is the memory format.
 fn resize(call: &Call<'_>, shape: &[usize]) -> Result<Tensors> {
     let (x, format) = (call.tensor(0), call.optional_int(2));
+    let format = match (format, call.tensors.get(1)) {
+        (Some(1), Some(template)) => Some(format_of(template)),
+        _ => format,
+    };
     let layout = layout_in(shape, format.unwrap_or(0))?;
     if format.is_some() || x.shape() != shape {
         x.resize(shape, layout.strides(), call.label)?;
@@ -733,7 +737,12 @@ pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
 /// format, or to preserve it, that is the other's own order, if it has no gaps.
 fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
     let (None | Some(1)) = format else { return format_order(x.rank(), format.unwrap_or(0)) };
-    Ok(if x.is_contiguous() { None } else { x.layout().dense_order() })
+    if x.is_contiguous() {
+        return Ok(None);
+    }
+    let order = x.layout().dense_order();
+    let has_gaps = order.is_none() && !x.is_dense() && x.layout().is_like_channels_last();
+    Ok(if has_gaps { Some(channels_last_order(x.rank())) } else { order })
 }
 
 /// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.

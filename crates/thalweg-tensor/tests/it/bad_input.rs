@@ -253,7 +253,7 @@ fn devices_that_do_not_fit() {
 #[test]
 fn writes_that_are_forbidden() {
     let x = random(&[3, 1], 1);
-    refused(x.expand(&[3, 2]).unwrap().copy_(&x), &["share memory"]);
+    refused(x.expand(&[3, 2]).unwrap().copy_(&x), &["single memory location"]);
     let leaf = x.requires_grad_().unwrap();
     refused(leaf.copy_(&x), &["requires a gradient", "no_grad"]);
     refused(x.copy_(&random(&[4, 1], 2)), &["copy_"]);

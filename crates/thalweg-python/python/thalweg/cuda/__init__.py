@@ -7,7 +7,7 @@ A device that is not named is the current one.
 import functools
 import types
 
-from .. import _core, _storage, _typed
+from .. import _core, _typed, _typed_storage
 from .._left_out import attributes as _attributes
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
@@ -155,7 +155,7 @@ class _Generators:
 default_generators = _Generators()
 
 _typed.add(globals(), "thalweg.cuda", "cuda")
-_storage.add(globals(), "thalweg.cuda", "cuda")
+globals().update(_typed_storage.classes("thalweg.cuda", True))
 
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.

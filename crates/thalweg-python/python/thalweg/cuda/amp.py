@@ -3,6 +3,7 @@
 from .._left_out import attributes as _attributes
 from ..amp import GradScaler as _GradScaler
 from ..amp import autocast as _autocast
+from ..amp import _deprecated
 from ..amp import custom_bwd, custom_fwd  # noqa: F401
 
 
@@ -10,6 +11,7 @@ class autocast(_autocast):
     """A region whose operators choose the dtype that they compute in."""
 
     def __init__(self, enabled=True, dtype=None, cache_enabled=True):
+        _deprecated("cuda", "autocast")
         super().__init__("cuda", dtype, enabled, cache_enabled)
 
 
@@ -17,6 +19,7 @@ class GradScaler(_GradScaler):
     """Scales losses so that small gradients of low precision do not vanish."""
 
     def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+        _deprecated("cuda", "GradScaler")
         super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
 
