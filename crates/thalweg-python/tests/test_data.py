@@ -40,8 +40,49 @@ def test_batches():
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]] and len(loader) == 3
     pair = collections.namedtuple("pair", "x y")
     batch = next(iter(DataLoader([pair(1.0, "a"), pair(2.0, "b")], batch_size=2)))
-    assert batch.x.dtype is th.float64 and batch.x.tolist() == [1, 2] and batch.y == ["a", "b"]
+    assert batch.x.dtype is th.float64 and batch.x.tolist() == [1, 2] and batch.y == ("a", "b")
     assert data.get_worker_info() is None
+
+
+class Pairs(dict):
+    """A mapping that is not a plain one."""
+
+
+def test_collections_keep_their_kind():
+    collated = data.default_collate([Pairs(a=1, b="x"), Pairs(a=2, b="y")])
+    assert type(collated) is Pairs and collated["a"].tolist() == [1, 2] and collated["b"] == ["x", "y"]
+    assert type(data.default_convert(Pairs(a=1))) is Pairs and data.default_convert(range(2)) == [0, 1]
+    assert [part.tolist() for part in data.default_collate([range(2), range(2)])] == [[0, 0], [1, 1]]
+    assert data.default_collate([True, False]).dtype is th.bool
+    of_tensors = {th.Tensor: lambda batch, *, collate_fn_map: len(batch)}
+    assert data._utils.collate.collate([(th.ones(1), th.ones(2))] * 3, collate_fn_map=of_tensors) == [3, 3]
+
+
+def test_samples_at_once():
+    class Rows(data.Dataset):
+        def __getitems__(self, numbers):
+            return [10 * number for number in numbers]
+
+        def __len__(self):
+            return 4
+    both = data.StackDataset(Rows(), [1, 2, 3, 4])
+    assert both.__getitems__([2, 0]) == [(20, 3), (0, 1)]
+    assert data.StackDataset(rows=Rows(), numbers=range(4)).__getitems__([3]) == [{"rows": 30, "numbers": 3}]
+    assert data.Subset(both, [3, 1]).__getitems__([1]) == [(10, 2)]
+    assert [batch.tolist() for batch in DataLoader(data.Subset(Rows(), [3, 1]), batch_size=2)] == [[30, 10]]
+
+
+def test_a_pass_goes_on_after_an_error():
+    class Broken(Squares):
+        def __getitem__(self, number):
+            if number == 1:
+                raise KeyError(number)
+            return number
+    batches = iter(DataLoader(Broken(3)))
+    assert next(batches).tolist() == [0]
+    with raises(KeyError):
+        next(batches)
+    assert next(batches).tolist() == [2] and next(batches, None) is None
 
 
 def test_orders_follow_the_seed():
@@ -90,6 +131,20 @@ def test_wrong_arguments():
     with raises(ValueError, "Sum of input lengths"):
         data.random_split(range(10), [4, 5])
     with raises(ValueError, "should not exceed dataset length"):
+        (Squares(2) + Squares(3))[-6]
+    with raises(IndexError, "none of number 5"):
         (Squares(2) + Squares(3))[5]
+    for options, part in (({"timeout": -1}, "timeout"), ({"prefetch_factor": 2}, "prefetch_factor"), ({"persistent_workers": True}, "num_workers > 0"),
+                          ({"multiprocessing_context": "fork"}, "num_workers > 0"),
+                          ({"num_workers": 1, "multiprocessing_context": "bad"}, "valid start method")):
+        with raises(ValueError, part):
+            DataLoader(Squares(), **options)
+    loader = DataLoader(Squares())
+    with raises(ValueError, "batch_size attribute should not be set"):
+        loader.batch_size = 3
+    with raises(AssertionError, "only supports IterableDataset"):
+        list(data.ChainDataset([Counted(3), Squares()]))
+    with raises(NotImplementedError, "__getitems__"):
+        type("Half", (data.Subset,), {"__getitem__": lambda self, number: 0})(Squares(), [1])
     with raises(NotImplementedError, "IterDataPipe is left out"):
         data.IterDataPipe()

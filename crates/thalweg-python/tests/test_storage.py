@@ -1,5 +1,7 @@
 """Storages as objects, and pinned memory."""
 
+import io
+
 import thalweg as th
 from thalweg import testing
 from thalweg.utils.data import DataLoader, TensorDataset
@@ -71,3 +73,46 @@ def test_pinned_memory_of_the_host():
     data = TensorDataset(th.arange(6, device="cpu"), th.arange(6, device="cpu"))
     assert all(part.is_pinned() for batch in DataLoader(data, batch_size=4, pin_memory=True) for part in batch)
     assert not any(part.is_pinned() for batch in DataLoader(data, batch_size=4) for part in batch)
+
+
+def test_storages_by_dtype():
+    storage = th.BoolStorage([True, False])
+    assert storage.tolist() == [True, False] and storage.element_size() == 1 and isinstance(storage, th.BoolStorage)
+    assert not isinstance(storage, (th.FloatStorage, th.cuda.BoolStorage)) and isinstance(th.ones(2).storage(), th.FloatStorage)
+    tensor = th.BoolTensor(storage)
+    tensor[1] = True
+    assert storage.tolist() == [True, True]
+    assert th.FloatStorage().tolist() == [] and th.LongStorage(3).size() == 3
+    for write in (lambda: storage[2], lambda: storage.__setitem__(2, True)):
+        with raises(IndexError):
+            write()
+
+
+def test_helpers_of_programs():
+    tensors = [th.ones(2, 3), th.zeros(0), th.arange(4.0)]
+    parts = th._utils._unflatten_dense_tensors(th._utils._flatten_dense_tensors(tensors), tensors)
+    assert all(th.equal(part, tensor) for part, tensor in zip(parts, tensors)) and len(parts) == 3
+
+    @th.utils._device.set_device("meta")
+    def made():
+        yield th.ones(1)
+        yield th.ones(1)
+    steps = made()
+    assert next(steps).device.type == "meta" and th.ones(1).device.type == "sim" and next(steps).device.type == "meta"
+    assert th.utils._device.set_device("meta")(lambda: th.ones(1))().is_meta
+    assert [th._prims_common.dtype_to_type(dtype) for dtype in (th.bool, th.int8, th.float16, th.complex64)] == [bool, int, float, complex]
+    from thalweg.utils.collect_env import get_pretty_env_info
+    assert f"Thalweg version: {th._core.__version__}\n" in get_pretty_env_info()
+    x = th.ones(2, requires_grad=True)
+    detached, other, mark = th.utils.checkpoint.detach_variable((x * 2, th.ones(1), "mark"))
+    assert detached.is_leaf and detached.requires_grad and not other.requires_grad and mark == "mark"
+    with raises(RuntimeError, "Only tuple"):
+        th.utils.checkpoint.detach_variable([x])
+    assert th.load(_saved(th.ones(2)), map_location=lambda storage, place: storage.to(device="meta")).is_meta
+
+
+def _saved(value):
+    file = io.BytesIO()
+    th.save(value, file)
+    file.seek(0)
+    return file

@@ -27,6 +27,9 @@ HERE = pathlib.Path(__file__).resolve()
 PACKAGE = HERE.parent.parent / "python"
 REASONS = HERE.parent.parent / "tests" / "pytorch_suite.txt"
 OUTCOMES = ("passed", "skipped", "failed", "crashed", "timeout")
+# Names of tests of PyTorch's operators written again in Python (`torch._refs`): there is none of this package's code in them, so they are not
+# run. Files of tests that are made from PyTorch's table of operators have thousands.
+REFERENCES = "__refs_"
 
 
 # The child process: one test file, outcomes as lines of JSON.
@@ -53,7 +56,7 @@ def child(file, skip, select, log, seconds):
         except BaseException as error:
             write(broken=f"{type(error).__name__}: {error}"[:500], place=_place(error))
             return
-        tests = [test for test in _flat(unittest.defaultTestLoader.loadTestsFromModule(module)) if select in test.id()]
+        tests = [test for test in _flat(unittest.defaultTestLoader.loadTestsFromModule(module)) if _is_selected(test.id(), select)]
         write(tests=[_name(test) for test in tests])
 
         def late(*_):
@@ -119,6 +122,11 @@ def _flat(suite):
     """Yields the tests of nested suites."""
     for item in suite:
         yield from _flat(item) if hasattr(item, "__iter__") else (item,)
+
+
+def _is_selected(name, select):
+    """Returns whether a test is to be run."""
+    return select in name and REFERENCES not in name
 
 
 def _name(test):
@@ -195,6 +203,26 @@ def _Result():
 # The parent process.
 
 
+# What the interpreters run first that tests start: PyTorch's name is this package's there, too.
+_CUSTOMIZE = """import sys
+
+# A child of the runner does it itself; `sys.argv` is not known yet while this runs.
+if "--child" not in sys.orig_argv:
+    import thalweg
+
+    thalweg.install_as_torch()
+"""
+
+
+def environment(options, log):
+    """Returns the environment of a child, and of those that it starts."""
+    folder = pathlib.Path(log).with_suffix(".site")
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
+    path = os.pathsep.join(filter(None, (str(folder), str(PACKAGE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
+
+
 def run_file(options, file, log):
     """Runs a file, in as many processes as it takes. Returns its outcomes by names of tests, and why it could not be loaded."""
     outcomes, begun, skip = {}, None, 0
@@ -203,8 +231,8 @@ def run_file(options, file, log):
         command = [sys.executable, str(HERE), "--child", str(options.tests / file), "--skip", str(skip), "--select", options.select, "--log", log,
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
         try:
-            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests, env=_surroundings(options, log),
-                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL)
+            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
+                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL, env=environment(options, log))
             ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
         except subprocess.TimeoutExpired:
             ended = "the process had to be ended"
@@ -222,14 +250,6 @@ def run_file(options, file, log):
             return outcomes, None if names or outcomes else f"no test was found ({ended})"
         outcomes[begun] = ("crashed", ended, ())
         skip = names.index(begun) + 1
-
-
-def _surroundings(options, log):
-    """Returns the variables of a process under which `import torch` gives this package in the processes that tests start, too."""
-    folder = pathlib.Path(log).parent
-    (folder / "sitecustomize.py").write_text("import thalweg\n\nthalweg.install_as_torch()\n")
-    path = os.pathsep.join([str(folder), str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
 
 
 def reasons():
@@ -289,6 +309,7 @@ def main():
         import thalweg
 
         thalweg.install_as_torch(testing=str(options.torch), simulated_as=options.simulated_as)
+        importlib.import_module("torch.testing._utils")
         return child(options.child, options.skip, options.select, options.log, options.seconds)
     files = options.files or sorted(str(path.relative_to(options.tests)) for path in options.tests.rglob("test_*.py"))
     found = {}

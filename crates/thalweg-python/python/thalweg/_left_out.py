@@ -32,15 +32,13 @@ MODULES = {
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
-    "nn.modules.lazy": "shapes of modules are said when they are made",
-    "nn.grad": "ask autograd for gradients of convolutions",
-    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
+    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
-        "_C", "_refs", "_prims", "_prims_common", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
+        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils._python_dispatch", "utils._mode_utils", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
-        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "_utils", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+        "utils._python_dispatch", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
@@ -54,14 +52,11 @@ MODULES = {
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
-    "nn.parameter": dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made"),
+    "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
-    "nn": dict.fromkeys((
-        *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
-        "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
+    "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
@@ -138,7 +133,9 @@ def placeholder(full, reason):
 
 
 # Modules that are there, and are imported when they are first asked for.
-LATER = {"_dynamo", "autograd.profiler", "multiprocessing", "distributions", "hub", "library", "quasirandom"}
+LATER = {
+    "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
+    "hub", "library", "quasirandom"}
 
 
 def attributes(module, names=None):

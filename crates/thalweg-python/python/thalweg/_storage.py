@@ -1,6 +1,7 @@
 """Storages as objects (`torch.UntypedStorage`, and `torch.TypedStorage` of `Tensor.storage`): the memory behind tensors that are views of each other."""
 
 from . import _core
+from ._typed import KINDS
 
 Tensor = _core.Tensor
 
@@ -181,6 +182,34 @@ class TypedStorage:
 
     def __repr__(self):
         return f"[TypedStorage(dtype={self.dtype}, device={self.device}) of size {len(self)}]"
+
+
+class _Kind(type):
+    """The class of storages by the dtype of their elements and their place: what `isinstance` asks."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, TypedStorage) and instance.dtype is cls.dtype and instance.is_cuda is cls._on_gpu
+
+
+def add(namespace, module, device):
+    """Adds the constructors by dtype (`torch.FloatStorage`, `torch.cuda.FloatStorage`) to a namespace."""
+    for name, kind in {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.items():
+        namespace[f"{kind}Storage"] = _constructor(f"{kind}Storage", getattr(_core, name), module, device)
+
+
+def _constructor(name, dtype, module, device):
+    def __new__(cls, *data, wrap_storage=None, dtype=None, device=None, _internal=False):
+        if wrap_storage is not None:
+            return TypedStorage(wrap_storage=wrap_storage, dtype=cls.dtype)
+        if len(data) > 1:
+            raise TypeError(f"{name}() takes a number of elements or a sequence of them")
+        given = data[0] if data else 0
+        made = _core.empty([given], dtype=cls.dtype, device=cls._device) if isinstance(given, int) \
+            else _core.tensor(list(given), dtype=cls.dtype, device=cls._device)
+        return TypedStorage(wrap_storage=UntypedStorage(_tensor=made), dtype=cls.dtype)
+    return _Kind(name, (), {
+        "__new__": __new__, "__module__": module, "__qualname__": name, "dtype": dtype, "_on_gpu": device is not None, "_device": device,
+        "__doc__": f"Makes a storage of elements of {dtype}: of a sequence, or so many that are not written."})
 
 
 def _untyped_storage(self):

@@ -25,6 +25,8 @@ def add(namespace, module, device):
 
 def _constructor(name, dtype, module, device):
     def __new__(cls, *data):
+        if len(data) == 1 and hasattr(data[0], "_elements"):
+            return data[0]._elements()
         if len(data) == 1 and not isinstance(data[0], (int, Size)):
             return _core.tensor(data[0], dtype=dtype, device=device)
         sizes = data[0] if len(data) == 1 and isinstance(data[0], Size) else data or (0,)

@@ -112,6 +112,10 @@ class _Place:
         """Returns a storage on a GPU."""
         return _Place("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
+    def to(self, device=None, non_blocking=False):
+        """Returns a storage on a device."""
+        return _Place(self.device if device is None else device)
+
 
 def _device_of(map_location):
     """Returns the device of `map_location`: one, a function of a storage and its place, or a dictionary all of whose values are one device."""

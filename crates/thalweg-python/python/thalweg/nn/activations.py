@@ -135,7 +135,7 @@ class MultiheadAttention(Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
-        is_one = self.kdim == self.vdim == embed_dim
+        is_one = self._qkv_same_embed_dim = self.kdim == self.vdim == embed_dim
         sizes = {"in_proj_weight": 3 * embed_dim} if is_one else {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         shapes = {name: (size, embed_dim) if is_one else (embed_dim, size) for name, size in sizes.items()}
         for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"):
@@ -198,11 +198,14 @@ class MultiheadAttention(Module):
         if self.bias_k is not None:
             for place, added in ((1, self.bias_k), (2, self.bias_v)):
                 projected[place] = _core.cat([projected[place], added.expand(query.shape[0], 1, self.embed_dim)], 1)
-        heads = [tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected]
+        heads = self._with_static([tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected], query.shape[0])
         if self.add_zero_attn:
             for place in (1, 2):
                 heads[place] = F.pad(heads[place], (0, 0, 0, 1))
         return heads, (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _with_static(self, heads, batch):
+        return heads
 
     def _mask(self, attn_mask, key_padding_mask, query):
         def added(mask):

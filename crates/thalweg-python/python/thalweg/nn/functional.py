@@ -9,6 +9,7 @@ import warnings
 from .. import _core, _left_out, _operators
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
+from ._complex import convolved
 from ._resampling import affine_grid, grid_sample, interpolate, upsample, upsample_bilinear, upsample_nearest  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -26,6 +27,9 @@ def __getattr__(name):
         return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
+    if name == "grad":
+        from . import grad
+        return grad
     if name in ("conv_tbc", "native_channel_shuffle"):
         return getattr(_operators, name)
     return _omitted(name)
@@ -174,6 +178,7 @@ def _channel_dropout(dims):
         if dims == 1 and input.dim() not in (2, 3):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
+        _checks.warn_of_rank(dims, input)
         # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
@@ -189,6 +194,9 @@ dropout1d, dropout2d, dropout3d = (_channel_dropout(dims) for dims in (1, 2, 3))
 
 def linear(input, weight, bias=None):
     """Returns input · weightᵀ + bias."""
+    if bias is not None and bias.dim() > 1:
+        product = _core.linear(input, weight, None)
+        return product + bias.to(product.dtype)
     return _core.linear(input, weight, bias)
 
 
@@ -310,10 +318,14 @@ def _fractional(dims):
             if len(ratios) > dims:
                 raise ValueError(f"{name} requires output_ratio to either be a single Int or tuple of Ints.")
             output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
+        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
+        _checks.check_fractional(name, input, *sizes)
+        if 0 in sizes[1]:
+            shape = [*input.shape[:-dims], *sizes[1]]
+            return input.flatten()[:0].reshape(shape), _core.empty(shape, dtype=_core.int64, device=input.device)
         if _random_samples is None:
             batch = 1 if input.dim() == dims + 1 else input.shape[0]
             _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
-        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
         return operator(input, *sizes, _random_samples)
 
     def fractional_max_pool(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
@@ -507,7 +519,7 @@ def binary_cross_entropy_with_logits(input, target, weight=None, size_average=No
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     """Returns the divergence of Kullback and Leibler, of logarithms of probabilities."""
     if reduction == "batchmean":
-        return _core.kl_div(input, target, 2, log_target=log_target) / input.shape[0]
+        return _core.kl_div(input, target, 2, log_target=log_target) / (input.shape[0] if input.dim() else 1)
     return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
 
 
@@ -662,15 +674,23 @@ def _convolution(name, dims):
             # What is one more behind than in front is put there before.
             if any(behind > before for before, behind in sides):
                 input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
-        return convolve(input, weight, bias, stride, padding, dilation, groups)
-    conv.__name__ = conv.__qualname__ = name
-    conv.__doc__ = f"Returns the convolution over {dims} dimensions."
-    return conv
+        return convolved(convolve, input, weight, bias, (stride, padding, dilation, groups))
+    return _named(conv, name, f"Returns the convolution over {dims} dimensions.")
+
+
+def _transposed(dims):
+    name = f"conv_transpose{dims}d"
+    convolve = getattr(_core, name)
+
+    def conv(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        return convolved(convolve, input, weight, bias, (stride, padding, output_padding, groups, dilation))
+    return _named(conv, name, f"Returns the transposed convolution over {dims} dimensions.")
 
 
 conv1d = _convolution("conv1d", 1)
 conv2d = _convolution("conv2d", 2)
 conv3d = _convolution("conv3d", 3)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed, (1, 2, 3))
 
 
 def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):

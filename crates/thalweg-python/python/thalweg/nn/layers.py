@@ -427,6 +427,20 @@ def _check_groups(in_channels, out_channels, groups):
             raise ValueError(f"{name} must be divisible by groups")
 
 
+def _written(conv, output_padding=""):
+    """Returns what a printed convolution shows in its parentheses."""
+    text = f"{conv.in_channels}, {conv.out_channels}, kernel_size={conv.kernel_size}, stride={conv.stride}"
+    if conv.padding != (0,) * conv._dims:
+        text += f", padding={conv.padding}"
+    if conv.dilation != (1,) * conv._dims:
+        text += f", dilation={conv.dilation}"
+    text += output_padding
+    if conv.groups != 1:
+        text += f", groups={conv.groups}"
+    text += ", bias=False" if conv.bias is None else ""
+    return text + (f", padding_mode={conv.padding_mode}" if conv.padding_mode != "zeros" else "")
+
+
 class _Conv(Module):
     _dims = 0
 
@@ -464,15 +478,7 @@ class _Conv(Module):
         return convolve(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self):
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0,) * self._dims:
-            text += f", padding={self.padding}"
-        if self.dilation != (1,) * self._dims:
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        text += ", bias=False" if self.bias is None else ""
-        return text + (f", padding_mode={self.padding_mode}" if self.padding_mode != "zeros" else "")
+        return _written(self)
 
 
 class Conv1d(_Conv):
@@ -508,13 +514,12 @@ class _ConvTranspose(Module):
         self.output_padding, self.dilation = _tuple(output_padding, dims), _tuple(dilation, dims)
         self.weight = _empty((in_channels, out_channels // groups, *self.kernel_size), device, dtype)
         self.register_parameter("bias", _empty((out_channels,), device, dtype) if bias else None)
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if bias:
-            bound = F._bound(self.weight.shape[1] * math.prod(self.kernel_size))
-            init.uniform_(self.bias, -bound, bound)
+        self.reset_parameters()
+
+    reset_parameters = _Conv.reset_parameters
 
     def forward(self, input, output_size=None):
-        convolve = getattr(_core, f"conv_transpose{self._dims}d")
+        convolve = getattr(F, f"conv_transpose{self._dims}d")
         return convolve(input, self.weight, self.bias, self.stride, self.padding, self._extra(input, output_size), self.groups,
                         self.dilation)
 
@@ -538,7 +543,8 @@ class _ConvTranspose(Module):
         return extra
 
     def extra_repr(self):
-        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        extra = f", output_padding={self.output_padding}" if self.output_padding != (0,) * self._dims else ""
+        return _written(self, extra)
 
 
 class ConvTranspose1d(_ConvTranspose):

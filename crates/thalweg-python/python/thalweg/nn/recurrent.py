@@ -107,6 +107,26 @@ class _Recurrent(Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
 
+    @property
+    def _all_weights(self):
+        """The names of the parameters of each layer and direction."""
+        parts = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *(("weight_hr",) if self.proj_size else ()))
+        ends = ("", "_reverse") if self.bidirectional else ("",)
+        return [[f"{part}_l{layer}{end}" for part in parts] for layer in range(self.num_layers) for end in ends]
+
+    @property
+    def all_weights(self):
+        """The parameters of each layer and direction."""
+        return [[getattr(self, name) for name in names] for names in self._all_weights]
+
+    @property
+    def _flat_weights_names(self):
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self):
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
     def flatten_parameters(self):
         """Does nothing: parameters need no common memory."""
 

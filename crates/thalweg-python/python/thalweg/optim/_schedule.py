@@ -71,6 +71,10 @@ def _saved_function(function):
     return None if isinstance(function, types.FunctionType) else dict(function.__dict__)
 
 
+# Where PyTorch explains the order of steps.
+_SEE = " See more details at https://pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate"
+
+
 class LRScheduler:
     """Sets the learning rate of each group by the number of steps."""
 
@@ -128,10 +132,10 @@ class LRScheduler:
     def _warn_of_order(self):
         if vars(self.optimizer).get("step") is not vars(self.optimizer).get("_scheduled_step"):
             warnings.warn("Seems like `optimizer.step()` has been overridden after learning rate scheduler initialization. Please, make sure to "
-                          "call `optimizer.step()` before `lr_scheduler.step()`.", UserWarning, stacklevel=3)
+                          "call `optimizer.step()` before `lr_scheduler.step()`." + _SEE, UserWarning, stacklevel=3)
         elif not getattr(self.optimizer, "_opt_called", False):
             warnings.warn("Detected call of `lr_scheduler.step()` before `optimizer.step()`. Call them in the opposite order: `optimizer.step()` "
-                          "before `lr_scheduler.step()`. Failure to do this skips the first value of the learning rate schedule.",
+                          "before `lr_scheduler.step()`. Failure to do this skips the first value of the learning rate schedule." + _SEE,
                           UserWarning, stacklevel=3)
 
     def _update_lr(self, epoch=None):

@@ -1,10 +1,12 @@
 """The fused optimizers: one kernel steps all parameters of a group, and the states are on the device."""
 
-import collections
 import inspect
+import math
 
 from .. import _core
-from .optimizer import Optimizer, check_rate, evaluated
+from ..nn.parameter import is_lazy
+from . import _rules
+from .optimizer import Optimizer, check_rate, evaluated, recording
 
 _RULES = _core._optimizers()
 # Options that choose between ways of PyTorch to compute a step, of which there is one here. It can be captured.
@@ -37,15 +39,20 @@ def _without_rate(numbers):
 
 class Fused(Optimizer):
     """Steps by a rule of the table of optimizers. Its states are made at the first step, when the parameters have moved where they stay;
-    from then on `state` has views of them, and what a program puts in their places is taken over by the next step."""
+    from then on `state` has views of them, and what a program puts in their places is taken over by the next step.
+
+    Complex parameters are stepped as their real and imaginary parts. What the kernels do not take is stepped by the same rule made of
+    operators: steps that are recorded (`differentiable`), parameters with gaps in their memory, and options that a program has set beyond
+    what constructors allow."""
 
     # States that the kernels have and PyTorch's optimizer has not.
     _hidden = ()
 
     def __init__(self, params, defaults):
-        self._fused = self._options = None
+        self._fused = self._options = self._asks_operators = None
+        self._check_options(defaults)
         # Parameters that no step had a gradient for, and what of the states `state` has shown: by the identity of the parameter.
-        self._waiting, self._shown = {}, {}
+        self._waiting, self._shown, self._reals = {}, {}, {}
         super().__init__(params, defaults)
         if defaults.get("fused"):
             if defaults.get("differentiable"):
@@ -53,8 +60,6 @@ class Fused(Optimizer):
             if defaults.get("foreach"):
                 raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
             self._step_supports_amp_scaling = True
-        if defaults.get("differentiable"):
-            raise NotImplementedError(f"{type(self).__name__}(differentiable=True) is left out: steps record nothing")
 
     def _checked(self, given):
         group = super()._checked(given)
@@ -81,12 +86,14 @@ class Fused(Optimizer):
     def add_param_group(self, param_group):
         """Adds parameters with options of their own."""
         super().add_param_group(param_group)
+        self._asks_operators = None
         self._give_up()
         self._waiting.update((id(parameter), parameter) for parameter in param_group["params"])
 
     def __setstate__(self, state):
         """Takes defaults, groups and states; groups of older files lack options, which get their defaults."""
-        self._fused, self._options, self._shown = None, None, {}
+        self._fused = self._options = self._asks_operators = None
+        self._shown, self._reals = {}, {}
         super().__setstate__(state)
         for group in self.param_groups:
             for name, default in self.defaults.items():
@@ -121,8 +128,8 @@ class Fused(Optimizer):
                 continue
             if id(parameter) not in self._shown:
                 # The number of steps is the first, as in PyTorch.
-                shown = {name: tensor for name, tensor in sorted(states[number].items(), key=lambda state: state[0] != "step")
-                         if name not in self._hidden}
+                shown = {name: _core.view_as_complex(tensor) if parameter.is_complex() and tensor.dim() else tensor
+                         for name, tensor in sorted(states[number].items(), key=lambda state: state[0] != "step") if name not in self._hidden}
                 self._shown[id(parameter)], self._state[parameter] = shown, dict(shown)
         self._derive()
 
@@ -154,7 +161,8 @@ class Fused(Optimizer):
         formers = self._options if is_known else [None] * len(self.param_groups)
         options = [_numbers(self._rule, group, former) for group, former in zip(self.param_groups, formers)]
         if self._fused is not None:
-            is_same = self._fused.steps(self._parameters()) and [_kind(one) for one in options] == [_kind(one) for one in self._options]
+            is_same = (self._fused.steps([self._real(parameter) for parameter in self._parameters()])
+                       and [_kind(one) for one in options] == [_kind(one) for one in self._options])
             if self._is_touched():
                 self._give_up()
                 self._wait()
@@ -172,10 +180,45 @@ class Fused(Optimizer):
         self._options = options
         return self._fused
 
+    def _real(self, parameter):
+        """Returns a parameter as the kernels have it, with its gradient."""
+        if not parameter.is_complex():
+            return parameter
+        real = self._reals.get(id(parameter))
+        if real is None or real.data_ptr() != parameter.data_ptr():
+            real = self._reals[id(parameter)] = _core.view_as_real(parameter.detach())
+        real.grad = None if parameter.grad is None else _core.view_as_real(parameter.grad.detach().resolve_conj())
+        return real
+
+    def _composes(self):
+        """Returns whether steps are made of operators, and leaves the states to `state` if they are."""
+        if self._asks_operators is None:
+            self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
+                _rules.has_gaps(parameter) for parameter in self._parameters())
+        composes = self._asks_operators or any(not self._is_allowed(group) for group in self.param_groups)
+        if composes:
+            self._give_up()
+        return composes
+
+    def _is_allowed(self, group):
+        """Returns whether the kernels take the numbers of a group."""
+        numbers = [group["lr"], *group.get("betas", ())]
+        return all(isinstance(number, _core.Tensor) or 0 <= number < bound for number, bound in zip(numbers, (math.inf, 1, 1)))
+
+    def _step_by_operators(self):
+        if _core._cuda._step_is_captured(self):
+            self._captured_rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            with recording(bool(group.get("differentiable"))):
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        gradient = parameter.grad if group.get("differentiable") else parameter.grad.detach()
+                        _rules.step(self._rule, group, parameter, gradient, self._state[parameter])
+
     def _new(self, options):
         """Returns a fused optimizer with the states of `state`."""
         unique = [list({id(parameter): parameter for parameter in group["params"]}.values()) for group in self.param_groups]
-        made = _core._FusedOptimizer(self._rule, list(zip(unique, options)))
+        made = _core._FusedOptimizer(self._rule, [([self._real(parameter) for parameter in group], one) for group, one in zip(unique, options)])
         parameters = [parameter for group in unique for parameter in group]
         states = {number: _tensors(self._state[parameter], parameter) for number, parameter in enumerate(parameters)
                   if self._state.get(parameter)}
@@ -190,7 +233,10 @@ class Fused(Optimizer):
     def step(self, closure=None):
         """Updates every parameter that has a gradient. Asynchronous."""
         loss = evaluated(closure)
-        self._step(None)
+        if self._composes():
+            self._step_by_operators()
+        else:
+            self._step(None)
         return loss
 
     def _follow_rates(self):
@@ -202,7 +248,7 @@ class Fused(Optimizer):
     def _before_replay(self):
         """Brings the learning rates on the device up to date before a graph is replayed in which a step was captured."""
         if self._fused is None:
-            return
+            return super()._before_replay()
         rates = [former["lr"] if isinstance(group["lr"], _core.Tensor) else float(group["lr"])
                  for former, group in zip(self._options, self.param_groups)]
         if rates != [former["lr"] for former in self._options]:
@@ -224,7 +270,7 @@ class Fused(Optimizer):
 
 def _tensors(own, parameter):
     """Returns the states of a parameter as tensors beside it."""
-    return {name: value.detach().to(parameter.device) if isinstance(value, _core.Tensor) else _core.tensor(float(value), device=parameter.device)
+    return {name: _rules.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor) else _core.tensor(float(value), device=parameter.device)
             for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 
 
@@ -313,12 +359,24 @@ class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 
 
     __module__ = "thalweg.optim"
 
+    def add_param_group(self, param_group):
+        """Adds parameters with options of their own, whose shapes must be known."""
+        super().add_param_group(param_group)
+        if any(is_lazy(parameter) for parameter in self.param_groups[-1]["params"]):
+            self.param_groups.pop()
+            raise ValueError("Adagrad: an uninitialized parameter has no shape, which the states need; run a forward pass of its module first")
+
     @property
     def state(self):
         """The states of each parameter by their names."""
         if self._fused is None and not self._state and self.param_groups:
             self._waiting = {}
-            self._made()
+            if self._composes():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        _rules.start(self._rule, group, parameter, self._state[parameter])
+            else:
+                self._made()
         return Fused.state.fget(self)
 
     @state.setter

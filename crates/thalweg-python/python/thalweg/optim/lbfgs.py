@@ -126,7 +126,7 @@ class LBFGS(Optimizer):
             state["n_iter"] += 1
             is_first = state["n_iter"] == 1
             direction = state["d"] = self._direction(state, gradient)
-            length = float(group["lr"]) * (min(1.0, 1.0 / gradient.abs().sum().item()) if is_first else 1.0)
+            length = float(group["lr"]) * (1.0 / max(1.0, gradient.abs().sum().item()) if is_first else 1.0)
             slope = gradient.dot(direction).item()
             state.update(t=length, prev_flat_grad=gradient, prev_loss=loss)
             if slope > -group["tolerance_change"]:
@@ -192,15 +192,21 @@ class LBFGS(Optimizer):
     def _gradient(self):
         """Returns the gradients one behind the other; zeros where there is none."""
         return _core.cat([
-            _core.zeros_like(parameter.detach()).reshape(-1) if parameter.grad is None
-            else parameter.grad.detach().reshape(-1).to(parameter.dtype) for parameter in self._parameters()])
+            _flat(_core.zeros_like(parameter.detach()) if parameter.grad is None else parameter.grad.detach().to(parameter.dtype))
+            for parameter in self._parameters()])
 
     def _move(self, direction, length):
         start = 0
         for parameter in self._parameters():
-            count = parameter.numel()
-            parameter.add_(direction[start:start + count].view(parameter.shape), alpha=length)
+            place = _core.view_as_real(parameter) if parameter.is_complex() else parameter
+            count = place.numel()
+            place.add_(direction[start:start + count].view(place.shape), alpha=length)
             start += count
+
+
+def _flat(tensor):
+    """Returns the elements as a vector, of complex ones both parts."""
+    return (_core.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _greatest(vector):

@@ -1,5 +1,7 @@
 """Weights that a hook computes before each call from what is learned in their place: the common part of `weight_norm` and `spectral_norm`."""
 
+from ..parameter import is_lazy
+
 
 class ComputedWeight:
     """The hook: a subclass says how a weight is computed and how the module gets it back as a parameter."""
@@ -10,10 +12,13 @@ class ComputedWeight:
     def __init__(self, name, dim):
         self.name, self.dim = name, dim
 
-    def _add_to(self, module):
-        """Adds the hook to a module that has no other one of the kind for the same weight."""
+    def _add_to(self, module, weight):
+        """Adds the hook to a module that has no other one of the kind for the same weight, whose shape must be known."""
         if type(self)._found(module, self.name) is not None:
             raise RuntimeError(f"Cannot register two {self._function} hooks on the same parameter {self.name}")
+        if is_lazy(weight):
+            raise ValueError(f"The module passed to `{type(self).__name__}` can't have uninitialized parameters. Make sure to run the dummy forward before "
+                             f"applying {self._function.replace('_norm', ' normalization')}")
         module.register_forward_pre_hook(self)
 
     @classmethod

@@ -47,7 +47,7 @@ class SpectralNorm(ComputedWeight):
         made, weight = SpectralNorm(name, n_power_iterations, dim, eps), module._parameters.get(name)
         if SpectralNorm._found(module, name) is None and weight is None:
             raise ValueError(f"`SpectralNorm` cannot be applied as parameter `{name}` is None")
-        made._add_to(module)
+        made._add_to(module, weight)
         vectors = [F.normalize(weight.new_empty([extent]).normal_(0, 1), dim=0, eps=eps)
                    for extent in made.reshape_weight_to_matrix(weight.detach()).shape]
         delattr(module, name)

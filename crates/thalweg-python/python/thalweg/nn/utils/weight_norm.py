@@ -38,7 +38,7 @@ class WeightNorm(ComputedWeight):
         warnings.warn("`torch.nn.utils.weight_norm` is deprecated in favor of `torch.nn.utils.parametrizations.weight_norm`.", FutureWarning,
                       stacklevel=3)
         made, weight = WeightNorm(name, dim), getattr(module, name)
-        made._add_to(module)
+        made._add_to(module, weight)
         norms = norm_except_dim(weight.detach(), 2, made.dim)
         del module._parameters[name]
         module.register_parameter(f"{name}_g", Parameter(norms))

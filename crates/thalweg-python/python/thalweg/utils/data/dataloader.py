@@ -1,85 +1,57 @@
 """Batches out of datasets (`torch.utils.data.dataloader`)."""
 
-import collections.abc
+import itertools
+import multiprocessing
 import types
 
-from ... import _core
+from . import _utils  # noqa: F401
+from ._utils.collate import default_collate, default_convert
+from ._utils.pin_memory import pin_memory as _pinned
+from ._utils.worker import get_worker_info  # noqa: F401
 from .dataset import IterableDataset
-from .sampler import BatchSampler, RandomSampler, SequentialSampler
+from .sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 
-def default_convert(data):
-    """Returns a sample with arrays of NumPy as tensors, part by part."""
-    if isinstance(data, _core.Tensor) or isinstance(data, (str, bytes)):
-        return data
-    if hasattr(data, "__array_interface__"):
-        return _core.tensor(data)
-    if isinstance(data, collections.abc.Mapping):
-        return {name: default_convert(part) for name, part in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(default_convert(part) for part in data))
-    if isinstance(data, collections.abc.Sequence):
-        return [default_convert(part) for part in data]
-    return data
+class _InfiniteConstantSampler(Sampler):
+    """Says nothing, for ever: the order of samples that have no numbers is their dataset's."""
 
-
-def default_collate(batch):
-    """Returns a list of samples as one: tensors stacked, numbers as a tensor, lists and dictionaries part by part."""
-    first = batch[0]
-    if isinstance(first, _core.Tensor):
-        return _core.stack(list(batch))
-    if hasattr(first, "__array_interface__"):
-        return _core.stack([_core.tensor(value) for value in batch])
-    if isinstance(first, (int, float)):
-        return _core.tensor(list(batch), dtype=_core.float64 if isinstance(first, float) else None)
-    if isinstance(first, (str, bytes)):
-        return list(batch)
-    if isinstance(first, collections.abc.Mapping):
-        return {name: default_collate([sample[name] for sample in batch]) for name in first}
-    if isinstance(first, collections.abc.Sequence):
-        if any(len(sample) != len(first) for sample in batch):
-            raise RuntimeError("each element in list of batch should be of equal size")
-        parts = [default_collate(list(part)) for part in zip(*batch)]
-        return type(first)(*parts) if hasattr(first, "_fields") else parts
-    raise TypeError(f"default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {type(first)}")
-
-
-def get_worker_info():
-    """Returns None: samples are made in the program's own thread, and there are no workers."""
-    return None
-
-
-def _pinned(batch):
-    """Returns a batch whose tensors are in pinned memory, as far as they are not on a GPU."""
-    if isinstance(batch, _core.Tensor):
-        batch._mark_pinned()
-    elif isinstance(batch, collections.abc.Mapping):
-        for value in batch.values():
-            _pinned(value)
-    elif isinstance(batch, collections.abc.Sequence) and not isinstance(batch, (str, bytes)):
-        for value in batch:
-            _pinned(value)
-    elif hasattr(batch, "pin_memory"):
-        return batch.pin_memory()
-    return batch
+    def __iter__(self):
+        return itertools.repeat(None)
 
 
 class _BaseDataLoaderIter:
-    """One pass over a loader."""
+    """One pass over a loader. A sample that cannot be made ends it no more than a caller lets it."""
 
     def __init__(self, loader):
-        self._loader, self._batches, self._num_yielded = loader, loader._batches(), 0
+        self._loader, self._dataset, self._num_yielded = loader, loader.dataset, 0
+        self._sampler_iter = iter(loader._index_sampler)
+        self._rows = iter(self._dataset) if loader._is_iterable else None
 
     def __iter__(self):
         return self
 
+    def _fetched(self, numbers):
+        """Returns the samples of numbers, or the next ones of a dataset without numbers."""
+        if self._rows is None:
+            if not self._loader._auto_collation:
+                return self._dataset[numbers]
+            if callable(getattr(self._dataset, "__getitems__", None)):
+                return self._dataset.__getitems__(numbers)
+            return [self._dataset[number] for number in numbers]
+        if not self._loader._auto_collation:
+            return next(self._rows)
+        rows = list(itertools.islice(self._rows, len(numbers)))
+        if not rows or (self._loader.drop_last and len(rows) < len(numbers)):
+            raise StopIteration
+        return rows
+
     def __next__(self):
-        batch = next(self._batches)
+        batch = self._loader.collate_fn(self._fetched(next(self._sampler_iter)))
         self._num_yielded += 1
-        return batch
+        return _pinned(batch) if self._loader.pin_memory else batch
 
     def __len__(self):
-        return len(self._loader)
+        return len(self._loader._index_sampler)
 
 
 class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
@@ -90,6 +62,37 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     """One pass over a loader whose batches are made in processes, which none is."""
 
 
+def _check_workers(num_workers, timeout, prefetch_factor, persistent_workers):
+    """Refuses options of workers that do not go together."""
+    if num_workers < 0:
+        raise ValueError("num_workers option should be non-negative; use num_workers=0 to disable multiprocessing.")
+    if timeout < 0:
+        raise ValueError("timeout option should be non-negative")
+    if num_workers == 0 and prefetch_factor is not None:
+        raise ValueError("prefetch_factor option could only be specified in multiprocessing. Let num_workers > 0 to enable multiprocessing, "
+                         "otherwise set prefetch_factor to None.")
+    if prefetch_factor is not None and prefetch_factor < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+    if persistent_workers and num_workers == 0:
+        raise ValueError("persistent_workers option needs num_workers > 0")
+
+
+def _context(value, num_workers):
+    """Returns a context of processes by its name, or as it is."""
+    if num_workers == 0:
+        raise ValueError(f"multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got num_workers={num_workers}")
+    if isinstance(value, str):
+        names = multiprocessing.get_all_start_methods()
+        if value not in names:
+            raise ValueError(f"multiprocessing_context option should specify a valid start method in {names!r}, but got "
+                             f"multiprocessing_context={value!r}")
+        return multiprocessing.get_context(value)
+    if not isinstance(value, multiprocessing.context.BaseContext):
+        raise TypeError("multiprocessing_context option should be a valid context object or a string specifying the start method, but got "
+                        f"multiprocessing_context={value}")
+    return value
+
+
 class DataLoader:
     """Yields batches of a dataset, in an order of its own or drawn. `num_workers` is taken and no process is started."""
 
@@ -98,51 +101,63 @@ class DataLoader:
     def __init__(self, dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None, num_workers=0, collate_fn=None,
                  pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, multiprocessing_context=None, generator=None,
                  *, prefetch_factor=None, persistent_workers=False, pin_memory_device="", in_order=True):
-        if num_workers < 0:
-            raise ValueError("num_workers option should be non-negative; use num_workers=0 to disable multiprocessing.")
+        _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        if num_workers and prefetch_factor is None:
+            prefetch_factor = 2
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.pin_memory, self.generator = num_workers, pin_memory, generator
         self.timeout, self.worker_init_fn, self.prefetch_factor = timeout, worker_init_fn, prefetch_factor
         self.persistent_workers, self.pin_memory_device, self.in_order = persistent_workers, pin_memory_device, in_order
         self.multiprocessing_context, self._iterator = multiprocessing_context, None
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if self._is_iterable and (shuffle or sampler is not None or batch_sampler is not None):
-            raise ValueError("DataLoader with IterableDataset: the dataset has an order of its own; "
-                             "leave shuffle, sampler and batch_sampler out")
+        for name, value in (("shuffle", shuffle or None), ("sampler", sampler), ("batch_sampler", batch_sampler)):
+            if self._is_iterable and value is not None:
+                raise ValueError(f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; the dataset has "
+                                 "an order of its own")
         if sampler is not None and shuffle:
             raise ValueError("sampler option is mutually exclusive with shuffle")
         if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
             raise ValueError("batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
-        if sampler is None and not self._is_iterable:
+        if sampler is None and self._is_iterable:
+            sampler = _InfiniteConstantSampler()
+        elif sampler is None:
             sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         if batch_sampler is not None:
             self.batch_size = None
-        elif batch_size is not None and not self._is_iterable:
+        elif batch_size is not None:
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.sampler, self.batch_sampler = sampler, batch_sampler
-        self.collate_fn = collate_fn or (default_convert if batch_size is None and batch_sampler is None else default_collate)
+        self.collate_fn = collate_fn or (default_collate if self._auto_collation else default_convert)
+        self._is_made = True
 
-    def _samples(self):
-        """Yields samples in lists, or one by one where there are no batches."""
-        if self._is_iterable:
-            yield from self.dataset if self.batch_size is None else BatchSampler(self.dataset, self.batch_size, self.drop_last)
-        elif self.batch_sampler is None:
-            for number in self.sampler:
-                yield self.dataset[number]
-        else:
-            for numbers in self.batch_sampler:
-                if hasattr(self.dataset, "__getitems__"):
-                    yield self.dataset.__getitems__(numbers)
-                else:
-                    yield [self.dataset[number] for number in numbers]
+    _is_made = False
+    _SETTLED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
-    def _batches(self):
-        """Yields batches."""
-        for samples in self._samples():
-            batch = self.collate_fn(samples)
-            yield _pinned(batch) if self.pin_memory else batch
+    def __setattr__(self, name, value):
+        if self._is_made and name in self._SETTLED:
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
+
+    @property
+    def multiprocessing_context(self):
+        """The context in which processes of workers would be started, or None."""
+        return self._context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, value):
+        self._context = None if value is None else _context(value, self.num_workers)
+
+    @property
+    def _auto_collation(self):
+        """Whether samples are put together."""
+        return self.batch_sampler is not None
+
+    @property
+    def _index_sampler(self):
+        """What says the samples of each step."""
+        return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):
         return _SingleProcessDataLoaderIter(self)

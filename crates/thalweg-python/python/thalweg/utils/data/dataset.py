@@ -46,12 +46,24 @@ class TensorDataset(Dataset):
         return self.tensors[0].shape[0]
 
 
+def _taken(dataset, numbers, is_nested=False):
+    """Returns the samples of a dataset by their numbers, at once where it can."""
+    if not callable(getattr(dataset, "__getitems__", None)):
+        return [dataset[number] for number in numbers]
+    samples = dataset.__getitems__(numbers)
+    if is_nested and len(samples) != len(numbers):
+        raise ValueError(f"Nested dataset's output size mismatch. Expected {len(numbers)}, got {len(samples)}")
+    return samples
+
+
 class StackDataset(Dataset):
     """Samples of several datasets side by side: tuples, or dictionaries where the datasets have names."""
 
     def __init__(self, *args, **kwargs):
-        if bool(args) == bool(kwargs):
-            raise ValueError("StackDataset takes datasets either by their places or by names")
+        if args and kwargs:
+            raise ValueError("Supported either ``tuple``- (via ``args``) or ``dict``- (via ``kwargs``) like input/output, but both types are given.")
+        if not (args or kwargs):
+            raise ValueError("At least one dataset should be passed")
         self.datasets = args or kwargs
         lengths = {len(dataset) for dataset in args or kwargs.values()}
         if len(lengths) > 1:
@@ -63,6 +75,13 @@ class StackDataset(Dataset):
             return {name: dataset[index] for name, dataset in self.datasets.items()}
         return tuple(dataset[index] for dataset in self.datasets)
 
+    def __getitems__(self, indices):
+        """Returns the samples of several numbers."""
+        if isinstance(self.datasets, dict):
+            parts = zip(*(_taken(dataset, indices, is_nested=True) for dataset in self.datasets.values()))
+            return [dict(zip(self.datasets, sample)) for sample in parts]
+        return list(zip(*(_taken(dataset, indices, is_nested=True) for dataset in self.datasets)))
+
     def __len__(self):
         return self._length
 
@@ -73,15 +92,17 @@ class ConcatDataset(Dataset):
     def __init__(self, datasets):
         self.datasets = list(datasets)
         if not self.datasets:
-            raise ValueError("datasets should not be an empty iterable")
+            raise AssertionError("datasets should not be an empty iterable")
         if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
-            raise ValueError("ConcatDataset does not support IterableDataset")
+            raise AssertionError("ConcatDataset does not support IterableDataset")
         self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
 
     def __getitem__(self, index):
         count = len(self)
-        if not -count <= index < count:
+        if index < -count:
             raise ValueError("absolute value of index should not exceed dataset length")
+        if index >= count:
+            raise IndexError(f"ConcatDataset has {count} samples, and none of number {index}")
         index %= count
         place = bisect.bisect_right(self.cumulative_sizes, index)
         return self.datasets[place][index - (self.cumulative_sizes[place - 1] if place else 0)]
@@ -97,7 +118,12 @@ class ChainDataset(IterableDataset):
         self.datasets = datasets
 
     def __iter__(self):
-        return itertools.chain.from_iterable(self.datasets)
+        return itertools.chain.from_iterable(map(self._checked, self.datasets))
+
+    def _checked(self, dataset):
+        if not isinstance(dataset, IterableDataset):
+            raise AssertionError("ChainDataset only supports IterableDataset")
+        return dataset
 
     def __len__(self):
         return sum(len(dataset) for dataset in self.datasets)
@@ -108,11 +134,18 @@ class Subset(Dataset):
 
     def __init__(self, dataset, indices):
         self.dataset, self.indices = dataset, indices
+        own = type(self)
+        if own.__getitem__ is not Subset.__getitem__ and own.__getitems__ is Subset.__getitems__:
+            raise NotImplementedError(f"{own.__name__} overrides __getitem__ but not __getitems__, by which DataLoader takes samples")
 
     def __getitem__(self, index):
         if isinstance(index, list):
-            return [self.dataset[self.indices[place]] for place in index]
+            return self.dataset[[self.indices[place] for place in index]]
         return self.dataset[self.indices[index]]
+
+    def __getitems__(self, indices):
+        """Returns the samples of several numbers."""
+        return _taken(self.dataset, [self.indices[place] for place in indices])
 
     def __len__(self):
         return len(self.indices)

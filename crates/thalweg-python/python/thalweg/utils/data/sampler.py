@@ -113,7 +113,7 @@ class WeightedRandomSampler(Sampler):
 
     def __iter__(self):
         named = {} if self.generator is None else {"generator": self.generator}
-        return iter(_core.multinomial(self.weights, self.num_samples, self.replacement, **named).tolist())
+        yield from _core.multinomial(self.weights, self.num_samples, self.replacement, **named).tolist()
 
     def __len__(self):
         return self.num_samples

@@ -1,0 +1,17 @@
+"""Helpers that programs take from PyTorch's inside (`torch._utils`); the rest is left out."""
+
+from . import _core
+from ._left_out import rest as _rest
+
+
+def _flatten_dense_tensors(tensors):
+    """Returns the elements of tensors of one dtype one after the other."""
+    return _core.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _unflatten_dense_tensors(flat, tensors):
+    """Returns views of elements that are one after the other, in the shapes of tensors."""
+    return tuple(part.view(tensor.shape) for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors))
+
+
+__getattr__ = _rest(__name__)
