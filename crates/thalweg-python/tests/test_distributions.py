@@ -104,3 +104,17 @@ def test_transformed_densities_integrate_to_one():
     inside = grid[(grid.abs() < 2.9999)]
     close(th.trapezoid(one.log_prob(inside).exp(), inside).item(), 1.0, 1e-2)
     assert one.has_rsample and one.sample((3,)).abs().max().item() <= 3
+
+
+def test_subclasses_are_expanded():
+    class Same(D.Gamma):
+        pass
+
+    class Other(D.Normal):
+        def __init__(self, loc):
+            super().__init__(loc, 1.0)
+    made = Same(th.tensor([1.0, 2.0]), 3.0).expand((4, 2))
+    assert type(made) is Same and made.batch_shape == (4, 2) and made.rate.shape == (4, 2)
+    assert D.StudentT(3.0).expand((2,)).sample().shape == (2,) and D.Multinomial(3, th.ones(4)).expand((2,)).total_count == 3
+    with raises(NotImplementedError, "Subclass Other of Normal that defines a custom __init__ method must also define a custom .expand() method."):
+        Other(0.0).expand((2,))

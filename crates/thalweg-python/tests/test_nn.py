@@ -384,3 +384,26 @@ def test_causal_attention_is_the_kernels():
     close(layer(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0], layer(x, x, x, attn_mask=mask)[0].tolist(), 1e-5)
     with raises(RuntimeError, "Expected sequence length to be larger than 0 in RNN"):
         nn.GRU(2, 2)(th.ones(0, 1, 2))
+
+
+def test_states_of_the_first_form_of_spectral_norm():
+    net, other = (nn.utils.spectral_norm(nn.Linear(3, 5)) for _ in range(2))
+    x = th.randn(2, 3)
+    for _ in range(30):
+        net(x)
+    state = net.state_dict()
+    net.eval(), other.eval()
+    with raises(RuntimeError, "Cannot register two spectral_norm hooks on the same parameter weight"):
+        nn.utils.spectral_norm(net)
+    # That form has the weight that was computed, and neither a version nor the right singular vector.
+    del state._metadata[""]["spectral_norm"], state["weight_v"]
+    state["weight"] = net.weight.detach().clone()
+    other.load_state_dict(state)
+    close(other(x), net(x).tolist(), 1e-4)
+    del state["weight_u"]
+    with raises(RuntimeError, 'Missing key(s) in state_dict: "weight_u"'):
+        other.load_state_dict(state)
+    nn.utils.remove_spectral_norm(other)
+    assert not other._load_state_dict_pre_hooks and not other._state_dict_hooks
+    with raises(ValueError, "spectral_norm of 'weight' not found in Linear("):
+        nn.utils.remove_spectral_norm(other)

@@ -7,10 +7,10 @@ import math
 import warnings
 
 from .. import _core, _left_out, _operators
-from ..amp import autocast
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 from ._complex import convolved
+from ._resampling import affine_grid, grid_sample, interpolate, upsample, upsample_bilinear, upsample_nearest  # noqa: F401
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _NAMES = tuple(_REDUCTIONS)
@@ -594,18 +594,6 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
     return _core.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, _reduction(reduction), zero_infinity)
 
 
-def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
-    """Returns the input at the places of a grid from −1 to 1."""
-    modes, paddings = {"bilinear": 0, "nearest": 1, "bicubic": 2}, {"zeros": 0, "border": 1, "reflection": 2}
-    if mode not in modes:
-        raise ValueError(f"nn.functional.grid_sample(): expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: '{mode}'")
-    if padding_mode not in paddings:
-        raise ValueError("nn.functional.grid_sample(): expected padding_mode to be 'zeros', 'border', or 'reflection', but got: "
-                         f"'{padding_mode}'")
-    _checks.warn_of_corners(align_corners)
-    return _core.grid_sampler(input, grid, modes[mode], paddings[padding_mode], bool(align_corners))
-
-
 def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements before and behind its last dimensions, the last one first."""
     if mode == "constant":
@@ -640,36 +628,6 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {attn_mask.dtype} and "
                            f"query.dtype: {query.dtype} instead.")
     return _core.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-# The modes of `interpolate`, and the number of dimensions beside batch and channels that they need; None where any will do.
-_MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
-
-
-def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
-    """Returns the input at more or fewer places."""
-    dims, has_corners = input.dim() - 2, _MODES.get(mode) is not None
-    sizes, scales = _checks.check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, _MODES)
-    if scales is not None and (recompute_scale_factor or mode == "area"):
-        sizes, scales = [math.floor(extent * scale) for extent, scale in zip(input.shape[2:], scales)], None
-    if mode == "area":
-        return getattr(_core, f"adaptive_avg_pool{dims}d")(input, sizes)
-    if not has_corners:
-        return getattr(_core, f"upsample_nearest{dims}d" if mode == "nearest" else f"_upsample_nearest_exact{dims}d")(input, sizes, scales)
-    resize = getattr(_core, f"_upsample_{mode}2d_aa" if antialias else f"upsample_{mode}{dims}d")
-    if input.dtype is _core.uint8 and dims == 2:
-        return _resized_bytes(resize, input, sizes, bool(align_corners), scales)
-    return resize(input, sizes, bool(align_corners), scales)
-
-
-def _resized_bytes(resize, input, sizes, align_corners, scales):
-    """Returns images of bytes at other places as PyTorch's CPU does: along the rows, rounded, then along the columns. Its CUDA takes no bytes."""
-    numbers = input.float()
-    for axis in (1, 0):
-        part = [None if values is None else [values[at] if at == axis else same for at, same in enumerate(kept)]
-                for values, kept in ((sizes, numbers.shape[2:]), (scales, (1.0, 1.0)))]
-        numbers = resize(numbers, part[0], align_corners, part[1]).add_(0.5).floor_().clamp_(0, 255)
-    return numbers.to(_core.uint8)
 
 
 def _pair(value):
@@ -754,48 +712,6 @@ def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_fu
     if swap:
         far = _core.minimum(far, distance(positive, negative))
     return _reduced((margin + near - far).clamp_min(0), kind)
-
-
-def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
-    """Returns the input at more places: the former name of `interpolate`."""
-    return interpolate(input, size, scale_factor, mode, align_corners)
-
-
-def upsample_nearest(input, size=None, scale_factor=None):
-    """Returns the input at more places, each with its nearest element."""
-    return interpolate(input, size, scale_factor, mode="nearest")
-
-
-def upsample_bilinear(input, size=None, scale_factor=None):
-    """Returns images at more places, linear between the corners."""
-    return interpolate(input, size, scale_factor, mode="bilinear", align_corners=True)
-
-
-def affine_grid(theta, size, align_corners=None):
-    """Returns the grid of `grid_sample` that moves places by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
-    _checks.warn_of_corners(align_corners)
-    if not theta.is_floating_point():
-        raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
-    dims = len(size) - 2
-    if dims not in (2, 3):
-        raise NotImplementedError(f"affine_grid only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively. Got size {list(size)}.")
-    if theta.dim() != 3 or tuple(theta.shape[-2:]) != (dims, dims + 1):
-        raise ValueError(f"Expected a batch of {dims}D affine matrices of shape Nx{dims}x{dims + 1} for size {list(size)}. Got {list(theta.shape)}.")
-    if align_corners and min(size[2:]) == 1:
-        warnings.warn("Since version 1.3.0, affine_grid behavior has changed for unit-size grids when align_corners=True. This is not an intended use case "
-                      "of affine_grid. See the documentation of affine_grid for details.", stacklevel=2)
-    elif min(size) <= 0:
-        raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
-
-    def places(count):
-        end = 1.0 if align_corners else (count - 1) / count
-        return _core.linspace(-end, end, count, dtype=theta.dtype, device=theta.device) if count > 1 else _core.zeros(
-            [1], dtype=theta.dtype, device=theta.device)
-    extents = list(size[2:])
-    axes = _core.meshgrid([places(count) for count in extents], indexing="ij")
-    base = _core.stack([*reversed(axes), _core.ones_like(axes[0])], -1).view(1, -1, dims + 1)
-    with autocast("cuda", enabled=False):
-        return (base @ theta.transpose(1, 2)).view(theta.shape[0], *extents, dims)
 
 
 def _bound(fan_in):

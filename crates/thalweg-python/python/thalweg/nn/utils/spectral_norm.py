@@ -4,18 +4,20 @@ way."""
 from ... import _core
 from .. import functional as F
 from ..layers import _ConvTranspose
-from ..parameter import Parameter, is_lazy
+from ..parameter import Parameter
+from ._computed import ComputedWeight
 
 
-class SpectralNorm:
+class SpectralNorm(ComputedWeight):
     """The hook that computes a weight before each call."""
 
-    _version = 1
+    _version, _function = 1, "spectral_norm"
 
     def __init__(self, name="weight", n_power_iterations=1, dim=0, eps=1e-12):
         if n_power_iterations <= 0:
             raise ValueError(f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}")
-        self.name, self.dim, self.n_power_iterations, self.eps = name, dim, n_power_iterations, eps
+        super().__init__(name, dim)
+        self.n_power_iterations, self.eps = n_power_iterations, eps
 
     def reshape_weight_to_matrix(self, weight):
         """Returns a weight as a matrix whose rows are its slices along a dimension."""
@@ -23,11 +25,12 @@ class SpectralNorm:
             weight = weight.permute(self.dim, *(dim for dim in range(weight.dim()) if dim != self.dim))
         return weight.reshape(weight.shape[0], -1)
 
-    def compute_weight(self, module, do_power_iteration):
-        """Returns the weight divided by its greatest singular value, after iterating for the singular vectors if asked to."""
+    def compute_weight(self, module, do_power_iteration=None):
+        """Returns the weight divided by its greatest singular value, after iterating for the singular vectors if asked to; in training, if it is not
+        said."""
         weight, u, v = (getattr(module, f"{self.name}_{part}") for part in ("orig", "u", "v"))
         matrix = self.reshape_weight_to_matrix(weight)
-        if do_power_iteration:
+        if module.training if do_power_iteration is None else do_power_iteration:
             former = _core._set_grad_enabled(False)
             try:
                 for _ in range(self.n_power_iterations):
@@ -41,14 +44,10 @@ class SpectralNorm:
     @staticmethod
     def apply(module, name, n_power_iterations, dim, eps):
         """Makes a weight of a module one that is divided by its greatest singular value."""
-        if any(isinstance(hook, SpectralNorm) and hook.name == name for hook in module._forward_pre_hooks.values()):
-            raise RuntimeError(f"Cannot register two spectral_norm hooks on the same parameter {name}")
-        made, weight = SpectralNorm(name, n_power_iterations, dim, eps), module._parameters[name]
-        if weight is None:
+        made, weight = SpectralNorm(name, n_power_iterations, dim, eps), module._parameters.get(name)
+        if SpectralNorm._found(module, name) is None and weight is None:
             raise ValueError(f"`SpectralNorm` cannot be applied as parameter `{name}` is None")
-        if is_lazy(weight):
-            raise ValueError("The module passed to `SpectralNorm` can't have uninitialized parameters. Make sure to run the dummy forward before applying "
-                             "spectral normalization")
+        made._add_to(module, weight)
         vectors = [F.normalize(weight.new_empty([extent]).normal_(0, 1), dim=0, eps=eps)
                    for extent in made.reshape_weight_to_matrix(weight.detach()).shape]
         delattr(module, name)
@@ -56,8 +55,8 @@ class SpectralNorm:
         setattr(module, name, weight.detach())
         for part, vector in zip("uv", vectors):
             module.register_buffer(f"{name}_{part}", vector)
-        module.register_forward_pre_hook(made)
         module._register_state_dict_hook(_Versioned(made))
+        module._register_load_state_dict_pre_hook(_FirstVersion(made))
         return made
 
     def remove(self, module):
@@ -66,9 +65,6 @@ class SpectralNorm:
         for suffix in ("", "_u", "_v", "_orig"):
             delattr(module, self.name + suffix)
         module.register_parameter(self.name, Parameter(weight))
-
-    def __call__(self, module, inputs):
-        setattr(module, self.name, self.compute_weight(module, do_power_iteration=module.training))
 
 
 class _Versioned:
@@ -81,6 +77,29 @@ class _Versioned:
         local_metadata.setdefault("spectral_norm", {})[f"{self.norm.name}.version"] = self.norm._version
 
 
+class _FirstVersion:
+    """The hook that completes a state of the first form, which has the weight that was computed, and no right singular vector."""
+
+    def __init__(self, norm):
+        self.norm = norm
+
+    def __call__(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        norm, key = self.norm, prefix + self.norm.name
+        version = local_metadata.get("spectral_norm", {}).get(f"{norm.name}.version")
+        is_newer = version is None and key not in state_dict and all(f"{key}_{part}" in state_dict for part in ("orig", "u", "v"))
+        if is_newer or (version or 0) >= 1:
+            return
+        missing = [name for name in (f"{key}_orig", key, f"{key}_u") if name not in state_dict]
+        if missing:
+            missing_keys.extend(missing if strict else ())
+            return
+        weight, u, computed = state_dict[f"{key}_orig"].detach(), state_dict[f"{key}_u"].detach(), state_dict.pop(key).detach()
+        matrix = norm.reshape_weight_to_matrix(weight)
+        # The weight is the other one times the greatest singular value, of which u and v are the vectors.
+        v = _core.mv(_core.linalg_pinv(matrix), u)
+        state_dict[f"{key}_v"] = v * ((weight / computed).mean() / _core.dot(u, _core.mv(matrix, v)))
+
+
 def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
     """Makes a weight of a module one that is divided by its greatest singular value."""
     SpectralNorm.apply(module, name, n_power_iterations, dim if dim is not None else 1 if isinstance(module, _ConvTranspose) else 0, eps)
@@ -89,12 +108,9 @@ def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=No
 
 def remove_spectral_norm(module, name="weight"):
     """Makes a weight a parameter again."""
-    for number, hook in list(module._forward_pre_hooks.items()):
-        if isinstance(hook, SpectralNorm) and hook.name == name:
-            hook.remove(module)
-            del module._forward_pre_hooks[number]
-            for other, noted in list(module._state_dict_hooks.items()):
-                if isinstance(noted, _Versioned) and noted.norm is hook:
-                    del module._state_dict_hooks[other]
-            return module
-    raise ValueError(f"spectral_norm of '{name}' not found in {module}")
+    norm = SpectralNorm._removed_from(module, name)
+    for hooks, kind in ((module._state_dict_hooks, _Versioned), (module._load_state_dict_pre_hooks, _FirstVersion)):
+        for number, hook in list(hooks.items()):
+            if isinstance(hook, kind) and hook.norm is norm:
+                del hooks[number]
+    return module

@@ -3,7 +3,8 @@
 import warnings
 
 from ... import _core
-from ..parameter import Parameter, is_lazy
+from ..parameter import Parameter
+from ._computed import ComputedWeight
 
 
 def norm_except_dim(v, pow=2, dim=0):
@@ -19,11 +20,13 @@ def weight_of(v, g, dim=0):
     return v * (g / norm_except_dim(v, 2, dim))
 
 
-class WeightNorm:
+class WeightNorm(ComputedWeight):
     """The hook that computes a weight before each call."""
 
+    _function = "weight_norm"
+
     def __init__(self, name, dim):
-        self.name, self.dim = name, -1 if dim is None else dim
+        super().__init__(name, -1 if dim is None else dim)
 
     def compute_weight(self, module):
         """Returns the weight by its norms and directions."""
@@ -34,18 +37,13 @@ class WeightNorm:
         """Splits a weight of a module into norms and directions."""
         warnings.warn("`torch.nn.utils.weight_norm` is deprecated in favor of `torch.nn.utils.parametrizations.weight_norm`.", FutureWarning,
                       stacklevel=3)
-        if any(isinstance(hook, WeightNorm) and hook.name == name for hook in module._forward_pre_hooks.values()):
-            raise RuntimeError(f"Cannot register two weight_norm hooks on the same parameter {name}")
         made, weight = WeightNorm(name, dim), getattr(module, name)
-        if is_lazy(weight):
-            raise ValueError("The module passed to `WeightNorm` can't have uninitialized parameters. Make sure to run the dummy forward before applying "
-                             "weight normalization")
+        made._add_to(module, weight)
         norms = norm_except_dim(weight.detach(), 2, made.dim)
         del module._parameters[name]
         module.register_parameter(f"{name}_g", Parameter(norms))
         module.register_parameter(f"{name}_v", Parameter(weight.detach()))
         setattr(module, name, made.compute_weight(module))
-        module.register_forward_pre_hook(made)
         return made
 
     def remove(self, module):
@@ -54,9 +52,6 @@ class WeightNorm:
         delattr(module, self.name)
         del module._parameters[f"{self.name}_g"], module._parameters[f"{self.name}_v"]
         setattr(module, self.name, Parameter(weight.detach()))
-
-    def __call__(self, module, inputs):
-        setattr(module, self.name, self.compute_weight(module))
 
 
 def weight_norm(module, name="weight", dim=0):
@@ -67,9 +62,5 @@ def weight_norm(module, name="weight", dim=0):
 
 def remove_weight_norm(module, name="weight"):
     """Makes a weight a parameter again."""
-    for number, hook in list(module._forward_pre_hooks.items()):
-        if isinstance(hook, WeightNorm) and hook.name == name:
-            hook.remove(module)
-            del module._forward_pre_hooks[number]
-            return module
-    raise ValueError(f"weight_norm of '{name}' not found in {module}")
+    WeightNorm._removed_from(module, name)
+    return module
