@@ -58,6 +58,10 @@ class _GradMode:
     def _again(self):
         return type(self)()
 
+    def clone(self):
+        """Returns another region like this one, which has not begun."""
+        return self._again()
+
 
 def _usable_bare(cls):
     """Lets `@cls` decorate a function as `@cls()` does."""
