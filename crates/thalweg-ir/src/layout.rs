@@ -172,6 +172,21 @@ impl Layout {
         true
     }
 
+    /// Returns the dimensions, outermost first, in whose order the elements lie row-major with no gaps; `None` where there are gaps or elements share
+    /// memory.
+    ///
+    /// ```
+    /// # use thalweg_ir::Layout;
+    /// let turned = Layout::contiguous(&[2, 3, 4]).permute(&[2, 0, 1])?;
+    /// assert_eq!(turned.dense_order().as_deref(), Some(&[1, 2, 0][..]));
+    /// # Ok::<(), thalweg_ir::LayoutError>(())
+    /// ```
+    pub fn dense_order(&self) -> Option<Shape> {
+        let mut order: Shape = (0..self.rank()).collect();
+        order.sort_by_key(|&dimension| std::cmp::Reverse(self.strides[dimension]));
+        self.permute(&order).is_ok_and(|layout| layout.is_contiguous()).then_some(order)
+    }
+
     /// Returns whether two different coordinates may name the same element (an expanded tensor): such a tensor cannot be written.
     pub fn may_overlap(&self) -> bool {
         if self.elements() <= 1 {

@@ -244,6 +244,9 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { label, .. } = self;
         write!(f, "out of memory. Tried to allocate {}. ", Size(self.requested_bytes))?;
+        if self.requested_bytes > 1 << 60 {
+            f.write_str("Tried to allocate more than 1EB memory: more than any device can address. ")?;
+        }
         if let Some(MemoryInfo { free_bytes, total_bytes }) = self.device {
             let (total, free) = (Size(total_bytes), Size(free_bytes));
             write!(f, "{label} has a total capacity of {total} of which {free} is free. ")?;

@@ -4,32 +4,94 @@ use std::cell::Cell;
 
 use pyo3::prelude::*;
 use thalweg::Tensor;
-use thalweg::autograd::{BackwardOptions, gradients_with};
+use thalweg::autograd::{
+    Backpropagation, BackwardOptions, Edge, at_pass_end, pass_number, queue_callback, run_backward,
+    running_node, will_run,
+};
 use thalweg::tensor::autocast::{AutocastOptions, Region};
 
-use crate::failure::{exception, run, type_error};
+use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
+use crate::node::{PyNode, object_of};
 
-/// Returns the gradients of `inputs`, from gradients of `outputs`; `None` where there is none.
+/// A place of a graph: a tensor, or a result of a node.
+#[derive(FromPyObject)]
+enum Place<'py> {
+    Tensor(Bound<'py, PyTensor>),
+    Edge(Bound<'py, PyNode>, usize),
+}
+
+impl Place<'_> {
+    fn edge(&self) -> Option<Edge> {
+        match self {
+            Self::Tensor(tensor) => tensor.tensor().gradient_edge(),
+            Self::Edge(node, place) => Some(Edge::new(node.get().0.clone(), *place)),
+        }
+    }
+}
+
+/// Runs a backward pass from places, each with its gradient. With `accumulates`, leaves accumulate what arrives: all, or those of `inputs`;
+/// without, the gradients of `inputs` are returned, `None` where there is none.
 #[pyfunction]
-fn _gradients(
+fn _run_backward(
     py: Python<'_>,
-    outputs: Vec<Bound<'_, PyTensor>>,
-    output_gradients: Vec<Option<Bound<'_, PyTensor>>>,
-    inputs: Vec<Bound<'_, PyTensor>>,
+    roots: Vec<(Place<'_>, Bound<'_, PyTensor>)>,
+    inputs: Option<Vec<Place<'_>>>,
+    accumulates: bool,
     retain_graph: bool,
     create_graph: bool,
 ) -> PyResult<Vec<Option<Py<PyTensor>>>> {
-    let of = |tensor: &Bound<'_, PyTensor>| tensor.tensor();
-    let outputs: Vec<Tensor> = outputs.iter().map(of).collect();
-    let output_gradients: Vec<Option<Tensor>> =
-        output_gradients.iter().map(|gradient| gradient.as_ref().map(of)).collect();
-    let inputs: Vec<Tensor> = inputs.iter().map(of).collect();
+    let roots: Vec<(Edge, Tensor)> =
+        roots.iter().filter_map(|(place, gradient)| Some((place.edge()?, gradient.tensor()))).collect();
+    let targets: Option<Vec<Option<Edge>>> = inputs.map(|inputs| inputs.iter().map(Place::edge).collect());
     let options = BackwardOptions { retain_graph, create_graph };
-    let found = run(py, || gradients_with(&outputs, &output_gradients, &inputs, options))?;
+    let found = run(py, || {
+        let kind = match (&targets, accumulates) {
+            (None, _) => Backpropagation::Accumulate,
+            (Some(targets), true) => Backpropagation::AccumulateAt(targets),
+            (Some(targets), false) => Backpropagation::Gradients(targets),
+        };
+        run_backward(roots, kind, options)
+    })?;
     (found.into_iter())
         .map(|gradient| gradient.map(|gradient| Ok(PyTensor::object(py, gradient)?.unbind())).transpose())
         .collect()
+}
+
+/// Lets the backward pass that this thread runs call a function once it has succeeded.
+#[pyfunction]
+fn _queue_callback(py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+    _ = py;
+    match queue_callback(move || call_python(|py| callback.call0(py).map(drop))) {
+        true => Ok(()),
+        false => Err(runtime("Final callbacks can only be installed during backward pass.")),
+    }
+}
+
+/// Calls a function at the end of the backward pass that this thread runs, also where that fails; what it raises is lost.
+#[pyfunction]
+fn _at_pass_end(callback: Py<PyAny>) {
+    at_pass_end(move || {
+        let _lost = call_python(|py| callback.call0(py).map(drop));
+    });
+}
+
+/// Returns whether the backward pass that this thread runs comes to the node that a tensor's gradient goes to.
+#[pyfunction]
+fn _will_run(tensor: &Bound<'_, PyTensor>) -> bool {
+    will_run(&tensor.tensor())
+}
+
+/// Returns the number of the backward pass that this thread runs, or -1 (`torch._C._current_graph_task_id`).
+#[pyfunction]
+fn _current_graph_task_id() -> i64 {
+    pass_number().map_or(-1, |number| i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+/// Returns the node whose backward function this thread runs, or None (`torch._C._current_autograd_node`).
+#[pyfunction]
+fn _current_autograd_node(py: Python<'_>) -> PyResult<Option<Bound<'_, PyNode>>> {
+    running_node().map(|node| object_of(py, node)).transpose()
 }
 
 /// Sets whether operators record themselves, and returns whether they did.
@@ -107,10 +169,25 @@ impl _AutocastRegion {
     }
 }
 
+/// Returns the calls of Python that led here, as a traceback has them.
+fn stack_of_python() -> Option<String> {
+    Python::try_attach(|py| -> PyResult<String> {
+        let lines = py.import("traceback")?.call_method0("format_stack")?;
+        lines.try_iter()?.map(|line| line?.extract::<String>()).collect()
+    })?
+    .ok()
+}
+
 /// Adds the functions and the class.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    thalweg::autograd::set_stack_source(stack_of_python);
     module.add_class::<_AutocastRegion>()?;
-    module.add_function(wrap_pyfunction!(_gradients, module)?)?;
+    module.add_function(wrap_pyfunction!(_run_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(_queue_callback, module)?)?;
+    module.add_function(wrap_pyfunction!(_at_pass_end, module)?)?;
+    module.add_function(wrap_pyfunction!(_will_run, module)?)?;
+    module.add_function(wrap_pyfunction!(_current_graph_task_id, module)?)?;
+    module.add_function(wrap_pyfunction!(_current_autograd_node, module)?)?;
     module.add_function(wrap_pyfunction!(_set_grad_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(is_grad_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(_set_inference_mode, module)?)?;

@@ -2,10 +2,13 @@
 //!
 //! This module is a hub: it registers the others of `thalweg.cuda` in the same module of Python, and they take its streams.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use thalweg::driver::ExternalStream;
 use thalweg::driver::cuda::{AvailabilityReason, availability};
+use thalweg::driver::{ExternalStream, Label};
 use thalweg::{Device, Event, Stream};
 
 use crate::device::{PyDevice, or_current};
@@ -159,8 +162,13 @@ impl PyStream {
         (self.0.device().number() << 48) ^ self.0.cuda_stream().unwrap_or_default()
     }
 
-    fn __repr__(&self) -> String {
-        format!("<thalweg.cuda.Stream device={} priority={}>", self.0.device(), self.0.priority())
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let (own, class) = (&slf.get().0, slf.get_type().fully_qualified_name()?);
+        Ok(format!(
+            "<{class} device={} priority={}>",
+            PyDevice::of(own.device().clone()).__str__(),
+            own.priority()
+        ))
     }
 
     /// Makes the stream current on this thread, until `_exit` is called for the same object.
@@ -267,6 +275,20 @@ fn external(device: &Device, number: u64) -> thalweg::Result<Stream> {
 fn _stream_number(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<u64> {
     let device = or_current(py, Some(device))?;
     run(py, || Ok(device.current_stream().cuda_stream()?.max(1)))
+}
+
+/// Keeps the current stream busy for a number of cycles of a GPU of one gigahertz: the host sleeps in its order.
+#[pyfunction]
+fn _sleep(py: Python<'_>, cycles: u64) -> PyResult<()> {
+    run(py, || {
+        let stream = Device::current()?.current_stream();
+        let sleep = move || std::thread::sleep(Duration::from_nanos(cycles));
+        Ok(stream.device().driver().host_function_async(
+            stream.handle(),
+            Arc::new(sleep),
+            Label::here("_sleep"),
+        )?)
+    })
 }
 
 /// Blocks until all work of a device is done.
@@ -378,6 +400,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_device_count, &own)?)?;
     own.add_function(wrap_pyfunction!(_let_wait, &own)?)?;
     own.add_function(wrap_pyfunction!(_wait_for, &own)?)?;
+    own.add_function(wrap_pyfunction!(_sleep, &own)?)?;
     own.add_function(wrap_pyfunction!(_stream_number, &own)?)?;
     crate::audit::register(&own)?;
     own.add_function(wrap_pyfunction!(synchronize, &own)?)?;

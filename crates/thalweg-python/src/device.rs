@@ -211,7 +211,7 @@ impl PyDevice {
         }
     }
 
-    fn __str__(&self) -> String {
+    pub fn __str__(&self) -> String {
         match self.index() {
             Some(index) => format!("{}:{index}", self.r#type()),
             None => self.r#type().to_owned(),

@@ -133,10 +133,11 @@ impl PyEvent {
         run(py, || self.0.elapsed_ms(&end.0))
     }
 
-    fn __repr__(&self) -> PyResult<String> {
-        Ok(match self.0.device() {
-            Some(device) => format!("<thalweg.cuda.Event device={device} {:#x}>", self.cuda_event()?),
-            None => "<thalweg.cuda.Event uninitialized>".to_owned(),
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let (own, class) = (slf.get(), slf.get_type().fully_qualified_name()?);
+        Ok(match own.device() {
+            Some(device) => format!("<{class} device={} {:#x}>", device.__str__(), own.cuda_event()?),
+            None => format!("<{class} uninitialized>"),
         })
     }
 }

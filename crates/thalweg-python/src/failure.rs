@@ -57,7 +57,7 @@ pub fn exception(error: &Error) -> PyErr {
 
 /// Names of Rust's interface in messages, with those of Python's.
 const IN_PYTHON: &[(&str, &str)] = &[
-    ("set `BackwardOptions::retain_graph` there", "pass `retain_graph=True` there"),
+    ("Specify `BackwardOptions::retain_graph`", "Specify retain_graph=True"),
     ("`Buffer::duplicate`", "`clone`"),
     (" and call `release_outputs` on its graph", ""),
     (" (`OverwritePolicy::Preserve`)", ""),

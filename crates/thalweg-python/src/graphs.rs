@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use thalweg::driver::CaptureMode;
 use thalweg::graph::Capture;
@@ -66,6 +67,37 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pyclass(module = "thalweg.cuda", frozen)]
 pub struct _GraphPool(pub GraphPool);
 
+/// It is the pair that a pool's `id` is, as far as programs look.
+#[pymethods]
+impl _GraphPool {
+    fn __len__(&self) -> usize {
+        2
+    }
+
+    fn __getitem__(&self, place: isize) -> PyResult<u64> {
+        match place {
+            0 | -2 => Ok(0),
+            1 | -1 => Ok(self.0.id().raw()),
+            _ => Err(PyIndexError::new_err("a pool's id is a pair")),
+        }
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        match other.cast::<Self>() {
+            Ok(other) => other.get().0.id() == self.0.id(),
+            Err(_) => other.extract::<(u64, u64)>().is_ok_and(|pair| pair == (0, self.0.id().raw())),
+        }
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
+        (0, self.0.id().raw()).into_pyobject(py)?.hash()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("(0, {})", self.0.id().raw())
+    }
+}
+
 #[pymethods]
 impl PyGraph {
     #[new]
@@ -118,10 +150,14 @@ impl PyGraph {
 
     /// Ends the capture; the stream that was current before is so again. What was captured is instantiated, or kept until it is replayed
     /// first.
-    fn capture_end(&self) -> PyResult<()> {
+    fn capture_end(&self, py: Python<'_>) -> PyResult<()> {
         let UnderWay { capture, optimizers, .. } = self.taken()?;
         *locked(&self.optimizers) = optimizers;
         let captured = capture.end().map_err(|error| exception(&error))?;
+        if captured.is_empty() {
+            let text = c"The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream.";
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)?;
+        }
         if self.keeps.load(Ordering::Relaxed) {
             *locked(&self.graph) = None;
             *locked(&self.captured) = Some(captured);

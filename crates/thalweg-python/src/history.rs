@@ -195,14 +195,16 @@ fn _annotate_tensor(py: Python<'_>, tensor: &Bound<'_, PyTensor>, text: &str) ->
     })
 }
 
-/// Changes settings of a device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`.
+/// Changes settings of a device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`. What the text does not name stays, but for the
+/// settings that PyTorch begins anew with each text.
 #[pyfunction]
 fn _set_allocator_settings(py: Python<'_>, text: &str, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = or_current(py, device)?;
-    let settings = device
-        .allocator()
-        .settings()
-        .apply(text)
+    let anew = ["max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold"];
+    let settings = anew
+        .iter()
+        .try_fold(device.allocator().settings(), |settings, key| settings.without(key))
+        .and_then(|settings| settings.apply(text))
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     run(py, || {
         let set = device.allocator().set_settings(settings);

@@ -1,22 +1,213 @@
 //! Nodes of the graph that autograd records, and hooks of Python: of tensors and of nodes.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference};
 use smallvec::SmallVec;
 use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
 
-use crate::failure::{call_python, exception, type_error};
+use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
+use crate::record::saved_hooks;
 
 /// A recorded operator that a tensor is the result of (`torch.autograd.graph.Node`).
-#[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen)]
+#[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen, subclass, weakref)]
 pub struct PyNode(pub Arc<Node>);
+
+/// What a node is made an object of: programs make none.
+#[pyclass(frozen)]
+struct _NodeToken(Arc<Node>);
+
+/// What Python has put beside a node.
+#[derive(Default)]
+struct Beside {
+    /// The object of the node, as long as a program has it.
+    object: Mutex<Option<Py<PyWeakrefReference>>>,
+    /// Of a function of Python, its class of nodes and its context.
+    function: Option<(Py<PyType>, Py<PyAny>)>,
+    /// What the program keeps there itself.
+    metadata: OnceLock<Py<PyDict>>,
+}
+
+fn beside(node: &Node) -> PyResult<&Beside> {
+    node.attachment(Beside::default)
+        .ok_or_else(|| runtime("another library has put something beside this node"))
+}
+
+/// Puts the class of nodes and the context of a function of Python beside its node.
+pub fn put_function(node: &Node, class: Py<PyType>, context: Py<PyAny>) -> PyResult<()> {
+    let beside = Beside { function: Some((class, context)), ..Beside::default() };
+    node.attachment(|| beside).map(drop).ok_or_else(|| runtime("something is beside this node already"))
+}
+
+/// Returns the class of nodes of this name.
+fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
+    static CLASSES: Mutex<BTreeMap<String, Py<PyType>>> = Mutex::new(BTreeMap::new());
+    let known =
+        CLASSES.lock().unwrap_or_else(PoisonError::into_inner).get(title).map(|class| class.clone_ref(py));
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let names = PyDict::new(py);
+    names.set_item("__module__", "thalweg.autograd.graph")?;
+    let class = py.get_type::<PyType>().call1((title, (py.get_type::<PyNode>(),), names))?;
+    let class = class.cast_into::<PyType>()?.unbind();
+    let mut classes = CLASSES.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(classes.entry(title.to_owned()).or_insert(class).clone_ref(py))
+}
+
+/// Returns the object of a node: the same one as long as the program has it.
+pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>> {
+    let kept = beside(&node)?;
+    let known =
+        kept.object.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|known| known.clone_ref(py));
+    if let Some(known) = known.and_then(|known| known.bind(py).upgrade()) {
+        return Ok(known.cast_into::<PyNode>()?);
+    }
+    let class = match &kept.function {
+        Some((class, _)) => class.clone_ref(py),
+        None => class_of(py, node.title())?,
+    };
+    let token = Bound::new(py, _NodeToken(node.clone()))?;
+    let object = class.bind(py).call1((token,))?.cast_into::<PyNode>()?;
+    let reference = PyWeakrefReference::new(&object)?.unbind();
+    let _former = kept.object.lock().unwrap_or_else(PoisonError::into_inner).replace(reference);
+    Ok(object)
+}
+
+/// A node, as long as something else has it: a context knows its node by this.
+#[pyclass(frozen)]
+pub struct _NodeReference(pub Weak<Node>);
+
+#[pymethods]
+impl _NodeReference {
+    /// Returns the node, or None.
+    fn get<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyNode>>> {
+        self.0.upgrade().map(|node| object_of(py, node)).transpose()
+    }
+}
+
+/// A tensor that a node keeps (`torch._C._autograd.SavedTensor`).
+#[pyclass(frozen)]
+struct SavedTensor {
+    node: Arc<Node>,
+    name: String,
+}
+
+#[pymethods]
+impl SavedTensor {
+    #[new]
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        Err(runtime("Trying to create a SavedTensor object from Python is forbidden."))
+    }
+
+    /// Packs the tensor by hooks of its own.
+    #[pyo3(signature = (*hooks))]
+    fn register_hooks(&self, py: Python<'_>, hooks: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let (pack, unpack) = pair_of_hooks(hooks)?;
+        let (pack, unpack) = saved_hooks(pack, unpack);
+        run(py, || {
+            let registered = self.node.with_saved(&self.name, |saved| saved.register_hooks(pack, unpack));
+            let none = "Calling register_hooks on a saved tensor with value None is forbidden";
+            registered.unwrap_or_else(|| Err(thalweg::Error::invalid(none)))
+        })
+    }
+}
+
+/// Returns the place where a node keeps a tensor.
+#[pyfunction]
+fn _saved_tensor(node: &Bound<'_, PyNode>, name: String) -> SavedTensor {
+    SavedTensor { node: node.get().0.clone(), name }
+}
+
+/// Reads the two functions that pack and unpack a saved tensor.
+pub fn pair_of_hooks(hooks: &Bound<'_, PyTuple>) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+    if hooks.len() != 2 || hooks.iter().any(|hook| !hook.is_callable()) {
+        return Err(type_error(
+            "register_hooks(): incompatible function arguments: it takes two functions, which pack and unpack a saved tensor",
+        ));
+    }
+    Ok((hooks.get_item(0)?.unbind(), hooks.get_item(1)?.unbind()))
+}
 
 #[pymethods]
 impl PyNode {
+    #[new]
+    fn new(token: &Bound<'_, _NodeToken>) -> Self {
+        Self(token.get().0.clone())
+    }
+
+    /// The context of a function of Python; None of another operator.
+    #[getter]
+    fn _context(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        Ok(beside(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
+    }
+
+    /// What the program keeps beside the node.
+    #[getter]
+    fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        Ok(beside(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
+    }
+
+    /// Returns what the node keeps: `_saved_self` is a tensor, and `_raw_saved_self` the place where it is kept.
+    fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let (py, node) = (slf.py(), slf.get().0.clone());
+        if let Some(name) = name.strip_prefix("_raw_saved_").filter(|&name| has_saved(&node, name)) {
+            return Ok(Bound::new(py, SavedTensor { node, name: name.to_owned() })?.into_any());
+        }
+        if let Some(saved) = name.strip_prefix("_saved_") {
+            let found =
+                run(py, || node.with_saved(saved, thalweg::autograd::Saved::get_recorded).transpose())?;
+            if let Some(tensor) = found {
+                return Ok(PyTensor::object(py, tensor)?.into_any());
+            }
+        }
+        let class = slf.get_type().name()?;
+        Err(PyAttributeError::new_err(format!("'{class}' object has no attribute '{name}'")))
+    }
+
+    /// Returns the names of attributes, with those of what the node keeps.
+    fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
+        let names = slf.py().get_type::<PyAny>().call_method1("__dir__", (slf,))?;
+        let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+        let names = PyList::new(slf.py(), names)?;
+        for name in slf.get().0.saved_names().into_iter().filter(|name| !name.contains('.')) {
+            names.append(format!("_saved_{name}"))?;
+            names.append(format!("_raw_saved_{name}"))?;
+        }
+        Ok(names)
+    }
+
+    /// Calls its backward function by itself, with a gradient of each of its results.
+    #[pyo3(signature = (*gradients))]
+    fn __call__<'py>(
+        slf: &Bound<'py, Self>,
+        gradients: Vec<Option<Bound<'py, PyTensor>>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, node) = (slf.py(), slf.get().0.clone());
+        if gradients.len() != node.output_count() {
+            return Err(type_error(format!(
+                "{} expected {} arguments, got {} instead",
+                node.title(),
+                node.output_count(),
+                gradients.len()
+            )));
+        }
+        let gradients: Vec<Option<Tensor>> =
+            gradients.iter().map(|gradient| gradient.as_ref().map(Held::tensor)).collect();
+        let found = match gradients.iter().all(Option::is_none) {
+            true => SmallVec::from_elem(None, node.next_functions().len()),
+            false => run(py, || node.call(&gradients))?,
+        };
+        let found = gradient_objects(py, &found)?;
+        if found.len() == 1 { found.get_item(0) } else { Ok(found.into_any()) }
+    }
+
     /// Returns the name: that of the operator, as PyTorch writes it.
     fn name(&self) -> String {
         let title = self.0.title();
@@ -27,8 +218,8 @@ impl PyNode {
     #[getter]
     fn next_functions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let edges = self.0.next_functions().into_iter().map(|edge| match edge {
-            Some((node, place)) => (Some(Self(node)), place).into_pyobject(py),
-            None => (None::<Self>, 0_usize).into_pyobject(py),
+            Some((node, place)) => (object_of(py, node)?, place).into_pyobject(py),
+            None => (py.None(), 0_usize).into_pyobject(py),
         });
         PyTuple::new(py, edges.collect::<PyResult<Vec<_>>>()?)
     }
@@ -77,6 +268,10 @@ impl PyNode {
     fn __hash__(&self) -> u64 {
         self.0.sequence_number()
     }
+}
+
+fn has_saved(node: &Node, name: &str) -> bool {
+    node.saved_names().iter().any(|known| known == name)
 }
 
 fn check_callable(py: Python<'_>, hook: &Py<PyAny>) -> PyResult<()> {
@@ -144,17 +339,51 @@ impl _HookHandle {
 impl PyTensor {
     /// The recorded operator that it is the result of.
     #[getter]
-    fn grad_fn(slf: &Bound<'_, Self>) -> Option<PyNode> {
-        slf.tensor().grad_fn().map(PyNode)
+    fn grad_fn<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyNode>>> {
+        slf.tensor().grad_fn().map(|node| object_of(slf.py(), node)).transpose()
+    }
+
+    /// The place of the gradient among the results of `grad_fn`.
+    #[getter]
+    fn output_nr(slf: &Bound<'_, Self>) -> usize {
+        slf.tensor().gradient_edge().map_or(0, |edge| edge.place())
+    }
+
+    /// Returns the node that its gradient goes to, the accumulator of a leaf, and the place among that node's results; None where none does.
+    fn _gradient_edge<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<(Bound<'py, PyNode>, usize)>> {
+        let edge = slf.tensor().gradient_edge();
+        edge.map(|edge| Ok((object_of(slf.py(), edge.node().clone())?, edge.place()))).transpose()
+    }
+
+    /// Returns whether it is a view, of which a base has the history.
+    fn _is_part(slf: &Bound<'_, Self>) -> bool {
+        slf.tensor().is_view()
+    }
+
+    /// Makes it the result of the node that another tensor is a result of, which has written it in place.
+    fn _take_history(slf: &Bound<'_, Self>, result: &Bound<'_, Self>) {
+        if let Some(edge) = result.tensor().gradient_edge() {
+            slf.tensor().set_history(edge);
+        }
+    }
+
+    /// Sets the number of writes in place that are counted.
+    fn _set_version(slf: &Bound<'_, Self>, version: u32) {
+        slf.tensor().set_version(version);
+    }
+
+    /// Counts a write of its memory in place, by the program itself.
+    fn _bump_version(slf: &Bound<'_, Self>) {
+        slf.tensor().bump_version();
     }
 
     /// Registers a hook that backward passes call with the gradient of this tensor; it may return another.
     #[pyo3(name = "register_hook")]
     fn add_gradient_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<_HookHandle> {
-        check_callable(slf.py(), &hook)?;
-        let called = move |gradient: &Tensor| {
+        let called = move |gradient: Option<&Tensor>| {
             call_python(|py| {
-                let given = hook.call1(py, (PyTensor::object(py, gradient.clone())?,))?;
+                let gradient = gradient.map(|gradient| PyTensor::object(py, gradient.clone())).transpose()?;
+                let given = hook.call1(py, (gradient,))?;
                 let given = given.bind(py);
                 if given.is_none() {
                     return Ok(None);
@@ -162,13 +391,13 @@ impl PyTensor {
                 match given.cast::<PyTensor>() {
                     Ok(tensor) => Ok(Some(tensor.tensor())),
                     Err(_) => Err(type_error(format!(
-                        "a hook of a tensor returns a gradient or None, not {}",
-                        given.get_type()
+                        "expected Variable, but hook returned '{}': a hook of a tensor returns a gradient or None",
+                        given.get_type().name()?
                     ))),
                 }
             })
         };
-        slf.tensor().register_hook(called).map(_HookHandle).map_err(|error| exception(&error))
+        slf.tensor().register_hook_of_any(called).map(_HookHandle).map_err(|error| exception(&error))
     }
 
     /// Registers a hook that backward passes call with this leaf once its gradient is accumulated.
@@ -187,9 +416,7 @@ impl PyTensor {
                 let given = hook.call1(py, (leaf,))?;
                 match given.is_none(py) {
                     true => Ok(()),
-                    false => {
-                        Err(crate::failure::runtime("Tensor post accumulate grad hooks should return None."))
-                    }
+                    false => Err(runtime("Tensor post accumulate grad hooks should return None.")),
                 }
             })
         };
@@ -219,5 +446,8 @@ impl PyTensor {
 /// Adds the classes.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("_Node", module.py().get_type::<PyNode>())?;
+    module.add("_NodeReference", module.py().get_type::<_NodeReference>())?;
+    module.add("_SavedTensor", module.py().get_type::<SavedTensor>())?;
+    module.add_function(wrap_pyfunction!(_saved_tensor, module)?)?;
     module.add_class::<_HookHandle>()
 }

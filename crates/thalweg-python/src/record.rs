@@ -3,19 +3,19 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyTuple, PyType};
 use thalweg::Tensor;
 use thalweg::autograd::{
-    Backward, CheckpointOptions, GradcheckOptions, Gradients, Saved, SavedTensorsRegion, checkpoint_with,
-    enter_saved_tensors_hooks, gradcheck, gradgradcheck, record_function,
+    Backward, CheckpointOptions, Explain, Gradients, Saved, SavedPlace, SavedTensorsRegion, checkpoint_with,
+    enter_saved_tensors_hooks, record_function,
 };
 
-use crate::failure::{attempt, call_python, exception, run, type_error};
+use crate::failure::{call_python, run, type_error};
 use crate::handle::{Held, PyTensor};
-use crate::node::gradient_objects;
+use crate::node::{_NodeReference, gradient_objects, put_function};
 
 fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
     tensors.iter().map(|tensor| tensor.tensor()).collect()
@@ -58,6 +58,16 @@ impl _SavedTensors {
             tensors.iter().map(|tensor| tensor.as_ref().map(keep).transpose()).collect::<thalweg::Result<_>>()
         })
         .map(Self)
+    }
+
+    /// Returns how many there are.
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Refuses tensors that a pass has freed.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.0.iter().flatten().try_for_each(Saved::check_kept))
     }
 
     /// Returns the tensors. They may not have been written since.
@@ -108,6 +118,12 @@ impl Backward for PythonFunction {
     fn release(&self) {
         self.saved.get().0.iter().flatten().for_each(Saved::release);
     }
+
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        let places = self.saved.get().0.iter().enumerate();
+        let named = |(place, saved)| SavedPlace { name: format!("tensors.{place}"), saved };
+        places.filter_map(|(place, saved)| Some((place, saved.as_ref()?))).map(named).collect()
+    }
 }
 
 /// Records a function of one's own over tensors: returns its results as parts of the graph. `backward` takes the gradients of the
@@ -120,12 +136,45 @@ fn _record_function<'py>(
     saved: Py<_SavedTensors>,
     inputs: Vec<Bound<'py, PyTensor>>,
     results: Vec<Bound<'py, PyTensor>>,
-) -> PyResult<Vec<Bound<'py, PyTensor>>> {
+    class: Py<PyType>,
+    context: Py<PyAny>,
+) -> PyResult<(Vec<Bound<'py, PyTensor>>, Option<_NodeReference>)> {
     let (inputs, results) = (inner(&inputs), inner(&results));
     let function = Box::new(PythonFunction { name: lasting(name), backward, saved });
     let inputs: Vec<&Tensor> = inputs.iter().collect();
     let results = record_function(function, &inputs, results);
-    results.into_iter().map(|result| PyTensor::object(py, result)).collect()
+    let node = results.iter().find_map(Tensor::grad_fn);
+    if let Some(node) = &node {
+        put_function(node, class, context)?;
+    }
+    let results = results.into_iter().map(|result| PyTensor::object(py, result)).collect::<PyResult<_>>()?;
+    Ok((results, node.map(|node| _NodeReference(Arc::downgrade(&node)))))
+}
+
+/// Returns the hooks of saved tensors that call these functions.
+#[expect(clippy::type_complexity, reason = "they are functions")]
+pub fn saved_hooks(
+    pack: Py<PyAny>,
+    unpack: Py<PyAny>,
+) -> (
+    impl Fn(&Tensor) -> thalweg::Result<Py<PyAny>> + Send + Sync + 'static,
+    impl Fn(&Py<PyAny>) -> thalweg::Result<Tensor> + Send + Sync + 'static,
+) {
+    let packed =
+        move |tensor: &Tensor| call_python(|py| pack.call1(py, (PyTensor::object(py, tensor.clone())?,)));
+    let unpacked = move |value: &Py<PyAny>| {
+        call_python(|py| {
+            let tensor = unpack.call1(py, (value,))?;
+            match tensor.bind(py).cast::<PyTensor>() {
+                Ok(tensor) => Ok(tensor.tensor()),
+                Err(_) => Err(type_error(format!(
+                    "Output of saved tensor unpack_hook expected to be a Tensor but got result of type {}",
+                    tensor.bind(py).get_type().name()?
+                ))),
+            }
+        })
+    };
+    (packed, unpacked)
 }
 
 /// An open region with hooks of saved tensors; it belongs to its thread.
@@ -136,20 +185,7 @@ struct _SavedTensorsRegion(Cell<Option<SavedTensorsRegion>>);
 impl _SavedTensorsRegion {
     #[new]
     fn new(pack: Py<PyAny>, unpack: Py<PyAny>) -> Self {
-        let packed =
-            move |tensor: &Tensor| call_python(|py| pack.call1(py, (PyTensor::object(py, tensor.clone())?,)));
-        let unpacked = move |value: &Py<PyAny>| {
-            call_python(|py| {
-                let tensor = unpack.call1(py, (value,))?;
-                match tensor.bind(py).cast::<PyTensor>() {
-                    Ok(tensor) => Ok(tensor.tensor()),
-                    Err(_) => Err(type_error(format!(
-                        "Output of saved tensor unpack_hook expected to be a Tensor but got result of type {}",
-                        tensor.bind(py).get_type().name()?
-                    ))),
-                }
-            })
-        };
+        let (packed, unpacked) = saved_hooks(pack, unpack);
         Self(Cell::new(Some(enter_saved_tensors_hooks(packed, unpacked))))
     }
 
@@ -168,12 +204,20 @@ fn _checkpoint(
     preserve_rng_state: bool,
     determinism_check: bool,
     early_stop: bool,
+    explain: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let inputs = inner(&inputs);
+    let explain = explain.map(|explain| {
+        Explain(Arc::new(move |text: String| {
+            let explained = call_python(|py| explain.call1(py, (&text,))?.extract::<String>(py));
+            explained.unwrap_or(text)
+        }))
+    });
     let options = CheckpointOptions {
         preserve_rng_state,
         determinism_check,
         early_stop,
+        explain,
         ..CheckpointOptions::default()
     };
     let called = move |inputs: &[Tensor]| {
@@ -185,42 +229,10 @@ fn _checkpoint(
     run(py, || checkpoint_with(options, called, &inputs))
 }
 
-/// Checks gradients, or with `second` those of gradients, against finite differences. Returns what is wrong, if anything is; an
-/// exception of the function travels out.
-#[pyfunction]
-fn _gradcheck(
-    py: Python<'_>,
-    function: Py<PyAny>,
-    inputs: Vec<Bound<'_, PyTensor>>,
-    output_gradients: Option<Vec<Bound<'_, PyTensor>>>,
-    tolerances: (f64, f64, f64, f64),
-    second: bool,
-) -> PyResult<Option<String>> {
-    let inputs = inner(&inputs);
-    let output_gradients = output_gradients.map(|gradients| inner(&gradients));
-    let (eps, atol, rtol, nondet_tol) = tolerances;
-    let options = GradcheckOptions { eps, atol, rtol, nondet_tol };
-    let called = |inputs: &[Tensor]| {
-        call_python(|py| {
-            let objects = inputs.iter().map(|input| PyTensor::object(py, input.clone()));
-            let found = function.call1(py, (PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)?,))?;
-            (found.bind(py).try_iter()?)
-                .map(|tensor| Ok(tensor?.cast::<PyTensor>()?.tensor()))
-                .collect::<PyResult<Vec<_>>>()
-        })
-    };
-    let outcome = attempt(py, || match second {
-        false => gradcheck(called, &inputs, options),
-        true => gradgradcheck(called, &inputs, output_gradients.as_deref(), options),
-    })?;
-    Ok(outcome.err().map(|error| exception(&error).value(py).to_string()))
-}
-
 /// Adds the classes and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_SavedTensors>()?;
     module.add_class::<_SavedTensorsRegion>()?;
     module.add_function(wrap_pyfunction!(_record_function, module)?)?;
-    module.add_function(wrap_pyfunction!(_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(_gradcheck, module)?)
+    module.add_function(wrap_pyfunction!(_checkpoint, module)?)
 }

@@ -1,11 +1,10 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
+use pyo3::types::{PyByteArray, PyComplex, PyDict, PyFloat, PyInt, PyTuple};
 use thalweg::ops::default_dtype;
-use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
 
@@ -172,13 +171,39 @@ impl PyTensor {
     /// The gradient that `backward` has accumulated.
     #[getter]
     fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Self>>> {
-        slf.tensor().grad().map(|gradient| Self::object(slf.py(), gradient)).transpose()
+        let tensor = slf.tensor();
+        let Some(gradient) = tensor.grad() else {
+            if !tensor.is_leaf() && !tensor.retains_grad() {
+                let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated \
+                             during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use \
+                             .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the \
+                             leaf Tensor instead.";
+                PyErr::warn(slf.py(), &slf.py().get_type::<PyUserWarning>(), text, 1)?;
+            }
+            return Ok(None);
+        };
+        Self::object(slf.py(), gradient).map(Some)
     }
 
     #[setter]
     fn set_grad(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
         let gradient = gradient.map(|gradient| gradient.tensor());
         slf.tensor().set_grad(gradient).map_err(|error| exception(&error))
+    }
+
+    #[deleter]
+    fn del_grad(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::set_grad(slf, None)
+    }
+
+    #[deleter]
+    fn del_data(_slf: &Bound<'_, Self>) -> PyResult<()> {
+        Err(runtime("data of a tensor can't be deleted"))
+    }
+
+    #[deleter]
+    fn del_requires_grad(_slf: &Bound<'_, Self>) -> PyResult<()> {
+        Err(runtime("requires_grad of a tensor can't be deleted"))
     }
 
     /// The tensor outside the graph; another may be put in its place.
@@ -197,6 +222,12 @@ impl PyTensor {
     fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
         let tensor = data.tensor().detach();
         let requires_grad = slf.tensor().requires_grad();
+        if requires_grad && !tensor.dtype().is_differentiable() {
+            return Err(runtime(format!(
+                "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
+                tensor.dtype()
+            )));
+        }
         tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
         slf.replace(tensor);
         Ok(())
@@ -394,21 +425,15 @@ impl PyTensor {
     #[pyo3(signature = (gradient=None, retain_graph=None, create_graph=false, inputs=None))]
     fn backward(
         slf: &Bound<'_, Self>,
-        gradient: Option<&Bound<'_, Self>>,
+        gradient: Option<&Bound<'_, PyAny>>,
         retain_graph: Option<bool>,
         create_graph: bool,
         inputs: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if let Some(inputs) = inputs.filter(|inputs| !inputs.is_none()) {
-            let py = slf.py();
-            let arguments = (slf, gradient, retain_graph, create_graph, inputs);
-            py.import("thalweg.autograd")?.call_method1("_backward_to", arguments)?;
-            return Ok(());
-        }
-        let tensor = slf.tensor();
-        let gradient = gradient.map(|gradient| gradient.tensor());
-        let options = BackwardOptions { retain_graph: retain_graph.unwrap_or(create_graph), create_graph };
-        run(slf.py(), || tensor.backward_options(gradient.as_ref(), options))
+        let module = slf.py().import("thalweg.autograd")?;
+        module
+            .call_method1("backward", (slf, gradient, retain_graph, create_graph, None::<()>, inputs))
+            .map(drop)
     }
 
     /// Returns a tensor over the same memory that is outside the graph.
@@ -418,8 +443,13 @@ impl PyTensor {
 
     /// Takes the tensor out of the graph, in place.
     fn detach_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
-        let detached = slf.tensor().detach();
-        slf.replace(detached);
+        let tensor = slf.tensor();
+        if tensor.is_view() && tensor.requires_grad() {
+            return Err(runtime(
+                "Can't detach views in-place. Use detach() instead: the base of a view has the history of both",
+            ));
+        }
+        slf.replace(tensor.detach());
         Ok(slf.clone())
     }
 
@@ -439,6 +469,13 @@ impl PyTensor {
         non_blocking: bool,
     ) -> PyResult<Bound<'py, Self>> {
         _ = non_blocking;
+        if src.is_instance_of::<PyFloat>()
+            || src.is_instance_of::<PyInt>()
+            || src.is_instance_of::<PyComplex>()
+        {
+            slf.call_method1("fill_", (src,))?;
+            return Ok(slf.clone());
+        }
         let source = match src.cast::<Self>() {
             Ok(tensor) => tensor.tensor(),
             Err(_) => external(src)?.ok_or_else(|| {

@@ -3,6 +3,8 @@
 import os
 import pickle
 import tempfile
+import warnings
+
 import thalweg as th
 from support import raises
 
@@ -375,3 +377,60 @@ def test_streams_of_other_libraries():
     if not th.cuda.is_available():
         with raises(RuntimeError, "is not a cuda_stream"):
             th.cuda.ExternalStream(123456789)
+
+
+def test_small_things_of_pytorch():
+    th.set_float32_matmul_precision("medium")
+    assert th.get_float32_matmul_precision() == "medium"
+    th.set_float32_matmul_precision("highest")
+    assert th.get_float32_matmul_precision() == "highest"
+    with raises(RuntimeError, "Invalid device string: 'cuda0'"):
+        th.device("cuda0")
+    with raises(th.OutOfMemoryError, "Tried to allocate more than 1EB memory"):
+        th.empty(1 << 61, dtype=th.uint8)
+    x = th.ones(2)
+    assert x.copy_(th.inf) is x and x.tolist() == [th.inf] * 2 and x.copy_(3).tolist() == [3.0] * 2
+    stream, event = th.cuda.Stream(), th.cuda.Event()
+    assert repr(stream).startswith("<thalweg.cuda.Stream device=") and repr(event) == "<thalweg.cuda.Event uninitialized>"
+    with th.cuda.stream(stream):
+        th.cuda._sleep(20_000_000)
+        event.record()
+    assert not event.query()
+    event.synchronize()
+    assert event.query() and stream.query()
+
+
+def test_pools_are_pairs_of_numbers():
+    handle, pool = th.cuda.graph_pool_handle(), th.cuda.MemPool()
+    assert len(handle) == 2 and handle[0] == pool.id[0] == 0 and handle[1] != pool.id[1]
+    assert tuple(handle) == handle and handle != th.cuda.graph_pool_handle() and {handle: 1}[tuple(handle)] == 1
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph, pool=handle):
+        th.ones(4) + 1
+    assert graph.pool() == handle
+
+
+def test_an_empty_graph_is_said():
+    graph = th.cuda.CUDAGraph()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with th.cuda.graph(graph):
+            pass
+    assert any("The CUDA Graph is empty" in str(warning.message) for warning in caught)
+    graph.replay()
+
+
+def test_settings_that_each_text_begins_anew():
+    def bytes_of(text, elements=21 << 20):
+        th.cuda.memory._set_allocator_settings(text)
+        th.cuda.empty_cache()
+        before = th.cuda.memory_stats()["active_bytes.all.allocated"]
+        th.empty(elements, dtype=th.uint8)
+        return th.cuda.memory_stats()["active_bytes.all.allocated"] - before
+
+    try:
+        assert bytes_of("") == 21 << 20
+        assert bytes_of("roundup_power2_divisions:4") == 24 << 20
+        assert bytes_of("garbage_collection_threshold:0.5") == 21 << 20
+    finally:
+        th.cuda.memory._set_allocator_settings("")

@@ -19,7 +19,7 @@ def test_data_has_a_version_of_its_own():
     z = y * y
     detached = y.detach()
     detached.mul_(3)
-    with raises(RuntimeError, "in place"):
+    with raises(RuntimeError, "modified by an inplace operation"):
         z.sum().backward()
     assert y._version == detached._version == 1
     apart = y.data

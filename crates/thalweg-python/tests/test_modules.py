@@ -2,6 +2,11 @@
 
 import collections
 import copy
+import gc
+import io
+import pickle
+import warnings
+import weakref
 
 import thalweg as th
 from support import raises
@@ -216,3 +221,108 @@ def test_generators_in_regions():
     with raises(KeyError, "thrown"):
         failing.throw(KeyError("thrown"))
     assert th.is_grad_enabled()
+
+
+def test_lazy_modules_find_their_shapes():
+    for lazy, eager, shape in (
+            (nn.LazyLinear(4), nn.Linear(3, 4), (2, 3)), (nn.LazyConv2d(4, 2, groups=2), nn.Conv2d(6, 4, 2, groups=2), (1, 6, 3, 3)),
+            (nn.LazyConvTranspose1d(4, 2), nn.ConvTranspose1d(3, 4, 2), (3, 5)), (nn.LazyBatchNorm1d(), nn.BatchNorm1d(3), (4, 3)),
+            (nn.LazyInstanceNorm2d(), nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (3, 4, 4))):
+        assert lazy.has_uninitialized_params() and all(map(nn.parameter.is_lazy, lazy.parameters()))
+        other = pickle.loads(pickle.dumps(lazy))
+        held = list(lazy.double().parameters())
+        lazy(th.ones(shape, dtype=th.float64))
+        assert type(lazy) is type(eager) and repr(lazy) == repr(eager)
+        assert {name: value.shape for name, value in lazy.state_dict().items()} == {name: value.shape for name, value in eager.state_dict().items()}
+        # What an optimizer was given is what the module has.
+        assert all(one is two and type(one) is nn.Parameter and one.dtype == th.float64 for one, two in zip(held, lazy.parameters()))
+        # A state gives shapes, too, and the first call leaves it as it is.
+        other.load_state_dict(eager.state_dict())
+        assert not other.has_uninitialized_params()
+        other.eval()(th.ones(shape))
+        assert repr(other) == repr(eager) and all(th.equal(one, two) for one, two in zip(other.state_dict().values(), eager.state_dict().values()))
+
+
+def test_tensors_without_shapes_refuse_their_use():
+    lazy, file = nn.LazyLinear(2), io.BytesIO()
+    weight = lazy.weight
+    for use in (lambda: weight + 1, lambda: 1 - weight, lambda: weight.sum(), lambda: weight[0], lambda: -weight, lambda: th.optim.Adagrad([weight])):
+        with raises(ValueError, "uninitialized parameter"):
+            use()
+    for use in (lambda: weight.shape, lambda: nn.Linear(1, 2).load_state_dict(lazy.state_dict()), lambda: th.jit.script(lazy)):
+        with raises(RuntimeError, "uninitialized"):
+            use()
+    with raises(ValueError, "can't have uninitialized parameters"):
+        nn.utils.spectral_norm(lazy)
+    th.save(lazy.state_dict(), file)
+    file.seek(0)
+    assert nn.parameter.is_lazy(th.load(file, weights_only=False)["weight"])
+    with raises(RuntimeError, "Expected 3D (unbatched) or 4D (batched) input to LazyConv2d"):
+        nn.LazyConv2d(1, 1)(th.zeros(2, 2))
+    weight.materialize([2, 3])
+    assert weight.shape == (2, 3) and lazy.has_uninitialized_params()
+
+
+def test_hooks_of_the_last_node():
+    seen, layer, x = [], nn.Sigmoid(), th.zeros(2, requires_grad=True)
+    with layer.register_backward_hook(lambda module, inputs, outputs: seen.append((inputs[0].tolist(), outputs[0].tolist())) or (inputs[0] * 2,)):
+        layer(x).sum().backward()
+        with raises(RuntimeError, "Cannot use both"):
+            layer.register_full_backward_hook(print)
+    assert seen == [([0.25, 0.25], [1.0, 1.0])] and x.grad.tolist() == [0.5, 0.5]
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return x.sigmoid().sigmoid()
+    twice = Twice()
+    twice.register_backward_hook(lambda *_: None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        twice(x)
+    assert any("multiple autograd Nodes" in str(one.message) for one in caught)
+
+
+def test_hooks_do_not_keep_their_module():
+    layer = nn.Linear(1, 1)
+    handle = layer.register_load_state_dict_pre_hook(print)
+    copied = pickle.loads(pickle.dumps((layer.register_forward_hook(print), layer)))
+    assert copied[0].hooks_dict_ref() is copied[1]._forward_hooks
+    copied[0].remove()
+    assert not copied[1]._forward_hooks and layer._forward_hooks
+    alive = weakref.ref(layer)
+    gc.disable()
+    try:
+        del layer
+        assert alive() is None and handle.hooks_dict_ref() is None
+        handle.remove()
+    finally:
+        gc.enable()
+
+
+def test_named_tuples_stay_through_backward_hooks():
+    Pair = collections.namedtuple("Pair", "one two")
+
+    class Paired(nn.Module):
+        def forward(self, x):
+            return Pair(x * 2, x * 3)
+    layer, seen = Paired(), []
+    layer.register_full_backward_hook(lambda module, inputs, outputs: seen.append(len(outputs)))
+    found = layer(th.ones(1, requires_grad=True))
+    found.two.sum().backward()
+    assert type(found) is Pair and seen == [2]
+
+
+def test_classes_say_where_pytorch_has_them():
+    for kind, place in ((nn.Linear, "linear"), (nn.LazyConv2d, "conv"), (nn.LSTM, "rnn"), (nn.GELU, "activation"), (nn.ModuleList, "container"),
+                        (nn.TransformerEncoder, "transformer"), (nn.LayerNorm, "normalization"), (nn.L1Loss, "loss"), (nn.ZeroPad2d, "padding")):
+        assert kind.__module__ == f"thalweg.nn.modules.{place}" and getattr(getattr(nn.modules, place), kind.__name__) is kind
+    assert pickle.loads(pickle.dumps(nn.Sequential(nn.Linear(1, 1), nn.ZeroPad2d(1))))[0].in_features == 1
+
+
+def test_hooks_of_all_modules_may_be_put_away():
+    seen = []
+    nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    nn.ReLU()(th.ones(1))
+    nn.modules.module._global_forward_hooks = collections.OrderedDict()
+    nn.ReLU()(th.ones(1))
+    assert seen == [1]

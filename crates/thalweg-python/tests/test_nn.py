@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import tempfile
+import warnings
 
 import thalweg as th
 import thalweg.nn as nn
@@ -326,3 +327,60 @@ def test_norms_of_gradients():
     with raises(RuntimeError, "is non-finite"):
         nn.utils.get_total_norm(th.tensor([float("inf")]), error_if_nonfinite=True)
     assert nn.utils.skip_init(nn.Linear, 2, 3).weight.shape == (3, 2)
+
+
+def test_losses_warn_of_sizes_that_are_broadcast():
+    for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            loss(th.ones(2, 3), th.ones(2, 3))
+            assert not found
+            loss(th.ones(2, 1), th.ones(2))
+        assert "Please ensure they have the same size." in str(found[0].message) and found[0].filename == __file__
+    assert F.l1_loss(th.tensor([3 + 4j]), th.tensor([0j])).item() == 5.0
+
+
+def test_circular_pads_may_cut_off():
+    x = th.arange(12.0).reshape(1, 1, 3, 4)
+    assert F.pad(x, (-1, 2, 1, -1), mode="circular").tolist() == [[[[5, 6, 7, 5, 6], [1, 2, 3, 1, 2], [5, 6, 7, 5, 6]]]]
+    assert F.pad(x[0, :, 0], (-1, -2), mode="circular").tolist() == [[1.0]]
+    with raises(RuntimeError, "Negative padding value is resulting in an empty dimension"):
+        F.pad(x[0, :, 0], (-3, -2), mode="circular")
+
+
+def test_images_of_bytes_are_resized():
+    x = th.arange(0, 250, 10, dtype=th.uint8).reshape(1, 1, 5, 5)
+    assert F.interpolate(x, size=(2, 3), mode="bilinear").tolist() == [[[[41, 58, 75], [166, 183, 200]]]]
+    assert F.interpolate(x, size=(7, 7), mode="bicubic", antialias=True).flatten()[:8].tolist() == [0, 2, 10, 17, 24, 32, 38, 24]
+
+
+def test_layers_have_the_default_dtype():
+    th.set_default_dtype(th.float64)
+    try:
+        layers = [nn.Linear(2, 2), nn.Conv2d(1, 1, 1), nn.LSTM(2, 2), nn.Embedding(2, 2), nn.BatchNorm1d(2), nn.PReLU(), nn.LayerNorm(2),
+                  nn.TransformerEncoderLayer(2, 1, 4)]
+        assert all(value.dtype is th.float64 for layer in layers for value in layer.parameters())
+        assert layers[2](th.ones(3, 1, 2))[0].dtype is th.float64
+    finally:
+        th.set_default_dtype(th.float32)
+
+
+def test_destinations_of_modules():
+    net, place = nn.Linear(2, 2), th.device("cpu")
+    for args, options in (((place, True), {}), ((None, True), {}), ((place, th.float32, 1), {}), (([],), {}), ((place, th.ones(1)), {}), ((), {"where": place})):
+        with raises(TypeError, "to() received an invalid combination of arguments"):
+            net.to(*args, **options)
+    with raises(RuntimeError, ".to() does not accept copy argument"):
+        net.to(place, copy=True)
+    assert net.to(place, th.float64, True) is net and net.to(th.ones(1)).weight.dtype is th.float32 and net.to(device=None, dtype=th.float64) is net
+    state = nn.Sequential(net).state_dict()
+    nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "0.")
+    assert sorted(state) == ["bias", "weight"] and sorted(state._metadata) == [""]
+
+
+def test_causal_attention_is_the_kernels():
+    layer, x = nn.MultiheadAttention(8, 2).eval(), th.randn(5, 3, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    close(layer(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0], layer(x, x, x, attn_mask=mask)[0].tolist(), 1e-5)
+    with raises(RuntimeError, "Expected sequence length to be larger than 0 in RNN"):
+        nn.GRU(2, 2)(th.ones(0, 1, 2))

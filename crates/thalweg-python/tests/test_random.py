@@ -103,3 +103,13 @@ def test_gradients_of_complex_numbers():
     scale = math.sqrt(5)
     for one, other in zip(x.grad.tolist(), [(1 + 2j) / scale * scale / math.sqrt(5) * math.sqrt(5), -1j * scale]):
         close(abs(one), abs(other) if other.real == 0 else scale)
+
+
+def test_many_draws_from_many_places():
+    th.manual_seed(33)
+    weights = th.randn(200_000).clamp(min=0) * 3e-5
+    places = weights.multinomial(200_000, replacement=True)
+    assert weights[places].min().item() > 0
+    rows = th.tensor([[0.0, 1.0, 0.0, 3.0], [2.0, 0.0, 2.0, 0.0]])
+    counts = th.nn.functional.one_hot(rows.multinomial(40_000, replacement=True), 4).sum(1) / 40_000
+    assert (counts - rows / rows.sum(1, keepdim=True)).abs().max().item() < 0.02

@@ -27,6 +27,9 @@ HERE = pathlib.Path(__file__).resolve()
 PACKAGE = HERE.parent.parent / "python"
 REASONS = HERE.parent.parent / "tests" / "pytorch_suite.txt"
 OUTCOMES = ("passed", "skipped", "failed", "crashed", "timeout")
+# Names of tests of PyTorch's operators written again in Python (`torch._refs`): there is none of this package's code in them, so they are not
+# run. Files of tests that are made from PyTorch's table of operators have thousands.
+REFERENCES = "__refs_"
 
 
 # The child process: one test file, outcomes as lines of JSON.
@@ -53,7 +56,7 @@ def child(file, skip, select, log, seconds):
         except BaseException as error:
             write(broken=f"{type(error).__name__}: {error}"[:500], place=_place(error))
             return
-        tests = [test for test in _flat(unittest.defaultTestLoader.loadTestsFromModule(module)) if select in test.id()]
+        tests = [test for test in _flat(unittest.defaultTestLoader.loadTestsFromModule(module)) if _is_selected(test.id(), select)]
         write(tests=[_name(test) for test in tests])
 
         def late(*_):
@@ -70,8 +73,9 @@ def child(file, skip, select, log, seconds):
             except TimeoutError as error:
                 result.outcome, result.text = "timeout", str(error)
             except Exception as error:  # of what PyTorch's classes of tests do around a test
-                result.outcome, result.text, result.place = "failed", f"{type(error).__name__}: {error}", _place(error)
+                result.outcome, result.text, result.place = "failed", _text(error), _place(error)
             signal.alarm(0)
+            _finish()
             write(ended=name, outcome=result.outcome, text=result.text[:600], place=result.place)
     # Tests may leave threads and captures: none of them is waited for.
     os._exit(0)
@@ -120,9 +124,35 @@ def _flat(suite):
         yield from _flat(item) if hasattr(item, "__iter__") else (item,)
 
 
+def _is_selected(name, select):
+    """Returns whether a test is to be run."""
+    return select in name and REFERENCES not in name
+
+
 def _name(test):
     """Returns `Class.test`."""
     return ".".join(test.id().split(".")[-2:])
+
+
+def _finish():
+    """Waits for what a test has left to the device, so that no later test is told of its errors."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        pass  # The test is over, and its outcome known.
+
+
+def _text(error):
+    """Returns the class and the words of an exception, with those of the one it comes from before it."""
+    own = f"{type(error).__name__}: {error}"
+    return own if error.__cause__ is None else f"{_text(error.__cause__)}\n{own}"
+
+
+def _is_late(error):
+    """Returns whether an exception, or one that it comes from, is that of the alarm."""
+    return error is not None and (isinstance(error, TimeoutError) or _is_late(error.__cause__))
 
 
 def _place(error):
@@ -143,8 +173,8 @@ def _result_class():
 
         def _fail(self, error):
             if self.outcome != "failed":
-                self.outcome = "timeout" if isinstance(error[1], TimeoutError) else "failed"
-                self.text, self.place = f"{error[0].__name__}: {error[1]}", _place(error[1])
+                self.outcome = "timeout" if _is_late(error[1]) else "failed"
+                self.text, self.place = _text(error[1]), _place(error[1])
 
         def addError(self, test, error):
             self._fail(error)
@@ -173,6 +203,26 @@ def _Result():
 # The parent process.
 
 
+# What the interpreters run first that tests start: PyTorch's name is this package's there, too.
+_CUSTOMIZE = """import sys
+
+# A child of the runner does it itself; `sys.argv` is not known yet while this runs.
+if "--child" not in sys.orig_argv:
+    import thalweg
+
+    thalweg.install_as_torch()
+"""
+
+
+def environment(options, log):
+    """Returns the environment of a child, and of those that it starts."""
+    folder = pathlib.Path(log).with_suffix(".site")
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
+    path = os.pathsep.join(filter(None, (str(folder), str(PACKAGE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
+
+
 def run_file(options, file, log):
     """Runs a file, in as many processes as it takes. Returns its outcomes by names of tests, and why it could not be loaded."""
     outcomes, begun, skip = {}, None, 0
@@ -182,7 +232,7 @@ def run_file(options, file, log):
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
         try:
             status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
-                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL)
+                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL, env=environment(options, log))
             ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
         except subprocess.TimeoutExpired:
             ended = "the process had to be ended"
@@ -259,6 +309,7 @@ def main():
         import thalweg
 
         thalweg.install_as_torch(testing=str(options.torch), simulated_as=options.simulated_as)
+        importlib.import_module("torch.testing._utils")
         return child(options.child, options.skip, options.select, options.log, options.seconds)
     files = options.files or sorted(str(path.relative_to(options.tests)) for path in options.tests.rglob("test_*.py"))
     found = {}

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use thalweg_driver::{ComputeFormat, ReductionSchemes};
 use thalweg_ir::DType;
@@ -89,6 +89,7 @@ pub fn set_fp32_precision(precision: Fp32Precision) -> Result<()> {
 /// # Errors
 /// [`Error::is_invalid_argument`] for another word.
 pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
+    let is_medium = precision == "medium";
     let precision = match precision {
         "highest" => Fp32Precision::Ieee,
         "high" | "medium" => Fp32Precision::Tf32,
@@ -99,12 +100,20 @@ pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
         }
     };
     cuda::matmul::set_fp32_precision(precision);
+    SAYS_MEDIUM.store(is_medium, Ordering::Relaxed);
     Ok(())
 }
 
+/// Whether `medium` was the last word of [`set_float32_matmul_precision`]: it is computed as `high` is.
+static SAYS_MEDIUM: AtomicBool = AtomicBool::new(false);
+
 /// Returns how products of 32-bit floats are computed, in the words of [`set_float32_matmul_precision`].
 pub fn get_float32_matmul_precision() -> &'static str {
-    if cuda::matmul::allow_tf32() { "high" } else { "highest" }
+    match (cuda::matmul::allow_tf32(), SAYS_MEDIUM.load(Ordering::Relaxed)) {
+        (false, _) => "highest",
+        (true, false) => "high",
+        (true, true) => "medium",
+    }
 }
 
 /// Settings of CUDA's libraries (`torch.backends.cuda`).

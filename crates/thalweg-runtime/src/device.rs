@@ -150,7 +150,7 @@ impl Device {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
             Error::invalid(format!(
-                "device '{name}': '{index}' is not a device number; write `cuda:0`, `sim:0` or `meta`"
+                "Invalid device string: '{name}': '{index}' is not a device number; write `cuda:0`, `sim:0` or `meta`"
             ))
         })?;
         match kind {
@@ -158,7 +158,7 @@ impl Device {
             "sim" => Self::sim(index),
             "meta" if index == 0 => Self::meta(),
             _ => Err(Error::invalid(format!(
-                "device '{name}': unknown kind '{kind}'; write `cuda:0`, `sim:0` or `meta`"
+                "Invalid device string: '{name}': unknown kind '{kind}'; write `cuda:0`, `sim:0` or `meta`"
             ))),
         }
     }

@@ -159,15 +159,15 @@ impl Region {
     /// Opens a region on this thread.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the dtype is neither float16 nor bfloat16.
+    /// [`Error::is_invalid_argument`] if the dtype is not float16, bfloat16 or float32.
     #[track_caller]
     pub fn enter(options: AutocastOptions) -> Result<Self> {
         Self::enter_at(options, Location::caller())
     }
 
     fn enter_at(options: AutocastOptions, location: CallLocation) -> Result<Self> {
-        if !matches!(options.dtype, DType::F16 | DType::Bf16) {
-            let text = format!("autocast computes in float16 or bfloat16, not in {}", options.dtype);
+        if !matches!(options.dtype, DType::F16 | DType::Bf16 | DType::F32) {
+            let text = format!("autocast computes in float16, bfloat16 or float32, not in {}", options.dtype);
             return Err(Error::invalid(text).at(outermost(location)));
         }
         DEPTH.set(DEPTH.get() + 1);

@@ -105,6 +105,11 @@ impl Storage {
         self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Sets the number of writes in place that are counted for backward.
+    pub(crate) fn set_version(&self, version: u32) {
+        self.version.store(version, Ordering::Release);
+    }
+
     pub(crate) fn is_exported(&self) -> bool {
         self.is_exported.load(Ordering::Acquire)
     }

@@ -371,6 +371,15 @@ impl Tensor {
         self.0.storage.note_write(self.0.own_version.as_deref());
     }
 
+    /// Sets the number of writes in place that are counted (`torch._C._autograd._unsafe_set_version_counter`): backward does not see those
+    /// that are no longer counted.
+    pub fn set_version(&self, version: u32) {
+        match &self.0.own_version {
+            Some(own) => own.store(version, Ordering::Release),
+            None => self.0.storage.set_version(version),
+        }
+    }
+
     /// Marks the storage as known to another library, which may write it without a word: nothing that was computed from it is taken
     /// for what it holds later, such as the casts that autocast keeps. Call it when you hand the address out.
     pub fn mark_exported(&self) {
@@ -398,6 +407,11 @@ impl Tensor {
     #[must_use]
     pub fn detach(&self) -> Self {
         self.with_autograd(AutogradMeta::leaf(false))
+    }
+
+    /// Returns what [`detach`](Self::detach) does, as the result of a function over the memory of its input.
+    pub(crate) fn detached_view(&self) -> Self {
+        self.with_autograd(AutogradMeta::view(ViewOf::Function))
     }
 
     /// Returns a tensor over the same memory that is outside the autograd graph and has a version of its own (`torch.Tensor.data`): backward does not

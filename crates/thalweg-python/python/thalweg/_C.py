@@ -1,10 +1,12 @@
 """The names that programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
 
+import contextlib
 import sys
 import types
 
-from . import _core
-from ._core import Tensor as TensorBase, device, dtype  # noqa: F401
+from . import _c_functions, _core
+from ._core import (  # noqa: F401
+    Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
 
 # `torch._C._distributed_c10d` and others are imported as if they were there.
@@ -31,8 +33,10 @@ def _set_nothing(*values, **names):
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
 # The stream of a thread is what `cuda.stream` makes it.
 _cuda_setStream = _set_nothing
+_set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: False
+_DisableFuncTorch = contextlib.nullcontext
 
 
 def _get_accelerator(check=None):
@@ -63,8 +67,49 @@ def _parse_to(*args, **kwargs):
     return tuple(found.values())
 
 
-_nn = types.ModuleType(f"{__name__}._nn", "What programs ask of `torch._C._nn`.")
-_nn._parse_to, _nn.__getattr__ = _parse_to, rest(_nn.__name__)
-sys.modules[_nn.__name__] = _nn
+def _switches(name, read, write):
+    """Makes the two functions that PyTorch reads and sets a switch of products by."""
+    globals()[f"_get_{name}"], globals()[f"_set_{name}"] = read, write
+
+
+def _matmul_switches():
+    from .backends import cuda
+    for name in ("cublas_allow_tf32", "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction"):
+        switch = name.removeprefix("cublas_")
+        _switches(name, lambda switch=switch: getattr(cuda.matmul, switch), lambda value, switch=switch: setattr(cuda.matmul, switch, value))
+
+
+_matmul_switches()
+
+
+def _of(name, find):
+    """Makes the module `torch._C.NAME`, whose functions are those that another module finds."""
+    made, others = types.ModuleType(f"{__name__}.{name}", f"What programs ask of `torch._C.{name}`."), rest(f"{__name__}.{name}")
+    made.__getattr__ = lambda asked: others(asked) if (found := find(asked)) is None else found
+    sys.modules[made.__name__] = globals()[name] = made
+    return made
+
+
+def _functional(name):
+    from .nn import functional
+    return None if name.startswith("__") else getattr(functional, name, None) or getattr(_core, name, None)
+
+
+def flatten_dense_tensors(tensors):
+    """Returns the elements of tensors as one row."""
+    return _core.cat([tensor.contiguous().view(-1) for tensor in tensors])
+
+
+def unflatten_dense_tensors(flat, tensors):
+    """Returns parts of a row with the shapes of tensors, one after the other."""
+    parts = flat.split([tensor.numel() for tensor in tensors]) if tensors else ()
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors))
+
+
+_nn = _of("_nn", _functional)
+_nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, flatten_dense_tensors, unflatten_dense_tensors
+_of("_linalg", lambda name: None if name.startswith("__") else getattr(_core, name, None))
+_WeakTensorRef = _c_functions._WeakTensorRef
+globals().update(_c_functions.install(__name__))
 
 __getattr__ = rest(__name__)

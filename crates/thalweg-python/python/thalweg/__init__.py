@@ -27,11 +27,12 @@ from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
 # What libraries ask of PyTorch beside operators, modules and devices.
-from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, overrides, sparse, storage, testing, types, version
+from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
 from ._condition_checks import *  # noqa: F401,F403
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403
+from ._underscored import *  # noqa: F401,F403
 from ._prefixed import module as _module
 from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
@@ -47,6 +48,7 @@ globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _n
 from ._functions import *  # noqa: E402,F401,F403
 from ._devices import *  # noqa: E402,F401,F403
 from ._lowrank import pca_lowrank, svd_lowrank
+from .nn.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._operators import *  # noqa: E402,F401,F403
 from .signal.windows import bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window
 
@@ -68,7 +70,12 @@ pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
 _omitted.install()
-__getattr__ = _omitted.attributes(__name__)
+_absent_name = _omitted.attributes(__name__)
+
+
+def __getattr__(name):
+    # It opens the device, which an import does not.
+    return _core._default_generator(None) if name == "default_generator" else _absent_name(name)
 
 
 def compile(model=None, **options):

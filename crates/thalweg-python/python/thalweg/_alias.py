@@ -14,7 +14,7 @@ PACKAGE = __package__
 # The release of PyTorch whose names and behaviour this package follows.
 VERSION = "2.11.0"
 # Modules that are read from a folder with PyTorch's own files where one is named: what its tests are made of.
-_TESTS = ("testing._internal", "testing._comparison", "testing._creation", "testing._utils", "_vendor")
+_TESTS = ("testing._internal", "testing._comparison", "testing._creation", "_vendor")
 _FOLDER = "THALWEG_TORCH_TESTING"
 
 

@@ -298,8 +298,11 @@ class finfo:
     # The digits of the significand, the exponent beyond the largest, and of floats of 8 bits the largest number and the smallest exponent.
     _BITS = {
         "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128),
+        "complex32": (11, 16),
         "float8_e4m3fn": (4, 9, 448.0, -6), "float8_e5m2": (3, 16, 57344.0, -14), "float8_e4m3fnuz": (4, 8, 240.0, -7),
         "float8_e5m2fnuz": (3, 16, 57344.0, -15), "float8_e8m0fnu": (1, 128, 2.0**127, -127)}
+
+    _REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 
     def __init__(self, type=None):
         dtype = _core.float32 if type is None else type
@@ -308,7 +311,7 @@ class finfo:
         digits, exponent, *others = self._BITS[dtype._name]
         largest, smallest = others or ((2.0 - 2.0 ** (1 - digits)) * 2.0 ** (exponent - 1), 2 - exponent)
         self.bits = 8 * dtype.itemsize // (2 if dtype.is_complex else 1)
-        self.dtype = dtype._name.replace("complex128", "float64").replace("complex64", "float32")
+        self.dtype = self._REAL.get(dtype._name, dtype._name)
         self.eps = 2.0 ** (1 - digits)
         self.max = largest
         self.min = 2.0 ** smallest if digits == 1 else -largest

@@ -32,10 +32,8 @@ MODULES = {
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
-    "nn.modules.lazy": "shapes of modules are said when they are made",
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
-    "nn.grad": "ask autograd for gradients of convolutions",
-    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked": "there are no masked tensors",
+    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
@@ -47,7 +45,7 @@ MODULES = {
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
-    "nn.utils.fusion": _EAGER, "nn.utils._expanded_weights": "transforms of functions are left out",
+    "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
     "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
 }
@@ -55,14 +53,11 @@ MODULES = {
 # Names that are left out of modules that are there.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
-    "nn.parameter": dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made"),
+    "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
-    "nn": dict.fromkeys((
-        *(f"Lazy{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for rank in (1, 2, 3)), "LazyLinear",
-        "UninitializedParameter", "UninitializedBuffer"), "shapes of modules are said when they are made") | dict.fromkeys((
-            "Container", "CrossMapLRN2d", "NLLLoss2d"), _NOT_YET),
+    "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",

@@ -14,7 +14,7 @@ from . import _core
 from ._results import Size
 from ._storages import Shared, attributes, has_memory, plain_class, view, with_attributes
 from ._typed import KINDS
-from .nn.parameter import Buffer, Parameter
+from .nn.parameter import Buffer, Parameter, UninitializedParameter, is_lazy
 
 _STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
@@ -58,6 +58,8 @@ class _Pickler(pickle._Pickler):
         return obj.described if isinstance(obj, _Storage) else None
 
     def reducer_override(self, obj):
+        if is_lazy(obj):
+            return NotImplemented
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)

@@ -115,7 +115,7 @@ class TypedStorage:
 
     device = property(lambda self: self._untyped_storage.device)
     is_cuda = property(lambda self: self._untyped_storage.is_cuda)
-    is_sparse = False
+    is_sparse, is_shared = False, lambda self: False
 
     def untyped(self):
         """Returns the storage as bytes."""

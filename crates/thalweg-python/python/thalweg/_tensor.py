@@ -26,7 +26,7 @@ def _conversion(name, dtype):
 def _numpy(self, *, force=False):
     """Returns the elements as an array of NumPy, a copy. Blocks until they are there."""
     import numpy
-    if self.requires_grad and not force:
+    if self.requires_grad and not force and _core.is_grad_enabled():
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     if self._is_on_gpu and not force:
@@ -133,6 +133,8 @@ Tensor.is_sparse = False
 Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
+# Libraries write gradients under this name, too.
+Tensor._grad = property(lambda self: self.grad, lambda self, gradient: setattr(self, "grad", gradient))
 for _name, _reason in {
     "share_memory_": "memory is not shared between processes",
 }.items():

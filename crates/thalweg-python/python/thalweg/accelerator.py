@@ -2,7 +2,7 @@
 
 from . import _core, cuda
 from .cuda import (  # noqa: F401
-    current_stream, empty_cache, get_rng_state, get_rng_state_all, initial_seed, max_memory_allocated, max_memory_reserved, memory_allocated,
+    empty_cache, get_rng_state, get_rng_state_all, initial_seed, max_memory_allocated, max_memory_reserved, memory_allocated,
     memory_reserved, memory_stats, reset_accumulated_memory_stats, reset_peak_memory_stats, set_stream)
 from .cuda import CUDAGraph as Graph  # noqa: F401
 from .cuda import mem_get_info as get_memory_info  # noqa: F401
@@ -28,9 +28,23 @@ def current_device_index():
     return cuda.current_device()
 
 
+def _checked(device):
+    """Returns a device, a number of one, or None, which must be of the accelerator where there is one."""
+    named = _core.device(device) if isinstance(device, str) else device
+    accelerator = current_accelerator()
+    if isinstance(named, _core.device) and accelerator is not None and named.type != accelerator.type:
+        raise ValueError(f"{named.type} doesn't match the current accelerator {accelerator}.")
+    return named
+
+
 def set_device_index(device, /):
     """Makes a device the current one of this thread."""
-    cuda.set_device(device)
+    cuda.set_device(_checked(device))
+
+
+def current_stream(device=None, /):
+    """Returns the current stream of a device."""
+    return cuda.current_stream(_checked(device))
 
 
 current_device_idx, set_device_idx = current_device_index, set_device_index
@@ -47,4 +61,4 @@ class device_index(cuda.device):
 
 def synchronize(device=None, /):
     """Blocks until all work of a device is done."""
-    cuda.synchronize(device)
+    cuda.synchronize(_checked(device))

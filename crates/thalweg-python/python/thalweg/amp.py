@@ -4,6 +4,7 @@ import functools
 import sys
 import threading
 import types
+import warnings
 
 from . import _core
 from ._regions import Open
@@ -15,9 +16,14 @@ _making = threading.Lock()
 
 
 def get_autocast_dtype(device_type="cuda"):
-    """Returns the dtype of the innermost region of `autocast` of this thread; outside of all, float16."""
+    """Returns the dtype of the innermost region of `autocast` of this thread; outside of all, that of a kind of device: bfloat16 of the
+    CPU, float16 of others."""
     dtypes = getattr(_entered, "dtypes", None)
-    return dtypes[-1] if dtypes else _core.float16
+    return dtypes[-1] if dtypes else _usual(device_type)
+
+
+def _usual(device_type):
+    return _core.bfloat16 if device_type == "cpu" else _core.float16
 
 
 class autocast:
@@ -26,14 +32,22 @@ class autocast:
     def __init__(self, device_type="cuda", dtype=None, enabled=True, cache_enabled=None):
         if not isinstance(device_type, str):
             raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
-        self._options = (dtype or _core.float16, enabled, True if cache_enabled is None else cache_enabled)
+        if not is_autocast_available(device_type):
+            raise RuntimeError(f"User specified an unsupported autocast device_type '{device_type}'")
+        self.device, self.fast_dtype = device_type, dtype or _usual(device_type)
+        if enabled and device_type == "cpu" and self.fast_dtype not in (_core.float16, _core.bfloat16):
+            warnings.warn("In CPU autocast, but the target dtype is not supported. Disabling autocast.\nCPU Autocast only supports dtypes of "
+                          f"torch.bfloat16, torch.float16 currently. It is {self.fast_dtype}.", stacklevel=2)
+            enabled = False
+        self._enabled, self._cache_enabled = enabled, True if cache_enabled is None else cache_enabled
         self._regions = Open()
 
     def __enter__(self):
-        self._regions.enter(_core._AutocastRegion(*self._options))
+        # A region in which nothing is cast may name any dtype.
+        self._regions.enter(_core._AutocastRegion(self.fast_dtype if self._enabled else _core.float16, self._enabled, self._cache_enabled))
         if not hasattr(_entered, "dtypes"):
             _entered.dtypes = []
-        _entered.dtypes.append(self._options[0])
+        _entered.dtypes.append(self.fast_dtype)
         return self
 
     def __exit__(self, *_):
@@ -44,14 +58,14 @@ class autocast:
     def __call__(self, function):
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
-            with autocast("cuda", *self._options):
+            with autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled):
                 return function(*args, **kwargs)
         return wrapped
 
 
 def is_autocast_available(device_type):
     """Returns whether regions of `autocast` work on a kind of device."""
-    return device_type in ("cuda", "cpu", "sim")
+    return device_type in ("cuda", "cpu", "sim") or _core.device(device_type).type in ("cuda", "cpu", "sim")
 
 
 def custom_fwd(fwd=None, *, device_type="cuda", cast_inputs=None):
@@ -63,11 +77,11 @@ def custom_fwd(fwd=None, *, device_type="cuda", cast_inputs=None):
     @functools.wraps(fwd)
     def decorated(*args, **kwargs):
         ctx = args[0]
-        ctx._autocast_dtype = get_autocast_dtype(device_type)
-        ctx._is_autocast = _core.is_autocast_enabled()
-        if cast_inputs is None or not ctx._is_autocast:
+        ctx._dtype = get_autocast_dtype(device_type)
+        ctx._fwd_used_autocast = _core.is_autocast_enabled()
+        if cast_inputs is None or not ctx._fwd_used_autocast:
             return fwd(*args, **kwargs)
-        ctx._is_autocast = False
+        ctx._fwd_used_autocast = False
         with autocast(device_type, enabled=False):
             return fwd(*_cast(args, cast_inputs), **_cast(kwargs, cast_inputs))
     return decorated
@@ -80,7 +94,7 @@ def custom_bwd(bwd=None, *, device_type="cuda"):
 
     @functools.wraps(bwd)
     def decorated(*args, **kwargs):
-        with autocast(device_type, args[0]._autocast_dtype, args[0]._is_autocast):
+        with autocast(device_type, args[0]._dtype, args[0]._fwd_used_autocast):
             return bwd(*args, **kwargs)
     return decorated
 
@@ -128,6 +142,22 @@ class GradScaler:
             return self._scaler(outputs.device).scale(outputs)
         return type(outputs)(self.scale(output) for output in outputs)
 
+    # The tensors that programs of PyTorch read: None until the first loss is scaled.
+    _scale = property(lambda self: self._tensor(0), doc="The scale, on its device.")
+    _growth_tracker = property(lambda self: self._tensor(1), doc="The number of finite steps since the scale grew, on its device.")
+    _init_scale = property(lambda self: float(self._numbers[0]), doc="The scale before the first loss.")
+    _init_growth_tracker = property(lambda self: self._steps, lambda self, steps: setattr(self, "_steps", steps),
+                                    doc="The number of finite steps before the first loss.")
+
+    def _tensor(self, place):
+        return None if not self._enabled or self._inner is None else self._inner.tensors()[place]
+
+    def _lazy_init_scale_growth_tracker(self, device):
+        """Makes the tensors on a device, where no loss has been scaled yet."""
+        if self._inner is not None:
+            raise AssertionError("_growth_tracker initialized before _scale")
+        self._scaler(device)
+
     def _stage(self, optimizer):
         return self._stages.get(id(optimizer), (None, None))[0]
 
@@ -143,8 +173,10 @@ class GradScaler:
         self._check_scaled("step")
         _check_gradients(optimizer)
         if _is_fused(optimizer):
-            is_unscaled = self._stage(optimizer) == "unscaled"
-            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
+            # The gradients are unscaled in place, as those of other optimizers: programs read them after the step.
+            if self._stage(optimizer) != "unscaled":
+                optimizer._unscale(self._inner)
+            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, True), args, kwargs)
         else:
             if self._stage(optimizer) is None:
                 self.unscale_(optimizer)

@@ -99,6 +99,12 @@ class _Cuda(_Settings):
         finally:
             _allow(**former)
 
+    @property
+    def SDPBackend(self):
+        """The ways of computing attention (`nn.attention.SDPBackend`)."""
+        from .nn.attention import SDPBackend
+        return SDPBackend
+
     _left_out = {"cufft_plan_cache": "transforms keep no plans"}
 
     @staticmethod

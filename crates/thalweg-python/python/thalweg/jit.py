@@ -6,6 +6,7 @@ import warnings
 
 from ._left_out import rest
 from .nn.module import Module
+from .nn.parameter import is_lazy
 
 T = typing.TypeVar("T")
 Final = typing.Final
@@ -19,10 +20,17 @@ def _warn(name):
         warnings.warn(f"jit.{name} compiles nothing: what it is given runs eagerly", stacklevel=3)
 
 
+def _is_module(obj):
+    return Module in type(obj).__mro__
+
+
 def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None):
     """Returns the function, class or module as it is, with a warning at the first call."""
     if obj is None:
         return script
+    for name, module in obj.named_modules() if _is_module(obj) else ():
+        if any(is_lazy(tensor) for members in (module._parameters, module._buffers) for tensor in members.values()):
+            raise RuntimeError(f"'{name}' of {type(obj).__name__} has uninitialized parameters. Did you forget to run a forward pass?")
     _warn("script")
     return obj
 

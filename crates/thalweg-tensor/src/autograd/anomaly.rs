@@ -1,6 +1,6 @@
 //! Anomaly mode: backward passes that say which line of the program their failures, and their NaNs, come from.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use thalweg_runtime::{Error, Result};
 
@@ -8,13 +8,27 @@ use super::{Node, no_grad};
 use crate::caller::{CallLocation, entered};
 use crate::dispatch::{Anomaly, ModeGuard, anomaly, set_anomaly};
 use crate::tensor::Tensor;
+use crate::warning::warn;
 
 /// The call that recorded a node.
 pub(super) struct Origin {
     operator: &'static str,
     location: Option<CallLocation>,
+    /// The calls of the program that led there, as another language has them.
+    stack: Option<String>,
     /// The call whose gradient the node computes, where gradients of gradients are asked for.
     parent: Option<Arc<Origin>>,
+}
+
+/// What gives the calls that led to an operator, in another language.
+type StackSource = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+static STACKS: OnceLock<StackSource> = OnceLock::new();
+
+/// Lets a function give, as lines of a text, the calls of the program that led to the operator that runs: anomaly mode keeps them with each
+/// node. The first function stays.
+pub fn set_stack_source(source: impl Fn() -> Option<String> + Send + Sync + 'static) {
+    _ = STACKS.set(Box::new(source));
 }
 
 /// Runs a function in anomaly mode with a look for NaN (`torch.autograd.detect_anomaly`). See [`set_detect_anomaly`].
@@ -34,7 +48,7 @@ pub fn detect_anomaly<T>(function: impl FnOnce() -> T) -> T {
 /// # fn main() -> Result<()> {
 /// let x = Tensor::zeros(&[1], DType::F32, &Device::sim(0)?)?.requires_grad_()?;
 /// let error = detect_anomaly(|| x.sqrt()?.mul_scalar(0.0)?.backward()).unwrap_err().to_string();
-/// assert!(error.contains("Function 'sqrt' returned nan values in its 0th output"), "{error}");
+/// assert!(error.contains("Function 'SqrtBackward0' returned nan values in its 0th output"), "{error}");
 /// # Ok(())
 /// # }
 /// ```
@@ -77,32 +91,56 @@ pub(super) fn origin(
         return None;
     }
     let parent = running().and_then(|node| node.origin.clone());
-    Some(Arc::new(Origin { operator, location: entered(), parent }))
+    let stack = STACKS.get().and_then(|source| source());
+    Some(Arc::new(Origin { operator, location: entered(), stack, parent }))
 }
 
-/// Adds to the error of a node's backward function where the node was recorded.
+/// Adds to the error of a node's backward function where the node was recorded, and warns of it: an exception of a program's own function has
+/// no room for it.
 pub(super) fn explain(node: &Node, error: Error) -> Error {
     if !is_anomaly_enabled() {
         return error;
     }
+    let found = format!("Error detected in {}.", node.title());
     let Some(mut origin) = node.origin.as_ref() else {
+        warn(&format!(
+            "{found} No forward pass information available. Enable detect anomaly during forward pass for more information."
+        ));
         return error.context(format!(
             "{}: no forward pass information is available; enable anomaly mode during the forward pass too",
             node.name()
         ));
     };
     let mut text = String::from("the forward call that caused the error is ");
+    warn(&format!("{found} Traceback of forward call that caused the error:\n{}", origin.calls()));
     loop {
-        text += origin.operator;
-        if let Some(location) = origin.location {
-            text += &format!(" at {location}");
-        }
+        text += &origin.text();
         match &origin.parent {
             Some(parent) => {
                 text += ", induced by the backward pass of ";
                 origin = parent;
+                warn(&format!(
+                    "Previous calculation was induced by {}. Traceback of forward call that induced the previous calculation:\n{}",
+                    super::hooks::title(origin.operator),
+                    origin.calls()
+                ));
             }
             None => return error.context(text),
+        }
+    }
+}
+
+impl Origin {
+    /// Returns the calls that led to the operator, or the operator and its line.
+    fn calls(&self) -> String {
+        self.stack.clone().unwrap_or_else(|| self.text())
+    }
+
+    /// Returns the operator and the line of the call.
+    fn text(&self) -> String {
+        match self.location {
+            Some(location) => format!("{} at {location}", self.operator),
+            None => self.operator.to_owned(),
         }
     }
 }
@@ -119,7 +157,7 @@ pub(super) fn check(node: &Node, results: &[Option<Tensor>]) -> Result<()> {
         if no_grad(|| result.detach().isnan()?.any()?.to_vec::<u8>())?[0] != 0 {
             return Err(Error::invalid(format!(
                 "Function '{}' returned nan values in its {output}th output.",
-                node.name()
+                node.title()
             )));
         }
     }

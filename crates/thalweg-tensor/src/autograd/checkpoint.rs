@@ -5,6 +5,7 @@
 //! saved tensor, and no tensor. The first node of a backward pass that asks for one runs the function again, which saves the same
 //! tensors in the same order, until all places are filled; each node then takes its own. Gradients flow by the nodes of the first run.
 
+use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -32,11 +33,29 @@ pub struct CheckpointOptions {
     pub determinism_check: bool,
     /// Whether the function is left, by an error that it must hand on, once all tensors are there that backward needs.
     pub early_stop: bool,
+    /// A function that adds to the text of an error that says how the second run differs from the first.
+    pub explain: Option<Explain>,
+}
+
+/// A function that adds to a text.
+#[derive(Clone)]
+pub struct Explain(pub Arc<dyn Fn(String) -> String + Send + Sync>);
+
+impl fmt::Debug for Explain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Explain")
+    }
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
-        Self { preserve_rng_state: true, generators: Vec::new(), determinism_check: true, early_stop: true }
+        Self {
+            preserve_rng_state: true,
+            generators: Vec::new(),
+            determinism_check: true,
+            early_stop: true,
+            explain: None,
+        }
     }
 }
 
@@ -199,9 +218,9 @@ impl Frame {
     /// Returns the tensor of a place, ready on the current stream: computed again if this pass has not done so. A pass takes it once.
     fn take(self: &Arc<Self>, place: usize) -> Result<Tensor> {
         let Some(number) = pass::number() else {
-            return Err(Error::invalid(
-                "what a checkpointed function saved is computed again in a backward pass alone",
-            ));
+            // Outside of a pass nothing is kept for others.
+            let tensors = self.run_again()?;
+            return taken(tensors.into_iter().nth(place).flatten());
         };
         if !locked(&self.recomputed).contains_key(&number) {
             let tensors = self.run_again()?;
@@ -212,19 +231,10 @@ impl Frame {
                 let _left = frame.and_then(|frame| locked(&frame.recomputed).remove(&number));
             });
         }
-        let taken = (locked(&self.recomputed).get_mut(&number))
-            .and_then(|tensors| tensors.get_mut(place).and_then(Option::take));
-        let Some(Recomputed { tensor, version, stream }) = taken else {
-            return Err(Error::invalid(
-                "a saved tensor of a checkpointed function was asked for twice by one run of a node",
-            ));
-        };
-        check_version(&tensor, version)?;
-        let current = tensor.device().current_stream();
-        if current != stream {
-            current.wait_stream(&stream)?;
-        }
-        Ok(tensor)
+        taken(
+            (locked(&self.recomputed).get_mut(&number))
+                .and_then(|tensors| tensors.get_mut(place).and_then(Option::take)),
+        )
     }
 
     /// Runs the function again, and returns the tensors that it saved for the nodes that may ask.
@@ -271,7 +281,13 @@ impl Frame {
     /// Refuses what is not what the first run saved, in PyTorch's words.
     fn check(&self, run: &Run, state: &RunState) -> Result<()> {
         let places = run.places.len();
-        let at = |why: String| Err(Error::recomputation(format!("checkpoint ({}): {why}", self.location)));
+        let at = |why: String| {
+            let text = format!("checkpoint ({}): {why}", self.location);
+            Err(Error::recomputation(match &self.options.explain {
+                Some(Explain(explain)) => explain(text),
+                None => text,
+            }))
+        };
         if state.count > places {
             return at(format!(
                 "trying to save more tensors during recomputation than during the original forward pass ({} and {places})",
@@ -302,6 +318,21 @@ impl Frame {
             list.join("; ")
         ))
     }
+}
+
+/// Returns a tensor that was computed again, ready on the current stream.
+fn taken(tensor: Option<Recomputed>) -> Result<Tensor> {
+    let Some(Recomputed { tensor, version, stream }) = tensor else {
+        return Err(Error::invalid(
+            "a saved tensor of a checkpointed function was asked for twice by one run of a node",
+        ));
+    };
+    check_version(&tensor, version)?;
+    let current = tensor.device().current_stream();
+    if current != stream {
+        current.wait_stream(&stream)?;
+    }
+    Ok(tensor)
 }
 
 /// A run of the function in a backward pass.

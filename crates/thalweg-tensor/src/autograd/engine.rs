@@ -21,7 +21,7 @@ use thalweg_runtime::{Device, Error, Result, Stream};
 
 use super::halves::{Asked, asking};
 use super::leaf;
-use super::pass::RunningPass;
+use super::pass::{RunningPass, Runs};
 use super::sums::{Sums, summing};
 use super::{
     BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, run_function,
@@ -72,6 +72,23 @@ pub(crate) fn gradients(
     Pass::new(roots, Some(targets), options)?.run()
 }
 
+/// Runs the graph from several roots: leaves accumulate what arrives, all of them or those among the targets alone.
+pub(super) fn accumulate(
+    roots: Vec<(Edge, Tensor)>,
+    targets: Option<&[Option<Edge>]>,
+    options: BackwardOptions,
+) -> Result<()> {
+    if roots.is_empty() {
+        return Ok(());
+    }
+    let mut pass = Pass::new(roots, targets, options)?;
+    if let Some(wanted) = &mut pass.wanted {
+        let nodes = wanted.nodes.clone();
+        Arc::make_mut(&mut wanted.on_the_way).extend(nodes.iter());
+    }
+    pass.run().map(drop)
+}
+
 /// A node that has run for some of its edges: what had arrived there, and the edges that are left.
 pub(super) struct Kept {
     pub(super) node: Arc<Node>,
@@ -111,7 +128,9 @@ pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
     let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
     let (wanted, options) = (None, BackwardOptions::default());
     let (captures, begun) = (caller.is_capturing()?, FxHashMap::default());
-    let mut pass = Pass { caller, captures, missing, buffers, ready, wanted, options, kept: None, begun };
+    let roots = kept.iter().map(|kept| kept.node.clone()).collect();
+    let mut pass =
+        Pass { caller, captures, missing, buffers, ready, wanted, options, roots, kept: None, begun };
     if let Some((edge, gradient)) = root {
         let stream = pass.caller.clone();
         pass.deliver(&edge, gradient, &stream)?;
@@ -135,6 +154,8 @@ struct Pass {
     ready: BinaryHeap<Ready>,
     wanted: Option<Wanted>,
     options: BackwardOptions,
+    /// The nodes that it starts from.
+    roots: Vec<Arc<Node>>,
     /// Of the first half of a pass, what it leaves to the second.
     kept: Option<Vec<Kept>>,
     /// Of the second half, the nodes that the first has begun.
@@ -146,10 +167,10 @@ struct Wanted {
     /// The indices of the targets, by node and input.
     targets: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
     /// The nodes of the targets.
-    nodes: FxHashSet<u64>,
+    nodes: Arc<FxHashSet<u64>>,
     arrived: Vec<Option<(Tensor, Stream)>>,
     /// Nodes from which a target is reached.
-    on_the_way: FxHashSet<u64>,
+    on_the_way: Arc<FxHashSet<u64>>,
 }
 
 impl Pass {
@@ -168,7 +189,9 @@ impl Pass {
         let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
         let (kept, begun) = (None, FxHashMap::default());
         let captures = caller.is_capturing()?;
-        let mut pass = Self { caller, captures, missing, buffers, ready, wanted, options, kept, begun };
+        let starting = roots.iter().map(|(edge, _)| edge.node.clone()).collect();
+        let mut pass =
+            Self { caller, captures, missing, buffers, ready, wanted, options, roots: starting, kept, begun };
         let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         for (edge, gradient) in roots {
             let stream = pass.caller.clone();
@@ -187,13 +210,18 @@ impl Pass {
 
     /// Runs as [`run`](Self::run) does, and gives what a second half starts from as well.
     fn run_and_keep(mut self) -> Result<(Vec<Option<Tensor>>, Vec<Kept>)> {
-        let _running = RunningPass::new();
+        let roots = std::mem::take(&mut self.roots);
+        let runs = (self.wanted.as_ref()).map_or(Runs::From(roots), |wanted| {
+            Runs::Towards(wanted.on_the_way.clone(), wanted.nodes.clone())
+        });
+        let _running = RunningPass::new(runs);
         let mut left = Left::default();
-        let outcome = self.walk(&mut left);
+        let (options, outcome) = (self.options, self.walk(&mut left));
         // After a failure too: what leaves have collected until then is theirs.
         let joined = left.join(&self.caller);
         outcome?;
         joined?;
+        options.run(|| super::pass::run_callbacks())?;
         let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
         let arrived: Result<_> = arrived
             .into_iter()
@@ -466,7 +494,8 @@ impl Wanted {
                 on_the_way.insert(node.sequence);
             }
         }
-        let nodes = by_place.keys().map(|(sequence, _)| *sequence).collect();
+        let nodes = Arc::new(by_place.keys().map(|(sequence, _)| *sequence).collect());
+        let on_the_way = Arc::new(on_the_way);
         Self { targets: by_place, nodes, arrived: vec![None; targets.len()], on_the_way }
     }
 
@@ -500,7 +529,7 @@ pub(super) fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
 }
 
 /// Returns the nodes that the roots reach, each once.
-fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
+pub(super) fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut pending: Vec<Arc<Node>> = roots.cloned().collect();
     let mut nodes = Vec::new();

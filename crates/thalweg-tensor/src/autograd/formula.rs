@@ -11,7 +11,7 @@ use thalweg_ir::{DType, Shape};
 use thalweg_ops::schema::Schema;
 use thalweg_runtime::{Device, Label, Result};
 
-use super::{Backward, Gradients, Saved, no_grad, record};
+use super::{Backward, Gradients, Saved, SavedPlace, no_grad, record};
 use crate::argument::{Argument, Arguments, Value};
 use crate::dispatch::{Call, Operator};
 use crate::tensor::{Tensor, Tensors};
@@ -99,6 +99,14 @@ impl Backward for FormulaNode {
 
     fn release(&self) {
         self.saved.iter().chain(&self.saved_results).for_each(|(_, saved)| saved.release());
+    }
+
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        let schema = self.operator.schema();
+        let inputs = self.saved.iter().map(|(at, saved)| SavedPlace::input(schema, *at, saved));
+        inputs
+            .chain(self.saved_results.iter().map(|(at, saved)| SavedPlace::result(schema, *at, saved)))
+            .collect()
     }
 }
 

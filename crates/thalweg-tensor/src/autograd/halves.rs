@@ -83,7 +83,8 @@ pub fn backward_input(
         let gradient = output.starting_gradient("backward", gradient, options)?;
         let Some(edge) = output.gradient_edge() else {
             return Err(Error::invalid(
-                "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
+                "backward: this tensor does not require grad and does not have a grad_fn: it depends on no leaf that requires a gradient \
+                 (was it computed under no_grad?)",
             ));
         };
         options.run(|| engine::first_half(edge, gradient, input.gradient_edge()))

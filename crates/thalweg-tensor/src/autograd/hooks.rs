@@ -32,7 +32,7 @@ impl NodeHooks {
 }
 
 /// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
-fn title(operator: &'static str) -> &'static str {
+pub(super) fn title(operator: &'static str) -> &'static str {
     static TITLES: Mutex<BTreeMap<&'static str, &'static str>> = Mutex::new(BTreeMap::new());
     // A function of the program is named as its node is.
     if operator.strip_suffix("Backward").is_some() {
@@ -139,7 +139,7 @@ impl Node {
         self.run_list(&hooks.tensors, gradients)?;
         for (output, kept) in self.retaining() {
             if let Some(gradient) = &gradients[output] {
-                kept.add(gradient)?;
+                kept.add(gradient, gradient.layout())?;
             }
         }
         Ok(())
@@ -147,10 +147,11 @@ impl Node {
 
     fn run_list(&self, list: &HookList<TensorHook>, gradients: &mut Gradients) -> Result<()> {
         for (output, hook) in list.hooks() {
-            let Some(gradient) = &gradients[output] else { continue };
-            let replaced = hook(gradient).map_err(|error| self.in_hook(error))?;
+            let replaced = hook(gradients[output].as_ref()).map_err(|error| self.in_hook(error))?;
             if let Some(replaced) = replaced {
-                self.check_replaced(gradient, &replaced)?;
+                if let Some(gradient) = &gradients[output] {
+                    self.check_replaced(gradient, &replaced)?;
+                }
                 gradients[output] = Some(replaced);
             }
         }
@@ -250,6 +251,19 @@ impl Tensor {
     pub fn register_hook(
         &self,
         hook: impl Fn(&Self) -> Result<Option<Self>> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        self.register_hook_of_any(move |gradient| gradient.map_or(Ok(None), &hook))
+    }
+
+    /// Registers a hook as [`register_hook`](Self::register_hook) does, that is also called, with `None`, where a gradient has arrived for
+    /// other results of the same operator, and none for this one.
+    ///
+    /// # Errors
+    /// Those of [`register_hook`](Self::register_hook).
+    #[track_caller]
+    pub fn register_hook_of_any(
+        &self,
+        hook: impl Fn(Option<&Self>) -> Result<Option<Self>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         in_call("register_hook", &[self], Location::caller(), || {
             self.check_hookable()?;

@@ -108,11 +108,12 @@ impl Recording {
             Some(ViewOf::Base(base)) => Some(base),
             _ => None,
         };
-        for tensor in [Some(target), base].into_iter().flatten() {
-            if tensor.is_leaf() && tensor.requires_grad() {
-                return refused(
-                    "is a leaf that requires a gradient, or a view of one, and cannot be written in place; do it inside `no_grad`",
-                );
+        for (tensor, which) in [(Some(target), "a leaf Variable"), (base, "a view of a leaf Variable")] {
+            if tensor.is_some_and(|tensor| tensor.is_leaf() && tensor.requires_grad()) {
+                return refused(&format!(
+                    "cannot be written in place: {which} that requires grad is being used in an in-place operation. Do it inside \
+                     `no_grad`"
+                ));
             }
         }
         let wanted =
@@ -120,10 +121,19 @@ impl Recording {
         if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
+        if matches!(target.0.autograd.view_of(), Some(ViewOf::Function)) {
+            return refused(
+                "is a view and is being modified inplace. This view was created inside a custom Function (or because an input was \
+                 returned as-is) and the autograd logic to handle view+inplace would override the custom backward associated with the \
+                 custom Function, leading to incorrect gradients. This behavior is forbidden. You can fix this by cloning the output of \
+                 the custom Function.",
+            );
+        }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {
             return refused(
-                "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded; make the \
-                 view outside, or write inside `no_grad`",
+                "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded: \
+                 A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make the view outside, or \
+                 write inside `no_grad`",
             );
         }
         if base.is_some_and(|base| base.layout().may_overlap()) {

@@ -3,14 +3,15 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_ir::Shape;
+use thalweg_ir::Layout;
 use thalweg_runtime::Result;
 
 use super::{Backward, Gradients, HookList, is_grad_enabled};
 use crate::tensor::Tensor;
 
-/// A hook that sees a gradient, and may give another in its place.
-pub(crate) type TensorHook = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
+/// A hook that sees a gradient, and may give another in its place. `None` is the zero of a result that none has arrived for, while one has for another
+/// result of the same operator.
+pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> + Send + Sync;
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
 #[derive(Default)]
@@ -61,7 +62,7 @@ impl Kept {
 
     /// Adds what has arrived, on the current stream: in place, so that all holders of the gradient see the sum, unless the sum is to have a gradient
     /// itself.
-    pub(crate) fn add(&self, arrived: &Tensor) -> Result<()> {
+    pub(crate) fn add(&self, arrived: &Tensor, leaf: &Layout) -> Result<()> {
         loop {
             // Stays where it is until the sum is there: a sum that fails leaves it.
             let earlier = self.get();
@@ -73,7 +74,7 @@ impl Kept {
                     }
                     earlier.add(arrived)?
                 }
-                None => own(arrived)?,
+                None => own(arrived, leaf)?,
             };
             let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
             let is_unchanged = match (&*slot, &earlier) {
@@ -97,26 +98,32 @@ fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
     fits && !is_grad_enabled() && !earlier.layout().may_overlap() && !earlier.is_inference()
 }
 
-/// Returns a gradient in memory that it does not share, since a kept gradient may be written in place: `arrived` itself where
-/// only this pass holds it, a copy where another leaf, a saved tensor or the caller does.
-fn own(arrived: &Tensor) -> Result<Tensor> {
+/// Returns a gradient in memory that it does not share, since a kept gradient may be written in place, and in its leaf's order of dimensions
+/// (row-major, if the leaf has gaps), so that an optimizer walks through both alike: `arrived` itself where it is so and only this pass holds it,
+/// else a copy.
+fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
     let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
-    if is_ours && !arrived.layout().may_overlap() {
-        Ok(arrived.clone())
-    } else {
-        arrived.copied(Location::caller())
+    let Some(order) = leaf.dense_order() else {
+        let stays = is_ours && arrived.is_contiguous();
+        return if stays { Ok(arrived.clone()) } else { arrived.copied(Location::caller()) };
+    };
+    if is_ours && arrived.layout().permute(&order)?.is_contiguous() {
+        return Ok(arrived.clone());
     }
+    let mut back = order.clone();
+    order.iter().enumerate().for_each(|(place, &dimension)| back[dimension] = place);
+    arrived.permute(&order)?.copied(Location::caller())?.permute(&back)
 }
 
 /// A leaf: adds what arrives to the leaf's gradient.
 pub(crate) struct Accumulate {
     kept: Arc<Kept>,
-    shape: Shape,
+    layout: Layout,
 }
 
 impl Accumulate {
-    pub(crate) fn new(kept: Arc<Kept>, shape: &[usize]) -> Self {
-        Self { kept, shape: shape.into() }
+    pub(crate) fn new(kept: Arc<Kept>, layout: &Layout) -> Self {
+        Self { kept, layout: layout.clone() }
     }
 }
 
@@ -127,8 +134,8 @@ impl Backward for Accumulate {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         if let Some(arrived) = &gradients[0] {
-            debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
-            self.kept.add(arrived)?;
+            debug_assert_eq!(arrived.shape(), self.layout.shape(), "a gradient has its leaf's shape");
+            self.kept.add(arrived, &self.layout)?;
         }
         Ok(Gradients::new())
     }

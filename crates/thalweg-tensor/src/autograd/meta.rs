@@ -19,6 +19,8 @@ pub(crate) enum ViewOf {
     Base(Tensor),
     /// Made while nothing was recorded: a write that must be recorded is refused.
     Unrecorded,
+    /// The result of a function of the program's own over the memory of an input: so is it here.
+    Function,
 }
 
 /// A tensor's part in the graph.
@@ -57,7 +59,7 @@ impl AutogradMeta {
     pub(crate) fn view(view_of: ViewOf) -> Self {
         let writes_of_base = match &view_of {
             ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
-            ViewOf::Unrecorded => 0,
+            ViewOf::Unrecorded | ViewOf::Function => 0,
         };
         let history = Mutex::new(History { edge: None, writes_of_base });
         Self { history, view_of: Some(view_of), ..Self::leaf(false) }
@@ -173,7 +175,7 @@ impl Tensor {
     }
 
     /// Returns where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
-    pub(crate) fn gradient_edge(&self) -> Option<Edge> {
+    pub fn gradient_edge(&self) -> Option<Edge> {
         let meta = &self.0.autograd;
         if let Some(edge) = self.edge() {
             return Some(edge);
@@ -186,7 +188,7 @@ impl Tensor {
         if let Some(node) = slot.upgrade() {
             return Some(Edge { node, input: 0 });
         }
-        let accumulate = Accumulate::new(meta.kept().clone(), self.shape());
+        let accumulate = Accumulate::new(meta.kept().clone(), self.layout());
         let node = Node::accumulator(Box::new(accumulate), meta.kept(), self.device().current_stream());
         *slot = Arc::downgrade(&node);
         Some(Edge { node, input: 0 })
@@ -215,7 +217,7 @@ impl Tensor {
     }
 
     /// Returns whether it was made as a view of another tensor.
-    pub(crate) fn is_view(&self) -> bool {
+    pub fn is_view(&self) -> bool {
         self.0.autograd.view_of().is_some()
     }
 
@@ -228,7 +230,7 @@ impl Tensor {
     }
 
     /// Makes it the result of a node that has written it in place.
-    pub(crate) fn set_history(&self, edge: GradientEdge) {
+    pub fn set_history(&self, edge: GradientEdge) {
         let meta = &self.0.autograd;
         let former = meta.history().edge.replace(edge.clone());
         meta.retain_still(former.as_ref(), Some(&edge));

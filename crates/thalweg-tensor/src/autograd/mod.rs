@@ -35,6 +35,7 @@
 
 mod anomaly;
 mod checkpoint;
+mod edge;
 pub(crate) mod engine;
 pub mod formula;
 mod gradcheck;
@@ -65,9 +66,11 @@ use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
 pub use anomaly::{
-    detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_anomaly_enabled, set_detect_anomaly,
+    detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_anomaly_enabled,
+    set_detect_anomaly, set_stack_source,
 };
-pub use checkpoint::{CheckpointOptions, checkpoint, checkpoint_with};
+pub use checkpoint::{CheckpointOptions, Explain, checkpoint, checkpoint_with};
+pub use edge::{Attachment, Backpropagation, SavedPlace, run_backward};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub(crate) use halves::is_asked;
 pub use halves::{BackwardWeights, backward_input};
@@ -79,6 +82,7 @@ pub use mode::{
     set_grad_enabled, set_inference_mode, set_inference_mode_enabled, try_no_grad,
 };
 pub use offload::save_on_cpu;
+pub use pass::{at_end as at_pass_end, number as pass_number, queue_callback, will_run};
 pub use saved::{
     Saved, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks, saved_tensors_hooks_for,
 };
@@ -117,6 +121,11 @@ pub trait Backward: Send + Sync {
 
     /// Frees what was saved: a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
+
+    /// Returns the tensors that it keeps, with the names that PyTorch has for them, for those who look at a node.
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        Vec::new()
+    }
 }
 
 /// A place in the graph that gradients flow to: an input of a node.
@@ -146,6 +155,8 @@ pub struct Node {
     origin: Option<Arc<anomaly::Origin>>,
     /// Hooks, of few nodes.
     hooks: OnceLock<Box<hooks::NodeHooks>>,
+    /// What a program has put beside it, of few nodes.
+    attachment: OnceLock<Box<Attachment>>,
 }
 
 impl Node {
@@ -177,7 +188,8 @@ impl Node {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
         let origin = anomaly::origin(function.name(), running_node);
-        Self { function, edges, outputs, sequence, stream, kept, origin, hooks: OnceLock::new() }
+        let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
+        Self { function, edges, outputs, sequence, stream, kept, origin, hooks, attachment }
     }
 }
 
@@ -229,8 +241,8 @@ impl Tensor {
             let gradient = self.starting_gradient("backward", gradient, options)?;
             let Some(edge) = self.gradient_edge() else {
                 return Err(Error::invalid(
-                    "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad? is it made \
-                     of gradients of a pass without create_graph?)",
+                    "backward: this tensor does not require grad and does not have a grad_fn: it depends on no leaf that requires a \
+                     gradient (was it computed under no_grad? is it made of gradients of a pass without create_graph?)",
                 ));
             };
             options.run(|| engine::run(edge, gradient, options))
@@ -283,7 +295,7 @@ impl BackwardOptions {
     }
 
     /// Runs a pass, recorded only if gradients of gradients are asked for.
-    fn run<T>(self, pass: impl FnOnce() -> T) -> T {
+    pub(crate) fn run<T>(self, pass: impl FnOnce() -> T) -> T {
         let _computes_in_the_dtypes_of_the_forward_pass = ExcludeKeyGuard::new(DispatchKey::Autocast);
         if self.create_graph { pass() } else { no_grad(pass) }
     }
@@ -369,7 +381,10 @@ pub(crate) fn run_function(
     let _unpacked = saved::Unpacked::new();
     let function = &node.function;
     if !is_grad_enabled() {
-        return if is_last { function.backward_last(gradients) } else { function.backward(gradients) };
+        return running(node, || match is_last {
+            true => function.backward_last(gradients),
+            false => function.backward(gradients),
+        });
     }
     if function.is_recorded() {
         return running(node, || function.backward(gradients));
@@ -402,8 +417,8 @@ pub(crate) fn record(
 }
 
 /// Records a function of one's own (`torch.autograd.Function`): returns `results`, which the caller has computed from `inputs`
-/// outside the graph, as the outputs of a node with this backward function. They share no memory with the inputs. What the node needs
-/// it holds itself. Where nothing is recorded, or no input requires a gradient, the results come back as they are.
+/// outside the graph, as the outputs of a node with this backward function. One that shares memory with an input cannot be written in place.
+/// What the node needs it holds itself. Where nothing is recorded, or no input requires a gradient, the results come back as they are.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -437,18 +452,22 @@ pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results:
         return results;
     };
     let stream = first.device().current_stream();
-    let mut results: Vec<Tensor> = results.iter().map(Tensor::detach).collect();
+    let apart = |result: &Tensor| match inputs.iter().any(|input| input.shares_storage_with(result)) {
+        true => result.detached_view(),
+        false => result.detach(),
+    };
+    let mut results: Vec<Tensor> = results.iter().map(apart).collect();
     record(function, inputs, &mut results, stream);
     results
 }
 
 thread_local! {
-    /// The node that this thread runs, where gradients of gradients are asked for.
+    /// The node that this thread runs.
     static RUNNING: Scoped<Option<Arc<Node>>> = const { scoped(None) };
 }
 
-/// Returns the node that this thread runs, where gradients of gradients are asked for.
-fn running_node() -> Option<Arc<Node>> {
+/// Returns the node whose backward function this thread runs.
+pub fn running_node() -> Option<Arc<Node>> {
     RUNNING.with_borrow(|node| (**node).clone())
 }
 

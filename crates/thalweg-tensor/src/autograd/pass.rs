@@ -1,28 +1,49 @@
 //! The backward passes that a thread runs: one, or more where a hook runs another.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
+use thalweg_runtime::Result;
 
+use super::Node;
 use crate::scoped::{Scoped, scoped};
+use crate::tensor::Tensor;
 
 thread_local! {
     static PASSES: Scoped<SmallVec<[Running; 2]>> = const { scoped(SmallVec::new_const()) };
 }
 
+/// A function that is called once a pass has succeeded.
+type Callback = Box<dyn FnOnce() -> Result<()>>;
+
+/// The nodes that a pass runs.
+pub(super) enum Runs {
+    /// All that these reach.
+    From(Vec<Arc<Node>>),
+    /// Those that were found, by their numbers.
+    Found(FxHashSet<u64>),
+    /// Those that lead to targets, and the targets.
+    Towards(Arc<FxHashSet<u64>>, Arc<FxHashSet<u64>>),
+}
+
 struct Running {
     number: u64,
+    runs: Runs,
     at_end: Vec<Box<dyn FnOnce()>>,
+    callbacks: Vec<Callback>,
 }
 
 /// A guard: while it lives, this thread runs a backward pass.
 pub(super) struct RunningPass;
 
 impl RunningPass {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(runs: Runs) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        PASSES.with_borrow_mut(|passes| passes.push(Running { number, at_end: Vec::new() }));
+        let running = Running { number, runs, at_end: Vec::new(), callbacks: Vec::new() };
+        PASSES.with_borrow_mut(|passes| passes.push(running));
         Self
     }
 }
@@ -35,15 +56,61 @@ impl Drop for RunningPass {
 }
 
 /// Returns the number of the innermost pass that this thread runs; no two have the same.
-pub(super) fn number() -> Option<u64> {
+pub fn number() -> Option<u64> {
     PASSES.with_borrow(|passes| passes.last().map(|pass| pass.number))
 }
 
+/// Returns whether the innermost pass of this thread comes to the node that the gradient of a tensor goes to.
+pub fn will_run(tensor: &Tensor) -> bool {
+    let Some(edge) = tensor.gradient_edge() else { return false };
+    let node = edge.node().sequence_number();
+    PASSES.with_borrow_mut(|passes| match passes.last_mut().map(|pass| &mut pass.runs) {
+        None => false,
+        Some(Runs::Towards(on_the_way, targets)) => on_the_way.contains(&node) || targets.contains(&node),
+        Some(Runs::Found(found)) => found.contains(&node),
+        Some(runs @ Runs::From(_)) => {
+            let Runs::From(roots) = &*runs else { return false };
+            let found: FxHashSet<u64> =
+                super::engine::reachable(roots.iter()).iter().map(|node| node.sequence_number()).collect();
+            let is_reached = found.contains(&node);
+            *runs = Runs::Found(found);
+            is_reached
+        }
+    })
+}
+
 /// Calls a function at the end of the innermost pass, also where that fails.
-pub(super) fn at_end(function: impl FnOnce() + 'static) {
+pub fn at_end(function: impl FnOnce() + 'static) {
     PASSES.with_borrow_mut(|passes| {
         if let Some(pass) = passes.last_mut() {
             pass.at_end.push(Box::new(function));
         }
     });
+}
+
+/// Lets the innermost pass of this thread call a function once it has succeeded, after all its nodes; its error is one of the pass
+/// (`queue_callback` of PyTorch's engine). Returns whether a pass runs.
+pub fn queue_callback(function: impl FnOnce() -> Result<()> + 'static) -> bool {
+    PASSES.with_borrow_mut(|passes| match passes.last_mut() {
+        Some(pass) => {
+            pass.callbacks.push(Box::new(function));
+            true
+        }
+        None => false,
+    })
+}
+
+/// Calls the functions that wait for the end of the innermost pass, and those that they add.
+pub(super) fn run_callbacks() -> Result<()> {
+    loop {
+        let waiting = PASSES.with_borrow_mut(|passes| {
+            passes.last_mut().map(|pass| std::mem::take(&mut pass.callbacks)).unwrap_or_default()
+        });
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        for callback in waiting {
+            callback()?;
+        }
+    }
 }

@@ -102,6 +102,15 @@ impl Saved {
         self.got(is_grad_enabled())
     }
 
+    /// Refuses a tensor that a pass has freed.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is.
+    pub fn check_kept(&self) -> Result<()> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.is_some() { Ok(()) } else { Err(freed()) }
+    }
+
     /// Returns the tensor with its place in the graph, whether operators are recorded or not, as a function of Python reads it.
     ///
     /// # Errors
@@ -112,12 +121,7 @@ impl Saved {
 
     fn got(&self, is_recorded: bool) -> Result<Tensor> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(state) = state else {
-            return Err(Error::invalid(
-                "Trying to backward through the graph a second time: what it saved was freed by the first pass; set \
-                 `BackwardOptions::retain_graph` there if another is to follow",
-            ));
-        };
+        let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
             State::Tensor(tensor, version) => {
                 check_version(&tensor, version)?;
@@ -152,6 +156,42 @@ impl Saved {
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 
+    /// Packs the tensor, which was kept as it is, by hooks of its own (`register_hooks` of PyTorch's `SavedTensor`).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is freed, or packed already; and those of `pack`.
+    pub fn register_hooks<P: Send + Sync + 'static>(
+        &self,
+        pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
+        unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let tensor = match state {
+            None => {
+                return Err(Error::invalid(
+                    "Calling register_hooks on a saved tensor after it has been freed. Saved intermediate values of the graph are \
+                     freed when you call .backward() or autograd.grad(). Specify `BackwardOptions::retain_graph` if you need to \
+                     backward through the graph a second time or if you need to access saved variables after calling backward.",
+                ));
+            }
+            Some(State::Packed(_)) => {
+                return Err(Error::invalid(
+                    "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of hooks is \
+                     allowed at a time.",
+                ));
+            }
+            Some(State::Tensor(tensor, version)) => {
+                check_version(&tensor, version)?;
+                tensor
+            }
+        };
+        let packed = Packed::new(&tensor, &packing(pack, unpack))?.expect("the hooks pack every tensor");
+        let packed = State::Packed(Arc::new(packed));
+        // What was kept is dropped without the lock.
+        let _former = self.state.lock().unwrap_or_else(PoisonError::into_inner).replace(packed);
+        Ok(())
+    }
+
     /// Frees the tensor.
     pub fn release(&self) {
         // Dropped without the lock: hooks may hold what has a `Drop` of its own.
@@ -159,14 +199,26 @@ impl Saved {
     }
 }
 
+/// Returns the error of a tensor that a pass has freed.
+fn freed() -> Error {
+    Error::invalid(
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). \
+         Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify \
+         `BackwardOptions::retain_graph` if you need to backward through the graph a second time or if you need to access saved \
+         tensors after calling backward.",
+    )
+}
+
 pub(super) fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
     if tensor.version() == version {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "a tensor {:?} that backward needs was written in place after the forward pass (version {}, saved {version}); \
-         compute out of place, or run backward first",
+        "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor {:?} {}, which \
+         backward needs as it was in the forward pass, is at version {}; expected version {version} instead. Hint: compute out of \
+         place, or run backward first",
         tensor.shape(),
+        tensor.dtype(),
         tensor.version(),
     )))
 }
@@ -290,13 +342,20 @@ pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
     pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
 ) -> SavedTensorsRegion {
+    let _restore = Restore(put(&HOOKS, Some(packing(pack, unpack))));
+    SavedTensorsRegion { _restore, _not_send: PhantomData }
+}
+
+/// Returns hooks that pack every tensor.
+fn packing<P: Send + Sync + 'static>(
+    pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+) -> Pack {
     let unpack = Arc::new(unpack);
-    let both = move |tensor: &Tensor| -> Result<Option<Unpack>> {
+    Arc::new(move |tensor: &Tensor| -> Result<Option<Unpack>> {
         let (packed, unpack) = (pack(tensor)?, unpack.clone());
         Ok(Some(Arc::new(move || unpack(&packed))))
-    };
-    let _restore = Restore(put(&HOOKS, Some(Arc::new(both))));
-    SavedTensorsRegion { _restore, _not_send: PhantomData }
+    })
 }
 
 /// Runs a function with hooks as [`saved_tensors_hooks`] does, for some tensors: those for which `pack` returns `None` are kept as they

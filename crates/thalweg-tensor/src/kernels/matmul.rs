@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
-use crate::autograd::{Backward, Gradients, Saved, is_asked, is_widened, record, sum_of};
+use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_asked, is_widened, record, sum_of};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -242,6 +242,11 @@ impl Backward for MatmulBackward {
     fn release(&self) {
         self.a.release();
         self.b.release();
+    }
+
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        let place = |(name, saved): (&str, _)| SavedPlace { name: name.to_owned(), saved };
+        [("self", &self.a), ("other", &self.b)].into_iter().map(place).collect()
     }
 }
 

@@ -33,7 +33,7 @@ operators! {
             return Tensor::zeros(&[], DType::Bool, call.device).map(single);
         }
         x.detach().eq(&y.detach())?.all().map(single)
-    });
+    }), autocast: Widest;
     /// Returns the only element, which the host reads.
     "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single)), autocast: Parts;
     /// Returns the only element; the host reads it.

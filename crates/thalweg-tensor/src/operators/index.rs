@@ -436,7 +436,7 @@ impl<'a> Along<'a> {
             )));
         }
         if index.elements() == 0 {
-            return Ok(Write { x: x.clone(), dim, parts: None });
+            return Ok(Write { x: x.clone(), dim, source: source.clone(), parts: None });
         }
         for (other, name) in [(x, "self"), (source, "src")] {
             if other.rank().max(1) != index.rank().max(1) {
@@ -465,7 +465,8 @@ impl<'a> Along<'a> {
         // Where the target has more elements than there are indices, an index that is out of range writes nothing.
         let index = pad(&index, &padding, Scalar::I64(-1))?;
         let source = pad(&source, &padding, Scalar::I64(0))?;
-        Ok(Write { x: x.clone(), dim, parts: Some([around(&index, dim)?, around(&source, dim)?]) })
+        let parts = Some([around(&index, dim)?, around(&source, dim)?]);
+        Ok(Write { x: x.clone(), dim, source, parts })
     }
 
     fn scatter(&self, source: &Tensor, combine: Combine) -> Result<Tensor> {
@@ -486,12 +487,23 @@ impl<'a> Along<'a> {
 struct Write {
     x: Tensor,
     dim: usize,
+    source: Tensor,
+    /// The indices and the source in the form of the target; `None` where nothing is written.
     parts: Option<[Tensor; 2]>,
 }
 
 impl Write {
+    /// Returns a copy of the target where nothing is written. A source that requires a gradient is recorded all the same: its gradient is zero.
+    fn unchanged(&self) -> Result<Tensor> {
+        if !(is_grad_enabled() && self.source.requires_grad()) {
+            return self.x.copied(std::panic::Location::caller());
+        }
+        // What is taken off is the sum of no elements. Adding 0 would make 0 of -0.
+        self.x.sub(&at_least_1d(&self.source)?.narrow(0, 0, 0)?.sum(&[], false)?)
+    }
+
     fn combined(&self, combine: Combine) -> Result<Tensor> {
-        let Some([index, source]) = &self.parts else { return self.x.copied(std::panic::Location::caller()) };
+        let Some([index, source]) = &self.parts else { return self.unchanged() };
         let target = around(&at_least_1d(&self.x)?, self.dim)?;
         scatter(&target, index, source, combine)?.reshape(self.x.shape())
     }
@@ -614,10 +626,10 @@ impl Places {
         let Self { x, dim, index } = self;
         let rows = around(&at_least_1d(source)?, *dim)?;
         if rows.elements() == 0 {
-            return Ok(Write { x: x.clone(), dim: *dim, parts: None });
+            return Ok(Write { x: x.clone(), dim: *dim, source: source.clone(), parts: None });
         }
         let index = index.reshape(&[1, index.elements(), 1])?.expand(rows.shape())?;
-        Ok(Write { x: x.clone(), dim: *dim, parts: Some([index, rows]) })
+        Ok(Write { x: x.clone(), dim: *dim, source: source.clone(), parts: Some([index, rows]) })
     }
 
     fn scatter(&self, source: &Tensor, combine: Combine) -> Result<Tensor> {

@@ -8,10 +8,10 @@ use thalweg_runtime::{Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::offers::offer_to_function;
 use super::view::{check_options, extents, made_like};
-use super::{in_place, operators, single};
+use super::{call as call_operator, in_place, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
 
@@ -372,10 +372,15 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
         let [_, places] = scores.sort(-1, true)?;
         return places.narrow(-1, 0, count)?.contiguous();
     }
+    // A number below the sum of the weights is in the part of one place: that of the first partial sum above the number.
+    let sums = weights.to_dtype(DType::F64)?.cumsum(-1)?;
     let mut shape: Shape = weights.shape().into();
-    shape.insert(shape.len() - 1, count);
-    let times = waiting_times(call, &shape)?.to_dtype(weights.dtype())?;
-    weights.unsqueeze(-2)?.div(&times)?.argmax(-1)
+    *shape.last_mut().expect("rank 1 or 2") = count;
+    let numbers =
+        uniform(call, &shape, [0.0, 1.0], DType::F64)?.mul(&sums.narrow(-1, categories - 1, 1)?)?;
+    let arguments: [Argument<'_>; 4] = [(&sums).into(), (&numbers).into(), false.into(), true.into()];
+    call_operator(built_in!("searchsorted.Tensor")?, &arguments, None, call.label.location)?
+        .clamp_max(categories as i64 - 1)
 }
 
 fn waiting_times(call: &Call<'_>, shape: &[usize]) -> Result<Tensor> {

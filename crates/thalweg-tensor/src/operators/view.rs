@@ -733,11 +733,7 @@ pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
 /// format, or to preserve it, that is the other's own order, if it has no gaps.
 fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
     let (None | Some(1)) = format else { return format_order(x.rank(), format.unwrap_or(0)) };
-    let mut order: Shape = (0..x.rank()).collect();
-    order.sort_by_key(|&dim| std::cmp::Reverse(x.layout().strides()[dim]));
-    let is_dense =
-        !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|layout| layout.is_contiguous());
-    Ok(is_dense.then_some(order))
+    Ok(if x.is_contiguous() { None } else { x.layout().dense_order() })
 }
 
 /// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.

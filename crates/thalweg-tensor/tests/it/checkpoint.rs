@@ -218,7 +218,7 @@ fn an_input_that_was_written_is_refused() {
     let x = leaf(&[3], 1).mul_scalar(1.0).unwrap();
     let y = checkpoint(|inputs: &[Tensor]| inputs[0].sin()?.exp(), std::slice::from_ref(&x)).unwrap();
     no_grad(|| x.add_scalar_(1.0).map(drop)).unwrap();
-    refused(y.sum(&[], false).unwrap().backward(), "was written in place after the forward pass");
+    refused(y.sum(&[], false).unwrap().backward(), "modified by an inplace operation");
 }
 
 /// A device of its own has no generator before the function asks for one.

@@ -134,7 +134,7 @@ fn modules_optimizers_and_backward_name_the_line_of_their_call() {
     says(transformer.forward(&bad), "Transformer: 7 tokens");
     says(Linear::new(1 << 40, 1 << 40, &mut generator, &device), "uniform([1099511627776, 1099511627776] ");
     says(bad.backward(), "backward: shape [2, 7]");
-    says(random(&[1], 1).backward(), "backward: this tensor depends on no leaf");
+    says(random(&[1], 1).backward(), "backward: this tensor does not require grad");
     says(bad.set_grad(Some(random(&[1], 1))), "set_grad: the gradient is [1]");
     says(Adam::new(vec![], AdamOptions::default()), "Adam: there is no parameter");
     let options = GradientScalerOptions { init_scale: -1.0, ..GradientScalerOptions::default() };

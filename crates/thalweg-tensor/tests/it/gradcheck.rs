@@ -117,7 +117,7 @@ fn a_nan_in_a_backward_pass_names_the_line_of_the_forward_call() {
     run().unwrap();
     assert!(values(&x.grad().unwrap())[0].is_nan());
     x.zero_grad();
-    let words = "Function 'sqrt' returned nan values in its 0th output.";
+    let words = "Function 'SqrtBackward0' returned nan values in its 0th output.";
     let error = refused(detect_anomaly(run), words);
     assert!(error.contains(&line_of("// the root")), "{error}");
     assert!(x.grad().is_none() && !is_anomaly_enabled());

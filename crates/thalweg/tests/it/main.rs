@@ -78,8 +78,8 @@ fn digits_repeats_its_losses_captured_or_not() {
 #[test]
 fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
     for (name, last, options) in [
-        ("gpt", "loss: ", &["--batch", "8", "--sample", "0"][..]),
-        ("gpt", "loss: ", &["--batch", "8", "--sample", "0", "--graph", "--dtype", "bf16"]),
+        ("gpt", "loss: ", &["--batch", "4", "--sample", "0"][..]),
+        ("gpt", "loss: ", &["--batch", "4", "--sample", "0", "--graph", "--dtype", "bf16"]),
         ("resnet", "loss: ", &["--batch", "8"]),
         ("digits", "test accuracy: ", &["--dtype", "bf16", "--graph"]),
     ] {
@@ -87,9 +87,9 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         let file = std::env::temp_dir().join(format!("thalweg-resumed-{name}-{}.pt", std::process::id()));
         let path = file.to_str().expect("a path of text");
         let run = |arguments: &[&str]| printed(&program, &[arguments, options].concat());
-        let whole = run(&["--steps", "25"]);
-        run(&["--steps", "21", "--save", path]);
-        let resumed = run(&["--steps", "4", "--resume", path]);
+        let whole = run(&["--steps", "10"]);
+        run(&["--steps", "7", "--save", path]);
+        let resumed = run(&["--steps", "3", "--resume", path]);
         assert_eq!(line(&resumed, last), line(&whole, last), "{name} {options:?}");
         std::fs::remove_file(&file).expect("it was saved");
     }

@@ -1,197 +1,99 @@
 """Automatic differentiation (`torch.autograd`)."""
 
-import functools
-import inspect
+import warnings
 
 from .. import _core
 from .._core import is_inference_mode_enabled  # noqa: F401
-from .._regions import Open
 from .._left_out import attributes as _attributes
-
-
-class _GradMode:
-    """A region in which operators record themselves or not: a context manager, and a decorator."""
-
-    _enabled = True
-
-    def __init__(self):
-        self._former = Open()
-
-    def __enter__(self):
-        self._former.enter(_core._set_grad_enabled(self._enabled))
-        return self
-
-    def __exit__(self, *_):
-        _core._set_grad_enabled(self._former.leave())
-
-    def __call__(self, function):
-        if inspect.isgeneratorfunction(function):
-            return self._generator(function)
-
-        @functools.wraps(function)
-        def wrapped(*args, **kwargs):
-            with type(self)._again(self):
-                return function(*args, **kwargs)
-        return wrapped
-
-    def _generator(self, function):
-        """Returns a function that yields what another yields, of which only the parts between are in the region."""
-        @functools.wraps(function)
-        def wrapped(*args, **kwargs):
-            made, go, value = function(*args, **kwargs), "send", None
-            while True:
-                try:
-                    with type(self)._again(self):
-                        found = getattr(made, go)(value)
-                except StopIteration as end:
-                    return end.value
-                try:
-                    go, value = "send", (yield found)
-                except GeneratorExit:
-                    with type(self)._again(self):
-                        made.close()
-                    raise
-                except BaseException as error:
-                    go, value = "throw", error
-        return wrapped
-
-    def _again(self):
-        return type(self)()
-
-    def clone(self):
-        """Returns another region like this one, which has not begun."""
-        return self._again()
-
-
-def _usable_bare(cls):
-    """Lets `@cls` decorate a function as `@cls()` does."""
-    former = cls.__new__
-
-    def new(kind, function=None, *args, **kwargs):
-        made = object.__new__(kind)
-        if callable(function):
-            made.__init__()
-            return made(function)
-        return made
-    del former
-    cls.__new__ = new
-    return cls
-
-
-@_usable_bare
-class no_grad(_GradMode):
-    """A region whose operators record nothing."""
-
-    _enabled = False
-
-
-@_usable_bare
-class enable_grad(_GradMode):
-    """A region whose operators record themselves, also inside `no_grad`."""
-
-
-class set_grad_enabled(_GradMode):
-    """Sets at once whether operators record themselves; as a context manager, until its end."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self._enabled = bool(mode)
-        self._before = _core._set_grad_enabled(self._enabled)
-
-    def __enter__(self):
-        self._former.enter(self._before)
-        return self
-
-    def _again(self):
-        return set_grad_enabled(self._enabled)
-
-    def __call__(self, function):
-        _core._set_grad_enabled(self._before)
-        return super().__call__(function)
-
-
-class inference_mode(_GradMode):
-    """A region whose operators record nothing, and whose tensors can never enter graphs; with `mode=False`, a region like its outside."""
-
-    def __new__(cls, mode=True):
-        made = object.__new__(cls)
-        if callable(mode):
-            made.__init__()
-            return made(mode)
-        return made
-
-    def __init__(self, mode=True):
-        super().__init__()
-        self.mode = bool(mode)
-
-    def __enter__(self):
-        self._former.enter((_core._set_inference_mode(self.mode), _core._set_grad_enabled(not self.mode)))
-        return self
-
-    def __exit__(self, *_):
-        inference, recorded = self._former.leave()
-        _core._set_inference_mode(inference)
-        _core._set_grad_enabled(recorded)
-
-    def _again(self):
-        return inference_mode(self.mode)
-
-
-class set_detect_anomaly:
-    """Sets at once whether backward passes say which operator of the forward pass failed, and whether a NaN is a failure; as a context
-    manager, until its end."""
-
-    def __init__(self, mode, check_nan=True):
-        self._former = _core._set_anomaly(bool(mode), bool(check_nan))
-
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        _core._set_anomaly(*self._former)
-
-
-class detect_anomaly:
-    """A region in which a failing backward pass names the operator of the forward pass, and a NaN is a failure."""
-
-    def __init__(self, check_nan=True):
-        self._check_nan = check_nan
-        self._former = Open()
-
-    def __enter__(self):
-        self._former.enter(_core._set_anomaly(True, bool(self._check_nan)))
-
-    def __exit__(self, *_):
-        _core._set_anomaly(*self._former.leave())
+from .anomaly_mode import detect_anomaly, set_detect_anomaly  # noqa: F401
+from .grad_mode import (  # noqa: F401
+    _unsafe_preserve_version_counter, enable_grad, inference_mode, no_grad, set_grad_enabled, set_multithreading_enabled)
 
 
 def _listed(value):
-    return [value] if isinstance(value, _core.Tensor) or value is None else list(value)
+    """Returns what stands for a sequence of tensors and places of graphs as a list: one by itself counts for a list of one."""
+    return [value] if isinstance(value, (_core.Tensor, graph.GradientEdge)) or value is None else list(value)
+
+
+def _place(value):
+    """Returns a tensor, or the node and the number of a `GradientEdge`."""
+    return value if isinstance(value, _core.Tensor) else (value[0], value[1])
+
+
+def _described(output):
+    """Returns shape, dtype and device of an output; None of a place in a graph of which nothing is known."""
+    return output if isinstance(output, _core.Tensor) else output.ownership_token
+
+
+def _started(place, output, gradient, is_batched):
+    """Returns the gradient that a pass starts from at an output."""
+    known = _described(output)
+    if gradient is None:
+        if known is None or known.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        if not known.dtype.is_floating_point:
+            raise RuntimeError(f"grad can be implicitly created only for real scalar outputs but got {known.dtype}")
+        return _core.ones(known.shape, dtype=known.dtype, device=known.device)
+    if not isinstance(gradient, _core.Tensor):
+        raise TypeError(f"gradients can be either Tensors or None, but got {type(gradient).__name__}")
+    if known is None:
+        return gradient
+    found = gradient.shape[1:] if is_batched else gradient.shape
+    if is_batched and (gradient.dim() == 0 or tuple(found) != tuple(known.shape)):
+        raise RuntimeError(
+            "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch dimension. The sizes of the "
+            f"remaining dimensions are expected to match the shape of corresponding output, but a mismatch was detected: grad_output[{place}] "
+            f"has a shape of {gradient.shape} and output[{place}] has a shape of {known.shape}. If you only want some tensors in `grad_output` "
+            "to be considered batched, consider using vmap.")
+    if tuple(found) != tuple(known.shape):
+        raise RuntimeError(f"Mismatch in shape: grad_output[{place}] has a shape of {gradient.shape} and output[{place}] has a shape of {known.shape}.")
+    if known.dtype.is_complex != gradient.dtype.is_complex:
+        raise RuntimeError(
+            f"For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: grad_output[{place}] has a "
+            f"dtype of {gradient.dtype} and output[{place}] has a dtype of {known.dtype}.")
+    if gradient.device != known.device:
+        raise RuntimeError(f"grad_output[{place}] is on {gradient.device} and output[{place}] on {known.device}: move the gradient there")
+    return gradient if gradient.dtype is known.dtype else gradient.to(known.dtype)
+
+
+def _roots(outputs, gradients, is_batched=False):
+    """Returns the places that a pass starts from, each with its gradient."""
+    if len(gradients) != len(outputs):
+        raise RuntimeError(f"got {len(outputs)} tensors and {len(gradients)} gradients")
+    found = []
+    for place, (output, gradient) in enumerate(zip(outputs, gradients)):
+        if isinstance(output, _core.Tensor) and not output.requires_grad:
+            raise RuntimeError(f"element {place} of tensors does not require grad and does not have a grad_fn")
+        found.append((_place(output), _started(place, output, gradient, is_batched)))
+    return found
 
 
 def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, only_inputs=True, allow_unused=None,
          is_grads_batched=False, materialize_grads=False):
     """Returns the gradients of `inputs`, from gradients of `outputs`: 1 where none is given and the output has one element."""
     if not only_inputs:
-        raise NotImplementedError("autograd.grad: only_inputs=False is left out")
+        warnings.warn("only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for other parts of the "
+                      "graph, please use torch.autograd.backward.", FutureWarning, stacklevel=2)
+    if materialize_grads and allow_unused is False:
+        raise ValueError("Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False.")
     outputs, inputs = _listed(outputs), _listed(inputs)
+    if not inputs:
+        raise ValueError("grad requires non-empty inputs.")
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
-    if is_grads_batched:
-        return _batched(outputs, inputs, given, create_graph if retain_graph is None else retain_graph, create_graph, allow_unused, materialize_grads)
-    for place, (output, gradient) in enumerate(zip(outputs, given)):
-        if not output.requires_grad:
-            raise RuntimeError(f"element {place} of tensors does not require grad and does not have a grad_fn")
-        if gradient is None:
-            if output.numel() != 1:
-                raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            given[place] = _core.ones_like(output).detach()
-    for tensor in inputs:
-        if not tensor.requires_grad:
-            raise RuntimeError("One of the differentiated Tensors does not require grad")
+    roots = _roots(outputs, given, is_grads_batched)
+    for place, one in enumerate(inputs):
+        if isinstance(one, _core.Tensor) and not one.requires_grad:
+            raise RuntimeError(f"One of the differentiated Tensors does not require grad (input {place})")
     retain = create_graph if retain_graph is None else retain_graph
-    found = _core._gradients(outputs, given, inputs, retain, create_graph)
+    targets = [_place(one) for one in inputs]
+    if is_grads_batched:
+        found = _batched(roots, targets, retain, create_graph)
+    else:
+        found = _core._run_backward(roots, targets, False, bool(retain), bool(create_graph))
     if materialize_grads:
-        found = [_core.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in zip(found, inputs)]
+        if any(gradient is None and not isinstance(one, _core.Tensor) for gradient, one in zip(found, inputs)):
+            raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
+        found = [_core.zeros_like(one, requires_grad=create_graph) if gradient is None else gradient for gradient, one in zip(found, inputs)]
     elif not allow_unused and any(gradient is None for gradient in found):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the "
@@ -199,43 +101,54 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
     return tuple(found)
 
 
-def _batched(outputs, inputs, given, retain_graph, create_graph, allow_unused, materialize_grads):
-    """Returns what `grad` gives for each of several gradients, along a new first dimension; one pass for each."""
-    counts = {gradient.shape[0] for gradient in given if gradient is not None}
-    if not counts:
-        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+def _batched(roots, targets, retain_graph, create_graph):
+    """Returns what a pass gives for each of several gradients, along a new first dimension; one pass for each."""
+    counts = {gradient.shape[0] for _, gradient in roots}
     if len(counts) != 1 or 0 in counts:
         raise RuntimeError(f"is_grads_batched=True needs gradients of one first extent of 1 or more, not of {sorted(counts)}")
     count = counts.pop()
-    each = [grad(outputs, inputs, [None if gradient is None else gradient[place] for gradient in given], retain_graph or place + 1 < count,
-                 create_graph, True, allow_unused, False, materialize_grads) for place in range(count)]
-    return tuple(None if rows[0] is None else _core.stack(rows) for rows in zip(*each))
+    each = [_core._run_backward([(output, gradient[place]) for output, gradient in roots], targets, False,
+                                bool(retain_graph or place + 1 < count), bool(create_graph)) for place in range(count)]
+    return [None if rows[0] is None else _core.stack(rows) for rows in zip(*each)]
 
 
-def _backward_to(tensor, gradient, retain_graph, create_graph, inputs):
-    """Adds the gradients of chosen tensors to their `grad`; hooks that run once a leaf has accumulated do not."""
-    inputs = _listed(inputs)
-    if not inputs:
-        raise RuntimeError("'inputs' argument to backward() cannot be empty.")
-    found = grad([tensor], inputs, [gradient], retain_graph, create_graph, allow_unused=True)
-    with enable_grad() if create_graph else no_grad():
-        for chosen, gradient in zip(inputs, found):
-            if gradient is not None:
-                chosen.grad = gradient.clone() if chosen.grad is None else chosen.grad + gradient
-
-
-def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
     """Computes the gradients of the leaves that tensors depend on, or of `inputs` alone, and adds them to their `grad`."""
+    if grad_variables is not None:
+        warnings.warn("`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning, stacklevel=2)
+        if grad_tensors is not None:
+            raise RuntimeError("`grad_tensors` and `grad_variables` (deprecated) arguments both passed to `backward()`. Please only use `grad_tensors`.")
+        grad_tensors = grad_variables
     tensors = _listed(tensors)
+    if inputs is not None:
+        inputs = _listed(inputs)
+        if not inputs:
+            raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     given = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
-    for place, (tensor, gradient) in enumerate(zip(tensors, given)):
-        keep = bool(retain_graph) or create_graph or place + 1 < len(tensors)
-        tensor.backward(gradient, retain_graph=keep, create_graph=create_graph, inputs=inputs)
+    roots = _roots(tensors, given)
+    for place, one in enumerate(inputs or ()):
+        if not isinstance(one, _core.Tensor):
+            continue
+        if not one.requires_grad:
+            raise RuntimeError(f"One of the differentiated Tensors does not require grad (input {place})")
+        if not one.is_leaf:
+            one.retain_grad()
+    if create_graph:
+        warnings.warn(
+            "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory "
+            "leak. We recommend using autograd.grad when creating the graph to avoid this. If you have to use this function, make sure to reset the "
+            ".grad fields of your parameters to None after use to break the cycle and avoid the leak.", stacklevel=3)
+    retain = create_graph if retain_graph is None else retain_graph
+    targets = None if inputs is None else [_place(one) for one in inputs]
+    _core._run_backward(roots, targets, True, bool(retain), bool(create_graph))
 
 
-from . import function, functional, gradcheck as _gradcheck, graph  # noqa: E402
+from . import function, functional, gradcheck as _gradcheck, graph, variable  # noqa: E402
 from .function import Function  # noqa: E402,F401
 from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401
+from .variable import Variable  # noqa: E402,F401
+
+SavedTensor = _core._SavedTensor
 
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
@@ -243,8 +156,3 @@ _LEFT_OUT = {
 }
 
 __getattr__ = _attributes(__name__, _LEFT_OUT)
-
-
-def Variable(data, requires_grad=False):
-    """Returns a tensor, which records itself where asked for: tensors are what variables were."""
-    return data.requires_grad_() if requires_grad else data

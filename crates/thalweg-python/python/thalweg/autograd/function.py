@@ -1,9 +1,15 @@
 """Functions with a backward pass of their own (`torch.autograd.function`)."""
 
 import functools
+import inspect
 import operator
+import warnings
 
 from .. import _core
+
+
+# What a context asks of its node.
+_OF_NODES = ("name", "next_functions", "metadata", "register_hook", "register_prehook", "_sequence_nr", "_register_hook_dict", "_input_metadata")
 
 
 class FunctionCtx:
@@ -11,10 +17,20 @@ class FunctionCtx:
 
     needs_input_grad = ()
     _materializes = True
+    _materialize_non_diff_grads = True
     _kept = ()
     _without_gradient = ()
     _dirty = ()
     _saved = None
+    _node = None
+
+    def __getattr__(self, name):
+        if name in _OF_NODES and self._node is not None:
+            node = self._node.get()
+            if node is None:
+                raise RuntimeError(f"Attribute '{name}' is invalid for this instance of _C._FunctionBase: the graph that it was a part of is gone")
+            return getattr(node, name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def save_for_backward(self, *tensors):
         """Keeps tensors for the backward pass, which finds a write in place meanwhile."""
@@ -31,6 +47,11 @@ class FunctionCtx:
         """Says which inputs were written in place; they are results, too."""
         self._dirty = args
 
+    def mark_shared_storage(self, *pairs):
+        """Does nothing but warn: memory that is shared is found."""
+        warnings.warn("mark_shared_storage is deprecated. Tensors with shared storages are automatically tracked. Note that calls to `set_()` are not "
+                      "tracked", FutureWarning, stacklevel=2)
+
     def set_materialize_grads(self, value):
         """Sets whether a gradient that is missing is zeros in the backward pass, which is the default, or None."""
         self._materializes = bool(value)
@@ -40,14 +61,54 @@ class FunctionCtx:
         """The tensors that were kept."""
         return () if self._saved is None else self._saved.get()
 
+    @property
+    def saved_variables(self):
+        """The tensors that were kept, by their former name."""
+        warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
+        return self.saved_tensors
+
+    @property
+    def _raw_saved_tensors(self):
+        """The places where tensors are kept."""
+        if self._saved is None or self._node is None:
+            return ()
+        self._saved.check()
+        node = self._node.get()
+        return tuple(_core._saved_tensor(node, f"tensors.{place}") for place in range(self._saved.count()))
+
+
+class BackwardCFunction(_core._Node):
+    """The node of a function: what its context has can be asked of it."""
+
+    def __getattr__(self, name):
+        if name == "_context" or name in _OF_NODES:
+            raise AttributeError(name)
+        return getattr(self._context, name)
+
+
+class FunctionMeta(type):
+    """The class of functions: each has a class of nodes."""
+
+    @property
+    def _backward_cls(cls):
+        """The class of the nodes."""
+        found = cls.__dict__.get("_node_class")
+        if found is None:
+            found = cls._node_class = type(f"{cls.__name__}Backward", (BackwardCFunction,), {
+                "__module__": cls.__module__, "_forward_cls": cls, "__doc__": f"The node of `{cls.__name__}`."})
+        return found
+
 
 def _gradients(cls, ctx, inputs, results, gradients):
-    """Calls the backward pass of a function. `inputs` has, for each argument, what is known of the tensor, or None."""
-    if ctx._materializes:
-        gradients = [
-            _core.zeros(shape, dtype=dtype, device=device) if gradient is None and dtype.is_floating_point else gradient
-            for gradient, (shape, dtype, device) in zip(gradients, results)]
-    found = (cls.vjp if cls.backward is Function.backward else cls.backward)(ctx, *gradients)
+    """Calls the backward pass of a function. `inputs` has, for each argument, what is known of the tensor, or None; `results`, for each result, that and
+    whether it may be made of zeros, or None."""
+    gradients, given = iter(gradients), []
+    for known in results:
+        gradient = None if known is None else next(gradients)
+        if gradient is None and known is not None and ctx._materializes and known[3]:
+            gradient = _core.zeros(known[0], dtype=known[1], device=known[2])
+        given.append(gradient)
+    found = (cls.vjp if cls.backward is Function.backward else cls.backward)(ctx, *given)
     found = found if isinstance(found, tuple) else (found,)
     title = f"{cls.__name__}Backward"
     while len(found) > len(inputs) and found[-1] is None:
@@ -87,8 +148,33 @@ def _fitting(title, place, gradient, shape, dtype, device, is_wanted):
     return gradient if gradient.dtype is dtype else gradient.to(dtype)
 
 
-class Function:
+_LEGACY = ("Legacy autograd function with non-static forward method is deprecated. Please use new-style autograd function with static forward method. "
+           "(Example: https://pytorch.org/docs/stable/autograd.html#torch.autograd.Function)")
+
+
+class Function(metaclass=FunctionMeta):
     """An operator of one's own: a subclass has `forward` and `backward` as static methods, and `apply` calls it."""
+
+    # No rule is made: `vmap` calls the function for one place after the other.
+    generate_vmap_rule = False
+
+    def __init__(self, *args, **kwargs):
+        warnings.warn(f"{type(self)} should not be instantiated. Methods on autograd functions are all static, so you should invoke them on the class itself. "
+                      "Instantiating an autograd function will raise an error in a future version of PyTorch.", DeprecationWarning, stacklevel=2)
+
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError(_LEGACY)
+
+    def __getattr__(self, name):
+        if name == "metadata":
+            raise RuntimeError("You attempted to access the anomaly metadata of a custom autograd function but the underlying PyNode has already been "
+                               "deallocated. The most likely reason this occurred is because you assigned x.grad_fn to a local variable and then let "
+                               "the original variable get deallocated. Don't do that! If you really have no way of restructuring your code so this is the "
+                               "case, please file an issue reporting that you are affected by this.")
+        if name in _OF_NODES:
+            raise RuntimeError(f"Attribute '{name}' is invalid for this instance of _C._FunctionBase. Accessing this attribute directly on an instance of "
+                               "autograd.Function is a legacy access pattern that is no longer supported.")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     @staticmethod
     def forward(*args, **kwargs):
@@ -109,9 +195,21 @@ class Function:
     # Another name: a subclass has either.
     vjp = backward
 
+    @staticmethod
+    def jvp(ctx, *grad_inputs):
+        """Computes the tangents of the results: it is not called, as there is no forward-mode differentiation."""
+        raise NotImplementedError("You must implement the jvp function for custom autograd.Function to use it with forward mode AD.")
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        """Computes the results over a dimension of the arguments: it is not called, as `vmap` calls the function for one place after the other."""
+        raise NotImplementedError("To use autograd.Function with vmap, you must either override the vmap staticmethod or set generate_vmap_rule=True.")
+
     @classmethod
-    def apply(cls, *args):
+    def apply(cls, *args, **kwargs):
         """Calls the function, and records it."""
+        if kwargs:
+            args = _bound(cls, args, kwargs)
         if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
             raise RuntimeError("Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one "
                                "of them.")
@@ -137,9 +235,9 @@ class Function:
     @classmethod
     def _recorded(cls, ctx, args, is_tensor, output):
         listed = output if isinstance(output, tuple) else (output,)
-        # What was written in place is a result in memory of its own, and written once more by a copy, which autograd knows, of views too.
+        # What was written in place takes the history of the result; a view is written once more by a copy, which its base knows of.
         dirty = ctx._dirty
-        copies = [value.detach().clone() for value in dirty]
+        copies = [value.detach().clone() if value._is_part() else value.detach() for value in dirty]
 
         def apart(value):
             return next((copy for one, copy in zip(dirty, copies) if one is value), value)
@@ -154,13 +252,14 @@ class Function:
         if len(kept_as) != len(results):
             kept_as = [result.detach() if any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
-        described = [(value.shape, value.dtype, value.device) for value in results]
+        marked = ctx._without_gradient
+        described = [(value.shape, value.dtype, value.device, ctx._materialize_non_diff_grads or not any(value is one for one in marked))
+                     if isinstance(value, _core.Tensor) else None for value in listed]
         known = [(value.shape, value.dtype, value.device, value.requires_grad) if is_one else None
                  for is_one, value in zip(is_tensor, args)]
         backward = functools.partial(_gradients, cls, ctx, known, described)
-        made = _core._record_function(f"{cls.__name__}Backward", backward, ctx._saved, inputs, results)
+        made, ctx._node = _core._record_function(f"{cls.__name__}Backward", backward, ctx._saved, inputs, results, cls._backward_cls, ctx)
         found = iter(made)
-        marked = ctx._without_gradient
         ctx._kept = ctx._without_gradient = ctx._dirty = ()
 
         def of(value):
@@ -169,12 +268,28 @@ class Function:
             recorded = next(found)
             for one, copy in zip(dirty, copies):
                 if copy is value:
-                    if not any(one is other for other in marked):
+                    if any(one is other for other in marked):
+                        return one
+                    if one._is_part():
                         one.copy_(recorded)
+                    elif one.is_leaf and one.requires_grad:
+                        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+                    else:
+                        one._take_history(recorded)
                     return one
             return value if any(value is other for other in marked) else recorded
-        made = tuple(of(value) for value in listed)
+        once = {}
+        made = tuple(once.setdefault(id(value), new) for value, new in [(value, of(value)) for value in listed])
         return made if isinstance(output, tuple) else made[0]
+
+
+def _bound(cls, args, kwargs):
+    """Returns the arguments of a call with names, in their order."""
+    is_split = cls.setup_context is not Function.setup_context
+    signature = inspect.signature(cls.forward)
+    bound = signature.bind(*args, **kwargs) if is_split else signature.bind(None, *args, **kwargs)
+    bound.apply_defaults()
+    return bound.args if is_split else bound.args[1:]
 
 
 class _DifferentiatedTwice(Function):

@@ -1,10 +1,76 @@
-"""The recorded graph (`torch.autograd.graph`): its nodes, and hooks of the tensors that they save."""
+"""The recorded graph (`torch.autograd.graph`): its nodes and edges, and hooks of the tensors that they save."""
+
+import contextlib
+import functools
+import threading
+from typing import NamedTuple, Optional
 
 from .. import _core
-from .._regions import Open
 from .._left_out import attributes as _attributes
+from .._regions import Open
 
-Node = _core._Node
+
+class _Nodes(type):
+    """The class of `Node`: every node is an instance, and every class of nodes a subclass, though none inherits from it."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, _core._Node)
+
+    def __subclasscheck__(cls, subclass):
+        from .._C import _functions
+        return issubclass(subclass, _core._Node) or subclass is cls or isinstance(subclass, type(_functions.AccumulateGrad))
+
+
+class Node(metaclass=_Nodes):
+    """A recorded operator: `name()`, `next_functions`, `metadata`, `register_hook`, `register_prehook`; the graph makes them."""
+
+
+class _Known(NamedTuple):
+    """What is known of the tensor that an edge was asked of."""
+
+    shape: object
+    dtype: object
+    device: object
+
+    def numel(self):
+        """Returns the number of elements."""
+        return self.shape.numel()
+
+
+class GradientEdge(NamedTuple):
+    """A place in a graph that a gradient flows to: a node, and the number of its result."""
+
+    node: object
+    output_nr: int
+    ownership_token: Optional[object] = None
+
+
+def get_gradient_edge(tensor):
+    """Returns the place in the graph that a tensor's gradient flows to."""
+    edge = tensor._gradient_edge()
+    if edge is None:
+        raise RuntimeError("It is not possible to get the gradient edge for a Tensor that does not require gradients")
+    return GradientEdge(*edge, _Known(tensor.shape, tensor.dtype, tensor.device))
+
+
+def increment_version(tensor):
+    """Counts a write in place of tensors that the program has made itself: backward refuses then what was saved of them before."""
+    for one in (tensor,) if isinstance(tensor, _core.Tensor) else tensor:
+        one._bump_version()
+
+
+class _Refused(threading.local):
+    """The reason why hooks of saved tensors may not be used, of each thread."""
+
+    reason = None
+
+
+_refused = _Refused()
+
+
+def _check_allowed():
+    if _refused.reason is not None:
+        raise RuntimeError(_refused.reason)
 
 
 class saved_tensors_hooks:
@@ -18,10 +84,25 @@ class saved_tensors_hooks:
         self._regions = Open()
 
     def __enter__(self):
+        _check_allowed()
         self._regions.enter(_core._SavedTensorsRegion(self.pack_hook, self.unpack_hook))
 
     def __exit__(self, *_):
         self._regions.leave().close()
+
+
+class disable_saved_tensors_hooks(contextlib.ContextDecorator):
+    """A region in which hooks of saved tensors are an error with this text."""
+
+    def __init__(self, error_message, fail_if_non_empty=True):
+        self._reason, self._former = error_message, Open()
+
+    def __enter__(self):
+        self._former.enter(_refused.reason)
+        _refused.reason = self._reason
+
+    def __exit__(self, *_):
+        _refused.reason = self._former.leave()
 
 
 class save_on_cpu(saved_tensors_hooks):
@@ -37,10 +118,102 @@ class save_on_cpu(saved_tensors_hooks):
         super().__init__(pack, unpack)
 
 
-_LEFT_OUT = {
-    "GradientEdge": "gradients flow to tensors; use `next_functions`", "get_gradient_edge": "gradients flow to tensors",
-    "register_multi_grad_hook": "register a hook of each tensor", "increment_version": "versions count what operators write",
-    "allow_mutation_on_saved_tensors": "write out of place", "disable_saved_tensors_hooks": "leave the region of the hooks",
-}
+class _Copies:
+    """The copies of saved tensors that a region has made."""
+
+    def __init__(self):
+        self.cloned, self._is_open = [], True
+
+    def clear(self):
+        """Lets go of the copies: backward of what was recorded in the region is an error from now on."""
+        self.cloned, self._is_open = [], False
+
+
+@contextlib.contextmanager
+def allow_mutation_on_saved_tensors():
+    """A region in which tensors that were saved for backward may be written in place: backward reads copies, made when they were saved."""
+    copies = _Copies()
+
+    def pack(tensor):
+        place = len(copies.cloned)
+        copies.cloned.append(tensor.clone())
+        return place
+
+    def unpack(place):
+        if not copies._is_open:
+            raise AssertionError("Trying to backward outside of the 'allow_mutation_on_saved_tensors' context in which the graph was originally recorded.")
+        return copies.cloned[place]
+    with saved_tensors_hooks(pack, unpack):
+        try:
+            yield copies
+        finally:
+            copies.clear()
+
+
+class _Handles(tuple):
+    """Handles of hooks that are removed as one."""
+
+    def remove(self):
+        """Removes the hooks."""
+        for handle in self:
+            handle.remove()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.remove()
+
+
+def register_multi_grad_hook(tensors, fn, *, mode="all"):
+    """Registers a hook that a backward pass calls with the gradients of all tensors once it has computed those that it computes (`mode="all"`), or with
+    the first of them (`mode="any"`)."""
+    supported = ("all", "any")
+    if mode not in supported:
+        raise ValueError(f"Expects mode to be one of {supported} but got {mode}")
+    tensors = list(tensors)
+    return _any_hook(tensors, fn) if mode == "any" else _all_hook(tensors, fn)
+
+
+def _all_hook(tensors, fn):
+    """Registers a hook for the gradients of all tensors."""
+    lock, passes = threading.Lock(), {}
+
+    def called(place, gradient):
+        number = _core._current_graph_task_id()
+        if number == -1:
+            raise AssertionError("expected this hook to be called inside a backward call")
+        with lock:
+            known = passes.get(number)
+            if known is None:
+                reached = [_core._will_run(tensor) for tensor in tensors]
+                known = passes[number] = ([None] * len(tensors), [0, sum(reached)])
+                _core._at_pass_end(lambda: passes.pop(number, None))
+        gradients, counts = known
+        gradients[place] = gradient
+        counts[0] += 1
+        if counts[0] == counts[1]:
+            fn(gradients)
+    return _Handles(tensor.register_hook(functools.partial(called, place)) for place, tensor in enumerate(tensors))
+
+
+def _any_hook(tensors, fn):
+    """Registers a hook for the first gradient of several tensors."""
+    lock, seen = threading.Lock(), set()
+
+    def called(gradient):
+        number = _core._current_graph_task_id()
+        if number == -1:
+            raise AssertionError("expected this hook to be called inside a backward call")
+        with lock:
+            is_first = number not in seen
+            seen.add(number)
+        if is_first:
+            _core._at_pass_end(lambda: seen.discard(number))
+            fn(gradient)
+    return _Handles(tensor.register_hook(called) for tensor in tensors)
+
+
+_LEFT_OUT = {}
 
 __getattr__ = _attributes(__name__, _LEFT_OUT)

@@ -28,6 +28,8 @@ memory_usage = _inner.memory_usage
 temperature = _inner.temperature
 power_draw = _inner.power_draw
 clock_rate = _inner.clock_rate
+# Nothing of a GPU spins: the host sleeps in the order of the stream.
+_sleep = _inner._sleep
 
 has_half, has_magma = True, False
 
@@ -138,6 +140,20 @@ def get_device_capability(device=None):
     return properties.major, properties.minor
 
 
+class _Generators:
+    """The default generators of the devices, by their numbers: a device is opened when its generator is asked for."""
+
+    def __len__(self):
+        return max(device_count(), 1)
+
+    def __getitem__(self, index):
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no generator {index}: there are {len(self)} devices")
+        return _core._default_generator(index % len(self))
+
+
+default_generators = _Generators()
+
 _typed.add(globals(), "thalweg.cuda", "cuda")
 _storage.add(globals(), "thalweg.cuda", "cuda")
 
@@ -168,10 +184,6 @@ _LEFT_OUT = {
     "check_error": "calls that fail raise by themselves",
     "cudaStatus": "calls that fail raise by themselves",
     "current_blas_handle": "the handle of cuBLAS is Thalweg's own",
-    "default_generators": "say `get_rng_state`, `set_rng_state` and `manual_seed`",
 }
 
-# Names that PyTorch has for itself, and programs use all the same.
-_PRIVATE_LEFT_OUT = {"_sleep": "no kernel spins; a check (`thalweg.testing.check`) runs work in other orders instead"}
-
-__getattr__ = _attributes(__name__, {**_LEFT_OUT, **_PRIVATE_LEFT_OUT})
+__getattr__ = _attributes(__name__, _LEFT_OUT)

@@ -1,8 +1,5 @@
 """Distributions whose argument is a probability, or its logit."""
 
-from numbers import Number
-
-from .._results import Size
 from .utils import broadcast_all, lazy_property, logits_to_probs, probs_to_logits
 
 
@@ -14,13 +11,23 @@ def _set_probs_or_logits(distribution, probs, logits):
     tensor, = broadcast_all(value)
     setattr(distribution, name, tensor)
     distribution._param = tensor
-    return Size() if isinstance(value, Number) else tensor.size()
+    return tensor.size()
+
+
+def _set_count_and(distribution, total_count, probs, logits):
+    """Sets a count and the argument that is given, broadcast to one shape, and returns that: the batch's."""
+    if (probs is None) == (logits is None):
+        raise ValueError("Either `probs` or `logits` must be specified, but not both.")
+    count, value = broadcast_all(total_count, probs if probs is not None else logits)
+    distribution.total_count = count.to(value.dtype)
+    return _set_probs_or_logits(distribution, *((value, None) if probs is not None else (None, value)))
 
 
 class _OfProbability:
     """A distribution of one probability, given as such or by its logit."""
 
     _is_binary = True
+    _tensors = {"_param": 0}
 
     @lazy_property
     def logits(self):
@@ -36,8 +43,3 @@ class _OfProbability:
     def param_shape(self):
         """The shape of the argument."""
         return self._param.size()
-
-    def _expand_into(self, made, batch_shape):
-        dims = 0 if self._is_binary else 1
-        made._param = self._param.expand(batch_shape + self._param.shape[self._param.dim() - dims:])
-        return super()._expand_into(made, batch_shape)

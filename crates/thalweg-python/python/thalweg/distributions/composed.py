@@ -31,7 +31,7 @@ class Independent(Distribution):
         super().__init__(shape[:cut], shape[cut:], validate_args=validate_args)
 
     def expand(self, batch_shape, _instance=None):
-        made, batch_shape = self._get_checked_instance(Independent, _instance), Size(batch_shape)
+        made, batch_shape = self._blank(_instance), Size(batch_shape)
         made.base_dist = self.base_dist.expand(batch_shape + self.event_shape[:self.reinterpreted_batch_ndims])
         made.reinterpreted_batch_ndims = self.reinterpreted_batch_ndims
         return self._expand_into(made, batch_shape)
@@ -94,7 +94,7 @@ class TransformedDistribution(Distribution):
         super().__init__(forward_shape[:cut], forward_shape[cut:], validate_args=validate_args)
 
     def expand(self, batch_shape, _instance=None):
-        made, batch_shape = self._get_checked_instance(TransformedDistribution, _instance), Size(batch_shape)
+        made, batch_shape = self._blank(_instance), Size(batch_shape)
         made.transforms = self.transforms
         shape = Size(ComposeTransform(self.transforms).inverse_shape(batch_shape + self.event_shape))
         made.base_dist = self.base_dist.expand(shape[:len(shape) - len(self.base_dist.event_shape)])
@@ -153,18 +153,6 @@ class TransformedDistribution(Distribution):
 
 class _Transformed(TransformedDistribution):
     """A distribution with a name of its own, of parameters that a base has."""
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._get_checked_instance(type(self), _instance)
-        for name, value in self.__dict__.items():
-            if isinstance(value, _core.Tensor):
-                setattr(made, name, value.expand(Size(batch_shape)))
-            elif name in self._kept:
-                setattr(made, name, value)
-        return TransformedDistribution.expand(self, batch_shape, _instance=made)
-
-    def _get_checked_instance(self, cls, _instance=None):
-        return self.__new__(type(self)) if _instance is None else _instance
 
     def __repr__(self):
         parts = [f"{name}: {value if value.numel() == 1 else value.size()}" for name in self.arg_constraints
@@ -330,6 +318,7 @@ class Weibull(_Transformed):
 
     arg_constraints = {"scale": constraints.positive, "concentration": constraints.positive}
     support = constraints.positive
+    _tensors = {"concentration_reciprocal": 0}
 
     def __init__(self, scale, concentration, validate_args=None):
         self.scale, self.concentration = broadcast_all(scale, concentration)
@@ -444,7 +433,7 @@ class MixtureSameFamily(Distribution):
         super().__init__(batch[:-1], component_distribution.event_shape, validate_args=validate_args)
 
     def expand(self, batch_shape, _instance=None):
-        made, batch_shape = self._get_checked_instance(MixtureSameFamily, _instance), Size(batch_shape)
+        made, batch_shape = self._blank(_instance), Size(batch_shape)
         made._component_distribution = self._component_distribution.expand(batch_shape + (self._num_component,))
         made._mixture_distribution = self._mixture_distribution.expand(batch_shape)
         made._num_component, made._event_ndims = self._num_component, self._event_ndims

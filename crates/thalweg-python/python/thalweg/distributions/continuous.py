@@ -1,7 +1,6 @@
 """Distributions over numbers."""
 
 import math
-from numbers import Number
 
 from .. import _core
 from .._draws import _standard_gamma
@@ -11,11 +10,6 @@ from . import constraints
 from ._probability import _OfProbability, _set_probs_or_logits
 from .distribution import LOG_2PI, Distribution, ExponentialFamily
 from .utils import broadcast_all
-
-
-def _shape_of(first, *values):
-    """Returns the batch shape: none where all arguments were numbers."""
-    return Size() if all(isinstance(value, Number) for value in values) else first.size()
 
 
 def _uniform(shape, like):
@@ -31,11 +25,9 @@ class Normal(ExponentialFamily):
     support = constraints.real
     has_rsample = True
     _mean_carrier_measure = 0
-    _parameters = {"loc": 0, "scale": 0}
 
     def __init__(self, loc, scale, validate_args=None):
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(_shape_of(self.loc, loc, scale), validate_args=validate_args)
+        self._begin(validate_args, loc=loc, scale=scale)
 
     mean = mode = property(lambda self: self.loc, doc="The mean.")
     stddev = property(lambda self: self.scale, doc="The standard deviation.")
@@ -73,11 +65,9 @@ class Uniform(Distribution):
     """The uniform distribution between two bounds."""
 
     has_rsample = True
-    _parameters = {"low": 0, "high": 0}
 
     def __init__(self, low, high, validate_args=None):
-        self.low, self.high = broadcast_all(low, high)
-        super().__init__(_shape_of(self.low, low, high), validate_args=validate_args)
+        self._begin(validate_args, low=low, high=high)
         if self._validate_args and not bool((self.low < self.high).all()):
             raise ValueError("Uniform is not defined when low>= high")
 
@@ -120,11 +110,9 @@ class Exponential(ExponentialFamily):
     support = constraints.nonnegative
     has_rsample = True
     _mean_carrier_measure = 0
-    _parameters = {"rate": 0}
 
     def __init__(self, rate, validate_args=None):
-        self.rate, = broadcast_all(rate)
-        super().__init__(_shape_of(self.rate, rate), validate_args=validate_args)
+        self._begin(validate_args, rate=rate)
 
     mean = stddev = property(lambda self: self.rate.reciprocal(), doc="The mean.")
     mode = property(lambda self: _core.zeros_like(self.rate), doc="Zero.")
@@ -164,11 +152,9 @@ class Laplace(Distribution):
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
     has_rsample = True
-    _parameters = {"loc": 0, "scale": 0}
 
     def __init__(self, loc, scale, validate_args=None):
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(_shape_of(self.loc, loc, scale), validate_args=validate_args)
+        self._begin(validate_args, loc=loc, scale=scale)
 
     mean = mode = property(lambda self: self.loc, doc="The mean.")
     variance = property(lambda self: 2 * self.scale.pow(2), doc="The variance.")
@@ -202,11 +188,9 @@ class Cauchy(Distribution):
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
     has_rsample = True
-    _parameters = {"loc": 0, "scale": 0}
 
     def __init__(self, loc, scale, validate_args=None):
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(_shape_of(self.loc, loc, scale), validate_args=validate_args)
+        self._begin(validate_args, loc=loc, scale=scale)
 
     mean = property(lambda self: _core.full_like(self.loc, math.nan), doc="NaN: there is none.")
     mode = property(lambda self: self.loc, doc="The median.")
@@ -240,11 +224,9 @@ class Gamma(ExponentialFamily):
     support = constraints.nonnegative
     has_rsample = True
     _mean_carrier_measure = 0
-    _parameters = {"concentration": 0, "rate": 0}
 
     def __init__(self, concentration, rate, validate_args=None):
-        self.concentration, self.rate = broadcast_all(concentration, rate)
-        super().__init__(_shape_of(self.concentration, concentration, rate), validate_args=validate_args)
+        self._begin(validate_args, concentration=concentration, rate=rate)
 
     mean = property(lambda self: self.concentration / self.rate, doc="The mean.")
     mode = property(lambda self: ((self.concentration - 1) / self.rate).clamp(min=0), doc="The most probable value.")
@@ -282,12 +264,10 @@ class Chi2(Gamma):
     """The distribution of a sum of squares of normal numbers."""
 
     arg_constraints = {"df": constraints.positive}
+    _tensors = {"concentration": 0, "rate": 0}
 
     def __init__(self, df, validate_args=None):
         super().__init__(0.5 * df, 0.5, validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        return super().expand(batch_shape, self._get_checked_instance(Chi2, _instance))
 
     df = property(lambda self: self.concentration * 2, doc="The number of squares.")
 
@@ -298,17 +278,13 @@ class Beta(ExponentialFamily):
     arg_constraints = {"concentration1": constraints.positive, "concentration0": constraints.positive}
     support = constraints.unit_interval
     has_rsample = True
+    _inner = ("_dirichlet",)
 
     def __init__(self, concentration1, concentration0, validate_args=None):
         from .multivariate import Dirichlet
         one, zero = broadcast_all(concentration1, concentration0)
         self._dirichlet = Dirichlet(_core.stack([one, zero], -1), validate_args=validate_args)
         super().__init__(self._dirichlet._batch_shape, validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._get_checked_instance(Beta, _instance)
-        made._dirichlet = self._dirichlet.expand(Size(batch_shape))
-        return self._expand_into(made, Size(batch_shape))
 
     concentration1 = property(lambda self: self._dirichlet.concentration[..., 0], doc="The shape at 1.")
     concentration0 = property(lambda self: self._dirichlet.concentration[..., 1], doc="The shape at 0.")
@@ -338,17 +314,11 @@ class StudentT(Distribution):
     arg_constraints = {"df": constraints.positive, "loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
     has_rsample = True
-    _parameters = {"df": 0, "loc": 0, "scale": 0}
+    _inner = ("_chi2",)
 
     def __init__(self, df, loc=0.0, scale=1.0, validate_args=None):
-        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        self._begin(validate_args, df=df, loc=loc, scale=scale)
         self._chi2 = Chi2(self.df)
-        super().__init__(self.df.size(), validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._get_checked_instance(StudentT, _instance)
-        made._chi2 = self._chi2.expand(Size(batch_shape))
-        return self._expand_into(made, Size(batch_shape))
 
     mean = property(lambda self: self.loc.masked_fill(self.df <= 1, math.nan), doc="The mean.")
     mode = property(lambda self: self.loc, doc="The most probable value.")
@@ -383,17 +353,11 @@ class FisherSnedecor(Distribution):
     arg_constraints = {"df1": constraints.positive, "df2": constraints.positive}
     support = constraints.positive
     has_rsample = True
-    _parameters = {"df1": 0, "df2": 0}
+    _inner = ("_gamma1", "_gamma2")
 
     def __init__(self, df1, df2, validate_args=None):
-        self.df1, self.df2 = broadcast_all(df1, df2)
+        self._begin(validate_args, df1=df1, df2=df2)
         self._gamma1, self._gamma2 = Gamma(self.df1 * 0.5, self.df1), Gamma(self.df2 * 0.5, self.df2)
-        super().__init__(_shape_of(self.df1, df1, df2), validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._get_checked_instance(FisherSnedecor, _instance)
-        made._gamma1, made._gamma2 = self._gamma1.expand(batch_shape), self._gamma2.expand(batch_shape)
-        return self._expand_into(made, Size(batch_shape))
 
     @property
     def mean(self):
@@ -427,11 +391,9 @@ class VonMises(Distribution):
 
     arg_constraints = {"loc": constraints.real, "concentration": constraints.positive}
     support = constraints.real
-    _parameters = {"loc": 0, "concentration": 0}
 
     def __init__(self, loc, concentration, validate_args=None):
-        self.loc, self.concentration = broadcast_all(loc, concentration)
-        super().__init__(self.loc.shape, validate_args=validate_args)
+        self._begin(validate_args, loc=loc, concentration=concentration)
 
     mean = mode = property(lambda self: self.loc, doc="The angle in the middle.")
 
@@ -471,18 +433,12 @@ class ContinuousBernoulli(_OfProbability, ExponentialFamily):
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.unit_interval
     has_rsample = True
-    _parameters = {"probs": 0, "logits": 0}
     _kept = ("_lims",)
 
     def __init__(self, probs=None, logits=None, lims=(0.499, 0.501), validate_args=None):
         given = _set_probs_or_logits(self, probs, logits)
         self._lims = lims
         super().__init__(given, validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._get_checked_instance(ContinuousBernoulli, _instance)
-        made._lims = self._lims
-        return self._expand_into(made, Size(batch_shape))
 
     def _is_outside(self):
         return (self.probs <= self._lims[0]) | (self.probs > self._lims[1])
@@ -547,11 +503,9 @@ class GeneralizedPareto(Distribution):
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive, "concentration": constraints.real}
     has_rsample = True
-    _parameters = {"loc": 0, "scale": 0, "concentration": 0}
 
     def __init__(self, loc, scale, concentration, validate_args=None):
-        self.loc, self.scale, self.concentration = broadcast_all(loc, scale, concentration)
-        super().__init__(_shape_of(self.loc, loc, scale, concentration), validate_args=validate_args)
+        self._begin(validate_args, loc=loc, scale=scale, concentration=concentration)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self):

@@ -1,7 +1,6 @@
 """Distributions over whole numbers and choices."""
 
 import math
-from numbers import Number
 
 from .. import _core
 from .._draws import binomial, poisson
@@ -9,7 +8,7 @@ from .._functions import broadcast_shapes, finfo
 from .._results import Size
 from ..autograd import no_grad
 from . import constraints
-from ._probability import _OfProbability, _set_probs_or_logits
+from ._probability import _OfProbability, _set_count_and, _set_probs_or_logits
 from .distribution import Distribution, ExponentialFamily
 from .utils import broadcast_all, clamp_probs
 
@@ -26,7 +25,6 @@ class Bernoulli(_OfProbability, ExponentialFamily):
     support = constraints.boolean
     has_enumerate_support = True
     _mean_carrier_measure = 0
-    _parameters = {"probs": 0, "logits": 0}
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         super().__init__(_set_probs_or_logits(self, probs, logits), validate_args=validate_args)
@@ -67,7 +65,6 @@ class Geometric(_OfProbability, Distribution):
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.nonnegative_integer
-    _parameters = {"probs": 0, "logits": 0}
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         super().__init__(_set_probs_or_logits(self, probs, logits), validate_args=validate_args)
@@ -100,15 +97,9 @@ class Binomial(_OfProbability, Distribution):
 
     arg_constraints = {"total_count": constraints.nonnegative_integer, "probs": constraints.unit_interval, "logits": constraints.real}
     has_enumerate_support = True
-    _parameters = {"total_count": 0, "probs": 0, "logits": 0}
 
     def __init__(self, total_count=1, probs=None, logits=None, validate_args=None):
-        if (probs is None) == (logits is None):
-            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
-        count, value = broadcast_all(total_count, probs if probs is not None else logits)
-        _set_probs_or_logits(self, *((value, None) if probs is not None else (None, value)))
-        self.total_count = count.to(value.dtype)
-        super().__init__(value.size(), validate_args=validate_args)
+        super().__init__(_set_count_and(self, total_count, probs, logits), validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self):
@@ -151,15 +142,9 @@ class NegativeBinomial(_OfProbability, Distribution):
 
     arg_constraints = {"total_count": constraints.greater_than_eq(0), "probs": constraints.half_open_interval(0.0, 1.0), "logits": constraints.real}
     support = constraints.nonnegative_integer
-    _parameters = {"total_count": 0, "probs": 0, "logits": 0}
 
     def __init__(self, total_count, probs=None, logits=None, validate_args=None):
-        if (probs is None) == (logits is None):
-            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
-        count, value = broadcast_all(total_count, probs if probs is not None else logits)
-        _set_probs_or_logits(self, *((value, None) if probs is not None else (None, value)))
-        self.total_count = count.to(value.dtype)
-        super().__init__(value.size(), validate_args=validate_args)
+        super().__init__(_set_count_and(self, total_count, probs, logits), validate_args=validate_args)
 
     mean = property(lambda self: self.total_count * self.logits.exp(), doc="The mean.")
     mode = property(lambda self: ((self.total_count - 1) * self.logits.exp()).floor().clamp(min=0.0), doc="The most probable number.")
@@ -188,11 +173,9 @@ class Poisson(ExponentialFamily):
 
     arg_constraints = {"rate": constraints.nonnegative}
     support = constraints.nonnegative_integer
-    _parameters = {"rate": 0}
 
     def __init__(self, rate, validate_args=None):
-        self.rate, = broadcast_all(rate)
-        super().__init__(Size() if isinstance(rate, Number) else self.rate.size(), validate_args=validate_args)
+        self._begin(validate_args, rate=rate)
 
     mean = variance = property(lambda self: self.rate, doc="The mean.")
     mode = property(lambda self: self.rate.floor(), doc="The most probable number.")
@@ -214,7 +197,7 @@ class Categorical(_OfProbability, Distribution):
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     has_enumerate_support = True
     _is_binary = False
-    _parameters = {"probs": 1, "logits": 1}
+    _tensors, _kept = {"_param": 1}, ("_num_events",)
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         if (probs is None) == (logits is None):
@@ -228,10 +211,6 @@ class Categorical(_OfProbability, Distribution):
             self.logits = self._param = logits - logits.logsumexp(dim=-1, keepdim=True)
         self._num_events = self._param.size()[-1]
         super().__init__(self._param.size()[:-1], validate_args=validate_args)
-
-    def _expand_into(self, made, batch_shape):
-        made._num_events = self._num_events
-        return super()._expand_into(made, batch_shape)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self):
@@ -267,12 +246,12 @@ class Categorical(_OfProbability, Distribution):
 class _OfCategorical(Distribution):
     """A distribution whose arguments are those of choices."""
 
-    _categorical = None
+    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
+    _inner = ("_categorical",)
 
-    def _inner_expanded(self, kind, batch_shape, instance):
-        made = self._get_checked_instance(kind, instance)
-        made._categorical = self._categorical.expand(Size(batch_shape))
-        return made
+    def _begin_with(self, validate_args, probs, logits):
+        self._categorical = Categorical(probs, logits)
+        Distribution.__init__(self, self._categorical.batch_shape, self._categorical.param_shape[-1:], validate_args=validate_args)
 
     probs = property(lambda self: self._categorical.probs, doc="The probabilities.")
     logits = property(lambda self: self._categorical.logits, doc="The logits.")
@@ -283,16 +262,11 @@ class _OfCategorical(Distribution):
 class OneHotCategorical(_OfCategorical):
     """The distribution of a choice, as a vector with one 1."""
 
-    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.one_hot
     has_enumerate_support = True
 
     def __init__(self, probs=None, logits=None, validate_args=None):
-        self._categorical = Categorical(probs, logits)
-        super().__init__(self._categorical.batch_shape, self._categorical.param_shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        return self._expand_into(self._inner_expanded(OneHotCategorical, batch_shape, _instance), Size(batch_shape))
+        self._begin_with(validate_args, probs, logits)
 
     mean = property(lambda self: self.probs, doc="The mean.")
     variance = property(lambda self: self.probs * (1 - self.probs), doc="The variance.")
@@ -333,19 +307,13 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
 class Multinomial(_OfCategorical):
     """The distribution of how often each choice is taken."""
 
-    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
+    _kept = ("total_count",)
 
     def __init__(self, total_count=1, probs=None, logits=None, validate_args=None):
         if not isinstance(total_count, int):
             raise NotImplementedError("inhomogeneous total_count is not supported")
         self.total_count = total_count
-        self._categorical = Categorical(probs=probs, logits=logits)
-        super().__init__(self._categorical.batch_shape, self._categorical.param_shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._inner_expanded(Multinomial, batch_shape, _instance)
-        made.total_count = self.total_count
-        return self._expand_into(made, Size(batch_shape))
+        self._begin_with(validate_args, probs, logits)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -377,7 +345,6 @@ class _LogitRelaxedBernoulli(_OfProbability, Distribution):
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.real
     has_rsample = True
-    _parameters = {"probs": 0, "logits": 0}
     _kept = ("temperature",)
 
     def __init__(self, temperature, probs=None, logits=None, validate_args=None):
@@ -406,19 +373,13 @@ def _log(value):
 class ExpRelaxedCategorical(_OfCategorical):
     """The logarithms of relaxed choices (Gumbel softmax)."""
 
-    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.real_vector
     has_rsample = True
+    _kept = ("temperature",)
 
     def __init__(self, temperature, probs=None, logits=None, validate_args=None):
-        self._categorical = Categorical(probs, logits)
         self.temperature = temperature
-        super().__init__(self._categorical.batch_shape, self._categorical.param_shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape, _instance=None):
-        made = self._inner_expanded(ExpRelaxedCategorical, batch_shape, _instance)
-        made.temperature = self.temperature
-        return self._expand_into(made, Size(batch_shape))
+        self._begin_with(validate_args, probs, logits)
 
     def rsample(self, sample_shape=Size()):
         from .continuous import _uniform

@@ -6,6 +6,7 @@ from .. import _core
 from .._results import Size
 from ..autograd import no_grad
 from . import constraints
+from .utils import broadcast_all
 
 
 class Distribution:
@@ -44,28 +45,39 @@ class Distribution:
                 raise ValueError(f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) of distribution {self!r} to "
                                  f"satisfy the constraint {constraint!r}, but found invalid values:\n{value}")
 
+    def _begin(self, validate_args, **arguments):
+        """Sets arguments, numbers and tensors, broadcast to one shape, which is that of the batch."""
+        tensors = broadcast_all(*arguments.values())
+        for name, tensor in zip(arguments, tensors):
+            setattr(self, name, tensor)
+        Distribution.__init__(self, tensors[0].size(), validate_args=validate_args)
+
+    # What an expanded distribution has beside its arguments: tensors, each with the number of its dimensions that belong to an event,
+    # distributions of the same batch, and what stays as it is.
+    _tensors, _inner, _kept = {}, (), ()
+
     def expand(self, batch_shape, _instance=None):
         """Returns the distribution with another batch shape, along which it repeats."""
-        made = self._get_checked_instance(type(self), _instance)
-        return self._expand_into(made, Size(batch_shape))
-
-    # The names of the parameters, each with the number of its dimensions that belong to an event.
-    _parameters = {}
+        return self._expand_into(self._blank(_instance), Size(batch_shape))
 
     def _expand_into(self, made, batch_shape):
-        for name, dims in self._parameters.items():
-            if name in self.__dict__:
-                value = self.__dict__[name]
-                setattr(made, name, value.expand(batch_shape + value.shape[value.dim() - dims:]))
-        for name, value in self.__dict__.items():
-            if name not in made.__dict__ and not name.startswith("_") and name in self._kept:
-                setattr(made, name, value)
+        own = self.__dict__
+        dims = {name: constraint.event_dim for name, constraint in self.arg_constraints.items() if name in own}
+        for name, count in {**dims, **self._tensors}.items():
+            if name in own:
+                setattr(made, name, own[name].expand(batch_shape + own[name].shape[own[name].dim() - count:]))
+        for name in self._inner:
+            setattr(made, name, own[name].expand(batch_shape))
+        for name in self._kept:
+            setattr(made, name, own[name])
         Distribution.__init__(made, batch_shape, self.event_shape, validate_args=False)
         made._validate_args = self._validate_args
         return made
 
-    # The names of attributes that stay what they are when the distribution is expanded.
-    _kept = ()
+    def _blank(self, instance):
+        """Returns an instance without attributes, where the class is constructed as one of those that are defined here."""
+        known = next(kind for kind in type(self).__mro__ if kind.__module__.split(".")[:2] in (["thalweg", "distributions"], ["torch", "distributions"]))
+        return self._get_checked_instance(known, instance)
 
     @property
     def batch_shape(self):

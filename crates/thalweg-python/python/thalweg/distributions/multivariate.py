@@ -8,7 +8,7 @@ from .._functions import broadcast_shapes
 from .._results import Size
 from . import constraints
 from .distribution import LOG_2PI, Distribution, ExponentialFamily
-from .utils import lazy_property
+from .utils import broadcast_all, lazy_property
 
 
 def _mahalanobis(factor, difference):
@@ -33,13 +33,24 @@ def _factor_of_precision(precision):
     return _core.linalg_solve_triangular(inverse, eye.expand(precision.shape), upper=False)
 
 
+# The Cholesky factor of a covariance, of each matrix that it may be given by.
+_FACTORS = {"scale_tril": lambda value: value, "covariance_matrix": _core.linalg_cholesky, "precision_matrix": _factor_of_precision}
+
+
+def _only(**matrices):
+    """Returns the name and the value of the one matrix that is given."""
+    given = [(name, value) for name, value in matrices.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError("Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified.")
+    return given[0]
+
+
 class Dirichlet(ExponentialFamily):
     """The Dirichlet distribution over vectors with the sum 1."""
 
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
     support = constraints.simplex
     has_rsample = True
-    _parameters = {"concentration": 1}
 
     def __init__(self, concentration, validate_args=None):
         if concentration.dim() < 1:
@@ -91,24 +102,19 @@ class MultivariateNormal(Distribution):
         "scale_tril": constraints.lower_cholesky}
     support = constraints.real_vector
     has_rsample = True
-    _parameters = {"loc": 1, "_unbroadcasted_scale_tril": 2, "covariance_matrix": 2, "precision_matrix": 2, "scale_tril": 2}
+    _tensors = {"_unbroadcasted_scale_tril": 2}
 
     def __init__(self, loc, covariance_matrix=None, precision_matrix=None, scale_tril=None, validate_args=None):
         if loc.dim() < 1:
             raise ValueError("loc must be at least one-dimensional.")
-        given = {name: value for name, value in (("covariance_matrix", covariance_matrix), ("precision_matrix", precision_matrix),
-                                                 ("scale_tril", scale_tril)) if value is not None}
-        if len(given) != 1:
-            raise ValueError("Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified.")
-        (name, matrix), = given.items()
+        name, matrix = _only(covariance_matrix=covariance_matrix, precision_matrix=precision_matrix, scale_tril=scale_tril)
         if matrix.dim() < 2:
             raise ValueError(f"{name} must be at least two-dimensional, with optional leading batch dimensions")
         batch = Size(broadcast_shapes(matrix.shape[:-2], loc.shape[:-1]))
         setattr(self, name, matrix.expand(batch + matrix.shape[-2:]))
         self.loc = loc.expand(batch + loc.shape[-1:])
         super().__init__(batch, self.loc.shape[-1:], validate_args=validate_args)
-        factors = {"scale_tril": lambda value: value, "covariance_matrix": _core.linalg_cholesky, "precision_matrix": _factor_of_precision}
-        self._unbroadcasted_scale_tril = factors[name](matrix)
+        self._unbroadcasted_scale_tril = _FACTORS[name](matrix)
 
     @lazy_property
     def scale_tril(self):
@@ -155,7 +161,7 @@ class LowRankMultivariateNormal(Distribution):
         "cov_diag": constraints.independent(constraints.positive, 1)}
     support = constraints.real_vector
     has_rsample = True
-    _parameters = {"loc": 1, "cov_factor": 2, "cov_diag": 1, "_capacitance_tril": 2, "_unbroadcasted_cov_factor": 2, "_unbroadcasted_cov_diag": 1}
+    _tensors = {"_capacitance_tril": 2, "_unbroadcasted_cov_factor": 2, "_unbroadcasted_cov_diag": 1}
 
     def __init__(self, loc, cov_factor, cov_diag, validate_args=None):
         if loc.dim() < 1:
@@ -221,11 +227,9 @@ class LKJCholesky(Distribution):
 
     arg_constraints = {"concentration": constraints.positive}
     support = constraints.corr_cholesky
-    _parameters = {"concentration": 0}
     _kept = ("dim",)
 
     def __init__(self, dim, concentration=1.0, validate_args=None):
-        from .utils import broadcast_all
         if dim < 2:
             raise ValueError(f"Expected dim to be an integer greater than or equal to 2. Found dim={dim}.")
         self.dim = dim
@@ -271,14 +275,10 @@ class Wishart(ExponentialFamily):
     support = constraints.positive_definite
     has_rsample = True
     _mean_carrier_measure = 0
-    _parameters = {"df": 0, "_unbroadcasted_scale_tril": 2, "covariance_matrix": 2, "precision_matrix": 2, "scale_tril": 2}
+    _tensors = {"_unbroadcasted_scale_tril": 2}
 
     def __init__(self, df, covariance_matrix=None, precision_matrix=None, scale_tril=None, validate_args=None):
-        given = {name: value for name, value in (("covariance_matrix", covariance_matrix), ("precision_matrix", precision_matrix),
-                                                 ("scale_tril", scale_tril)) if value is not None}
-        if len(given) != 1:
-            raise ValueError("Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified.")
-        (name, matrix), = given.items()
+        name, matrix = _only(covariance_matrix=covariance_matrix, precision_matrix=precision_matrix, scale_tril=scale_tril)
         if matrix.dim() < 2:
             raise ValueError("scale_tril must be at least two-dimensional, with optional leading batch dimensions")
         df = df if isinstance(df, _core.Tensor) else _core.tensor(float(df), dtype=matrix.dtype, device=matrix.device)
@@ -288,8 +288,7 @@ class Wishart(ExponentialFamily):
         super().__init__(batch, matrix.shape[-2:], validate_args=validate_args)
         if bool((self.df <= matrix.shape[-1] - 1).any()):
             raise ValueError(f"Value of df={df} expected to be greater than ndim - 1 = {matrix.shape[-1] - 1}.")
-        factors = {"scale_tril": lambda value: value, "covariance_matrix": _core.linalg_cholesky, "precision_matrix": _factor_of_precision}
-        self._unbroadcasted_scale_tril = factors[name](matrix)
+        self._unbroadcasted_scale_tril = _FACTORS[name](matrix)
 
     mode = property(lambda self: _core.where((self.df > self._event_shape[-1] + 1)[..., None, None], (
         self.df - self._event_shape[-1] - 1).view(self._batch_shape + (1, 1)) * self.covariance_matrix, math.nan), doc="The most probable matrix.")

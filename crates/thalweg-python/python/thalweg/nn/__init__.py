@@ -7,12 +7,13 @@ from .activations import MultiheadAttention, PReLU, RReLU, Softmax2d, Threshold
 from .adaptive import AdaptiveLogSoftmaxWithLoss
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .layers import *  # noqa: F401,F403
+from .lazy import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
 from .module import Module
-from . import modules, parallel
+from . import grad, modules, parallel
 from .parallel import DataParallel
 from .padding import *  # noqa: F401,F403
-from .parameter import Buffer, Parameter
+from .parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from .pooling import *  # noqa: F401,F403
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .transformer import (

@@ -13,6 +13,17 @@ class _Given:
         from .activations import MultiheadAttention
         return MultiheadAttention._heads(self, *tensors)
 
+    def _with_static(self, heads, batch):
+        """Returns queries, keys and values of which those that are given by heads replace the projected ones."""
+        for place, given, name in ((1, self.static_k, "static_k"), (2, self.static_v, "static_v")):
+            if given is None:
+                continue
+            for dim, wanted in ((0, batch * self.num_heads), (2, self.head_dim)):
+                if given.shape[dim] != wanted:
+                    raise AssertionError(f"expecting {name}.size({dim}) of {wanted}, but got {given.shape[dim]}")
+            heads[place] = given.unflatten(0, [batch, self.num_heads])
+        return heads
+
     def _mask(self, *tensors):
         from .activations import MultiheadAttention
         return MultiheadAttention._mask(self, *tensors)
@@ -29,8 +40,9 @@ def multi_head_attention_forward(
         average_attn_weights=True, is_causal=False):
     """Returns what a `MultiheadAttention` with these weights gives: the attended values, and the weights where they are needed."""
     from .activations import MultiheadAttention
-    if static_k is not None or static_v is not None:
-        raise NotImplementedError("multi_head_attention_forward: static_k and static_v are left out; say scaled_dot_product_attention")
+    for given, name in ((static_k, "key"), (static_v, "value")):
+        if given is not None and bias_k is not None:
+            raise AssertionError(f"bias cannot be added to static {name}.")
     if query.shape[-1] != embed_dim_to_check:
         raise AssertionError(f"was expecting embedding dimension of {embed_dim_to_check}, but got {query.shape[-1]}")
     if embed_dim_to_check % num_heads:
@@ -46,5 +58,5 @@ def multi_head_attention_forward(
         embed_dim=embed_dim_to_check, num_heads=num_heads, head_dim=embed_dim_to_check // num_heads, in_proj_bias=in_proj_bias,
         in_proj_weight=None if use_separate_proj_weight else in_proj_weight, q_proj_weight=q_proj_weight, k_proj_weight=k_proj_weight,
         v_proj_weight=v_proj_weight, bias_k=bias_k, bias_v=bias_v, add_zero_attn=add_zero_attn, dropout=dropout_p, training=training,
-        out_proj_weight=out_proj_weight, out_proj_bias=out_proj_bias))
+        out_proj_weight=out_proj_weight, out_proj_bias=out_proj_bias, static_k=static_k, static_v=static_v))
     return MultiheadAttention.forward(given, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)

@@ -1,12 +1,18 @@
 """How a module is called: the hooks around its `forward`, its own and those of all modules (`torch.nn.modules.module`)."""
 
+import collections
 import warnings
 
+from .. import _core
 from ..utils.hooks import BackwardHook, RemovableHandle, in_order
 
-_global_forward_pre_hooks, _global_forward_hooks, _global_backward_pre_hooks, _global_backward_hooks = {}, {}, {}, {}
-_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called = {}, {}
-_global_buffer_registration_hooks, _global_parameter_registration_hooks, _global_module_registration_hooks = {}, {}, {}
+_global_forward_pre_hooks, _global_forward_hooks = collections.OrderedDict(), collections.OrderedDict()
+_global_backward_pre_hooks, _global_backward_hooks = collections.OrderedDict(), collections.OrderedDict()
+_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called = collections.OrderedDict(), collections.OrderedDict()
+_global_buffer_registration_hooks, _global_parameter_registration_hooks = collections.OrderedDict(), collections.OrderedDict()
+_global_module_registration_hooks = collections.OrderedDict()
+# Whether the hooks of backward passes of all modules are full ones; None where there were none yet.
+_global_is_full_backward_hook = None
 
 
 def added(hooks, hook, prepend=False, **marks):
@@ -37,7 +43,22 @@ def register_module_full_backward_pre_hook(hook):
 
 def register_module_full_backward_hook(hook):
     """Has a function `hook(module, grad_input, grad_output)` called by backward passes of every module."""
+    _say_full(True)
     return added(_global_backward_hooks, hook)
+
+
+def register_module_backward_hook(hook):
+    """Has a function `hook(module, grad_input, grad_output)` called by the last node of each call of every module: the former kind of
+    `register_module_full_backward_hook`."""
+    _say_full(False)
+    return added(_global_backward_hooks, hook)
+
+
+def _say_full(is_full):
+    global _global_is_full_backward_hook
+    if _global_is_full_backward_hook is (not is_full):
+        raise RuntimeError("Cannot use both regular backward hooks and full backward hooks as a global Module hook. Please use only one of them.")
+    _global_is_full_backward_hook = is_full
 
 
 def register_module_buffer_registration_hook(hook):
@@ -99,9 +120,8 @@ def hooked_call(module, args, kwargs):
     called = set()
     try:
         args, kwargs = _before(module, args, kwargs)
-        backward = None
-        full, before = ([hook for _, hook in in_order(every)] + [hook for _, hook in in_order(own)] for every, own in (
-            (_global_backward_hooks, module._backward_hooks), (_global_backward_pre_hooks, module._backward_pre_hooks)))
+        backward, (full, last) = None, _backward_hooks(module)
+        before = [hook for hooks in (_global_backward_pre_hooks, module._backward_pre_hooks) for _, hook in in_order(hooks)]
         if full or before:
             backward = BackwardHook(module, full, before)
             args = backward.setup_input_hook(args)
@@ -110,12 +130,55 @@ def hooked_call(module, args, kwargs):
             called.add(number)
             changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
             result = result if changed is None else changed
-        return result if backward is None else backward.setup_output_hook(result)
+        result = result if backward is None else backward.setup_output_hook(result)
+        if last:
+            _hook_last_node(module, last, args, result)
+        return result
     except Exception:
         for number, hook, with_kwargs, always in _after(module):
             if always and number not in called:
                 _called_after_failure(module, hook, args, kwargs if with_kwargs else None)
         raise
+
+
+def _backward_hooks(module):
+    """Returns the hooks of backward passes: those that see the gradients of inputs and outputs, and those of the last node."""
+    full, last = [], []
+    for hooks, is_full in ((_global_backward_hooks, _global_is_full_backward_hook), (module._backward_hooks, module._is_full_backward_hook)):
+        (last if is_full is False else full).extend(hook for _, hook in in_order(hooks))
+    return full, last
+
+
+def _hook_last_node(module, hooks, args, result):
+    """Has hooks called by the node of a call's result, whatever it is a node of; warns where that is not all of the call."""
+    tensor = result
+    while not isinstance(tensor, _core.Tensor):
+        tensor = next(value for value in tensor.values() if isinstance(value, _core.Tensor)) if isinstance(tensor, dict) else tensor[0]
+    node = tensor.grad_fn
+    if node is None:
+        return
+    for hook in hooks:
+        node.register_hook(lambda inputs, outputs, hook=hook: hook(module, inputs, outputs))
+    text = _what_is_missed(args, result, node)
+    if text is not None:
+        warnings.warn(f"Using {text}. Please use register_full_backward_hook to get the documented behavior.", FutureWarning, stacklevel=4)
+
+
+def _what_is_missed(args, result, node):
+    """Returns why the node of a result does not see all gradients of a call, or None."""
+    ends = "is deprecated and will be removed in future versions. This hook will be missing some"
+    results, inputs = ((values,) if isinstance(values, _core.Tensor) else values for values in (result, args))
+    for values, verb, missing in ((results, "return", "grad_output"), (inputs, "take as input", "grad_input")):
+        if not (isinstance(values, tuple) and all(isinstance(value, _core.Tensor) for value in values)):
+            return f"non-full backward hooks on a Module that does not {verb} a single Tensor or a tuple of Tensors {ends} of the {missing}"
+    nodes = {value.grad_fn for value in results if value.grad_fn is not None}
+    if len(nodes) > 1:
+        return f"a non-full backward hook when outputs are generated by different autograd Nodes {ends} grad_output"
+    own = {value.grad_fn for value in inputs if value.grad_fn is not None}
+    if any(following is not None and following not in own and hasattr(following, "next_functions") and following.next_functions
+           for following, _ in node.next_functions):
+        return f"a non-full backward hook when the forward contains multiple autograd Nodes {ends} grad_input"
+    return None
 
 
 def _called_after_failure(module, hook, args, kwargs):

@@ -1,6 +1,7 @@
 """Checks of modules and functions of networks before they compute, with PyTorch's classes of exceptions."""
 
 import math
+import warnings
 
 from .. import _core
 
@@ -9,6 +10,36 @@ def check_probability(p):
     """Refuses numbers that are not probabilities."""
     if p < 0.0 or p > 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+
+
+def warn_of_rank(dims, input):
+    """Warns where a dropout of channels is given input of a rank that it was not made for."""
+    rank = input.dim()
+    if dims > 1 and rank not in (dims + 1, dims + 2):
+        warnings.warn(f"dropout{dims}d: Received a {rank}-D input to dropout{dims}d, which is deprecated and will result in an error in a future "
+                      f"release. To retain the behavior and silence this warning, please use dropout instead. Note that dropout{dims}d exists to "
+                      f"provide channel-wise dropout on inputs with {dims} spatial dimensions, a channel dimension, and an optional batch dimension "
+                      f"(i.e. {dims + 1}D or {dims + 2}D inputs).", stacklevel=3)
+    elif dims == 2 and rank == 3:
+        warnings.warn("dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior is desired - input is interpreted "
+                      "as shape (N, C, L), where C is the channel dim. This behavior will change in a future release to interpret the input as one "
+                      "without a batch dimension, i.e. shape (C, H, W). To maintain the 1D channel-wise dropout behavior, please switch to using "
+                      "dropout1d instead.", stacklevel=3)
+
+
+def check_fractional(name, input, kernel, output):
+    """Refuses windows of a pool of random extents that the input has no place for."""
+    dims = 3 if name.endswith("3d") else 2
+    for title, sizes in (("kernel_size", kernel), ("output_size", output)):
+        if len(sizes) != dims:
+            raise RuntimeError(f"{name}: {title} must either be a single Int or tuple of Ints, and this one has {len(sizes)} for {dims} dimensions")
+    extents = input.shape[-dims - 1:]
+    if input.dim() not in (dims + 1, dims + 2) or 0 in extents:
+        raise RuntimeError(f"{name}: Expected input to be a {dims + 1}D or {dims + 2}D tensor with non-zero size for non-batch dimensions, but got: "
+                           f"{list(input.shape)}")
+    for place, size, window, extent in zip(("time", "height", "width")[-dims:], output, kernel, extents[1:]):
+        if size + window - 1 > extent:
+            raise RuntimeError(f"{name}: pool {place} {window} too large relative to input {place} {extent}, for {size} windows")
 
 
 def check_batch(input, trains, eps=1.0):
@@ -47,6 +78,9 @@ def check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weig
     if per_sample_weights is not None and input.size() != per_sample_weights.size():
         raise ValueError(f"embedding_bag: If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same shape as the "
                          f"input ({input.shape})")
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        raise RuntimeError(f"embedding_bag: expected scalar type {weight.dtype} but found {per_sample_weights.dtype}: `weight` and "
+                           "`per_sample_weights` must have the same type as each other")
     if weight.dim() != 2:
         raise ValueError(f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}")
     if input.dim() == 2 and offsets is not None:
@@ -76,6 +110,20 @@ def check_sizes(input, target, text):
         raise ValueError(text.format(target.size(), input.size()))
 
 
+def warn_of_corners(align_corners):
+    """Warns where it is not said whether the corners of images are the centres of their outermost places."""
+    if align_corners is None:
+        warnings.warn("Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please specify align_corners=True if "
+                      "the old behavior is desired. See the documentation of grid_sample for details.", stacklevel=3)
+
+
+def warn_of_sizes(input, target):
+    """Warns of a target of another size, which is broadcast."""
+    if target.size() != input.size():
+        warnings.warn(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This will likely lead to incorrect "
+                      "results due to broadcasting. Please ensure they have the same size.", stacklevel=3)
+
+
 def check_rows(input, target):
     """Refuses classes of another number of rows than scores have."""
     if input.dim() < 1:
@@ -84,8 +132,10 @@ def check_rows(input, target):
         raise ValueError(f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}).")
 
 
-def check_classes(input, target):
-    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities."""
+def check_classes(input, target, label_smoothing):
+    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities, and a share that is none."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if target.size() != input.size():
         check_rows(input, target)
 
@@ -135,7 +185,7 @@ def check_interpolation(input, size, scale_factor, mode, align_corners, recomput
     sizes = scales = None
     if size is not None:
         sizes = _of_all("output", size, dims, spatial)
-        if not all(isinstance(one, (int, _core.Tensor)) for one in sizes):
+        if not all(isinstance(one, int) or (isinstance(one, _core.Tensor) and not one.is_floating_point()) for one in sizes):
             raise TypeError("expected size to be one of int or Tuple[int] or Tuple[int, int] or Tuple[int, int, int], but got size with types "
                             f"{[type(one) for one in sizes]}")
         sizes = [int(one) for one in sizes]
@@ -212,7 +262,7 @@ def check_attention(query, key, value, key_padding_mask, attn_mask, num_heads, h
         if mask is None:
             continue
         if mask.dim() not in ranks:
-            wanted = "`None` or " + " or ".join(f"{one}-D" for one in ranks)
+            wanted = f"`None` or {ranks[0]}-D" if len(ranks) == 1 else "`None`, 2-D or 3-D"
             raise AssertionError(f"For {title} `query`, expected `{name}` to be {wanted} but found {mask.dim()}-D tensor instead")
         if not mask.is_floating_point() and mask.dtype != getattr(_core, "bool"):
             raise AssertionError(f"only bool and floating types of {name} are supported")

@@ -5,9 +5,10 @@ import collections.abc
 import functools
 import threading
 import warnings
+import weakref
 
 from .. import _core
-from .parameter import Parameter
+from .parameter import Parameter, is_lazy
 
 _IncompatibleKeys = type("_IncompatibleKeys", (collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"]),), {
     "__slots__": (), "__repr__": lambda self: "<All keys matched successfully>" if not (self.missing_keys or self.unexpected_keys)
@@ -39,7 +40,7 @@ class States:
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         """Puts the tensors of this module into a dictionary, without those of its children."""
         for name, tensor in self._own_state().items():
-            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+            destination[prefix + name] = tensor if keep_vars or is_lazy(tensor) else tensor.detach()
         if self._overrides("get_extra_state"):
             destination[prefix + EXTRA] = self.get_extra_state()
 
@@ -97,6 +98,9 @@ class States:
             error_msgs.append(f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received '
                               f"{type(saved)}")
             return
+        if is_lazy(saved) or is_lazy(tensor):
+            self._load_without_shape(key, tensor, saved, error_msgs)
+            return
         if tensor.dim() == 0 and tuple(saved.shape) == (1,):
             saved = saved[0]
         if tuple(saved.shape) != tuple(tensor.shape):
@@ -116,6 +120,18 @@ class States:
                               f"the checkpoint are {saved.size()}, an exception occurred : ('Cannot copy out of meta tensor; no data!',).")
         else:
             _change(lambda: tensor.copy_(saved))
+
+    @staticmethod
+    def _load_without_shape(key, tensor, saved, error_msgs):
+        """Gives a tensor that has no shape yet that of a saved one; where the saved one has none either there is nothing to load."""
+        def change():
+            tensor.materialize(saved.shape)
+            tensor.copy_(saved)
+        if not is_lazy(saved):
+            _change(change)
+        elif not is_lazy(tensor):
+            error_msgs.append(f'While copying the parameter named "{key}": Can\'t access the shape of an uninitialized parameter or buffer. Run a '
+                              "forward pass of the module that was saved before its state is loaded into one that has shapes.")
 
     def _assign(self, name, tensor, saved):
         """Puts a saved tensor in the place of a parameter or a buffer."""
@@ -170,7 +186,7 @@ class States:
 
     def _refuse(self, keys, errors, strict):
         texts = list(errors)
-        for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)) if strict else ():
+        for kind, names in (("Unexpected", keys.unexpected_keys), ("Missing", keys.missing_keys)) if strict else ():
             if names:
                 listed = ", ".join(f'"{name}"' for name in names)
                 texts.insert(0, f"{kind} key(s) in state_dict: {listed}. ")
@@ -195,8 +211,23 @@ class WithModule:
     """A hook that is called with a module before its own arguments."""
 
     def __init__(self, hook, module):
-        self.hook, self.module = hook, module
+        # The module has the hook, which does not keep it alive.
+        self.hook, self._module = hook, weakref.ref(module)
         functools.update_wrapper(self, hook)
+
+    @property
+    def module(self):
+        """The module."""
+        found = self._module()
+        if found is None:
+            raise RuntimeError(f"the module of the hook {self.hook} is gone")
+        return found
 
     def __call__(self, *args, **kwargs):
         return self.hook(self.module, *args, **kwargs)
+
+    def __getstate__(self):
+        return {"hook": self.hook, "module": self.module}
+
+    def __setstate__(self, state):
+        self.__init__(state["hook"], state["module"])

@@ -112,7 +112,7 @@ class PReLU(Module):
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
         self.num_parameters = num_parameters
-        self.weight = Parameter(_core.full([num_parameters], init, device=device, dtype=dtype or _core.float32))
+        self.weight = Parameter(_core.full([num_parameters], init, device=device, dtype=dtype))
 
     def forward(self, input):
         return _core.prelu(input, self.weight)
@@ -135,7 +135,7 @@ class MultiheadAttention(Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
-        is_one = self.kdim == self.vdim == embed_dim
+        is_one = self._qkv_same_embed_dim = self.kdim == self.vdim == embed_dim
         sizes = {"in_proj_weight": 3 * embed_dim} if is_one else {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         shapes = {name: (size, embed_dim) if is_one else (embed_dim, size) for name, size in sizes.items()}
         for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"):
@@ -161,6 +161,9 @@ class MultiheadAttention(Module):
                                "`generate_square_subsequent_mask` to create this mask.")
         if query.shape[-1] != self.embed_dim:
             raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
+        # A causal mask is the kernel's own where nothing else asks for it.
+        is_causal = is_causal and key_padding_mask is None and not need_weights
+        attn_mask = None if is_causal else attn_mask
         unbatched = query.dim() == 2
         if unbatched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -179,7 +182,7 @@ class MultiheadAttention(Module):
             attended = F.dropout(shares, dropout, True) @ heads[2] if dropout else shares @ heads[2]
         else:
             shares = None
-            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
+            attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
         result = self.out_proj(attended.transpose(1, 2).flatten(2))
         if shares is not None and average_attn_weights:
             shares = shares.mean(1)
@@ -195,11 +198,14 @@ class MultiheadAttention(Module):
         if self.bias_k is not None:
             for place, added in ((1, self.bias_k), (2, self.bias_v)):
                 projected[place] = _core.cat([projected[place], added.expand(query.shape[0], 1, self.embed_dim)], 1)
-        heads = [tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected]
+        heads = self._with_static([tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected], query.shape[0])
         if self.add_zero_attn:
             for place in (1, 2):
                 heads[place] = F.pad(heads[place], (0, 0, 0, 1))
         return heads, (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _with_static(self, heads, batch):
+        return heads
 
     def _mask(self, attn_mask, key_padding_mask, query):
         def added(mask):

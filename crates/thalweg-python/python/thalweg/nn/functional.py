@@ -10,6 +10,7 @@ from .. import _core, _left_out, _operators
 from ..amp import autocast
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
+from ._complex import convolved
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _NAMES = tuple(_REDUCTIONS)
@@ -26,6 +27,9 @@ def __getattr__(name):
         return _core._in_place[name]
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
+    if name == "grad":
+        from . import grad
+        return grad
     if name in ("conv_tbc", "native_channel_shuffle"):
         return getattr(_operators, name)
     return _omitted(name)
@@ -41,76 +45,81 @@ def _reduction(reduction, size_average=None, reduce=None):
     return _REDUCTIONS[reduction]
 
 
+def _elementwise(name, inplace, input, *options):
+    """Computes an operator of each element, into the input itself where asked for."""
+    return getattr(_core.Tensor, f"{name}_" if inplace else name)(input, *options)
+
+
 def relu(input, inplace=False):
     """Returns max(x, 0) of each element; in place where asked for."""
-    return (_core.Tensor.relu_ if inplace else _core.Tensor.relu)(input)
+    return _elementwise("relu", inplace, input)
 
 
 def relu6(input, inplace=False):
     """Returns each element, limited to the range from 0 to 6; in place where asked for."""
-    return (_core.Tensor.relu6_ if inplace else _core.Tensor.relu6)(input)
+    return _elementwise("relu6", inplace, input)
 
 
 def silu(input, inplace=False):
     """Returns x · sigmoid(x) of each element; in place where asked for."""
-    return (_core.Tensor.silu_ if inplace else _core.Tensor.silu)(input)
+    return _elementwise("silu", inplace, input)
 
 
 def mish(input, inplace=False):
     """Returns x · tanh(softplus(x)) of each element; in place where asked for."""
-    return (_core.Tensor.mish_ if inplace else _core.Tensor.mish)(input)
+    return _elementwise("mish", inplace, input)
 
 
 def selu(input, inplace=False):
     """Returns the scaled exponential linear unit of each element; in place where asked for."""
-    return (_core.Tensor.selu_ if inplace else _core.Tensor.selu)(input)
+    return _elementwise("selu", inplace, input)
 
 
 def hardswish(input, inplace=False):
     """Returns x · relu6(x + 3) / 6 of each element; in place where asked for."""
-    return (_core.Tensor.hardswish_ if inplace else _core.Tensor.hardswish)(input)
+    return _elementwise("hardswish", inplace, input)
 
 
 def hardsigmoid(input, inplace=False):
     """Returns relu6(x + 3) / 6 of each element; in place where asked for."""
-    return (_core.Tensor.hardsigmoid_ if inplace else _core.Tensor.hardsigmoid)(input)
+    return _elementwise("hardsigmoid", inplace, input)
 
 
 def leaky_relu(input, negative_slope=0.01, inplace=False):
     """Returns the positive elements, and the others times a slope; in place where asked for."""
-    return (_core.Tensor.leaky_relu_ if inplace else _core.Tensor.leaky_relu)(input, negative_slope)
+    return _elementwise("leaky_relu", inplace, input, negative_slope)
 
 
 def elu(input, alpha=1.0, inplace=False):
     """Returns the positive elements, and alpha · (exp(x) − 1) of the others; in place where asked for."""
-    return (_core.Tensor.elu_ if inplace else _core.Tensor.elu)(input, alpha)
+    return _elementwise("elu", inplace, input, alpha)
 
 
 def celu(input, alpha=1.0, inplace=False):
     """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others; in place where asked for."""
-    return (_core.Tensor.celu_ if inplace else _core.Tensor.celu)(input, alpha)
+    return _elementwise("celu", inplace, input, alpha)
 
 
 def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
     """Returns each element, limited to a range; in place where asked for."""
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    return (_core.Tensor.hardtanh_ if inplace else _core.Tensor.hardtanh)(input, min_val, max_val)
+    return _elementwise("hardtanh", inplace, input, min_val, max_val)
 
 
 def threshold(input, threshold, value, inplace=False):
     """Returns the elements above a threshold, and a value in the place of the others; in place where asked for."""
-    return (_core.Tensor.threshold_ if inplace else _core.Tensor.threshold)(input, threshold, value)
+    return _elementwise("threshold", inplace, input, threshold, value)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
     """Returns the input, and negative elements times a slope that is drawn while training; in place where asked for."""
-    return (_core.Tensor.rrelu_ if inplace else _core.Tensor.rrelu)(input, lower, upper, training)
+    return _elementwise("rrelu", inplace, input, lower, upper, training)
 
 
-def logsigmoid(input):
+def logsigmoid(input, *, out=None):
     """Returns log(1 / (1 + exp(−x))) of each element."""
-    return _core.log_sigmoid(input)
+    return _core.log_sigmoid(input) if out is None else _core.log_sigmoid(input, out=out)
 
 
 def tanhshrink(input):
@@ -169,6 +178,7 @@ def _channel_dropout(dims):
         if dims == 1 and input.dim() not in (2, 3):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
+        _checks.warn_of_rank(dims, input)
         # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
@@ -184,6 +194,9 @@ dropout1d, dropout2d, dropout3d = (_channel_dropout(dims) for dims in (1, 2, 3))
 
 def linear(input, weight, bias=None):
     """Returns input · weightᵀ + bias."""
+    if bias is not None and bias.dim() > 1:
+        product = _core.linear(input, weight, None)
+        return product + bias.to(product.dtype)
     return _core.linear(input, weight, bias)
 
 
@@ -305,10 +318,14 @@ def _fractional(dims):
             if len(ratios) > dims:
                 raise ValueError(f"{name} requires output_ratio to either be a single Int or tuple of Ints.")
             output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
+        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
+        _checks.check_fractional(name, input, *sizes)
+        if 0 in sizes[1]:
+            shape = [*input.shape[:-dims], *sizes[1]]
+            return input.flatten()[:0].reshape(shape), _core.empty(shape, dtype=_core.int64, device=input.device)
         if _random_samples is None:
             batch = 1 if input.dim() == dims + 1 else input.shape[0]
             _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
-        sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
         return operator(input, *sizes, _random_samples)
 
     def fractional_max_pool(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
@@ -425,7 +442,7 @@ adaptive_max_pool3d, adaptive_max_pool3d_with_indices = _adaptive_greatest("adap
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0):
     """Returns the cross entropy of scores and classes, or probabilities of classes."""
-    _checks.check_classes(input, target)
+    _checks.check_classes(input, target, label_smoothing)
     return _core.cross_entropy_loss(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index, label_smoothing)
 
 
@@ -433,6 +450,11 @@ def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, r
     """Returns the negative log-likelihood of classes."""
     _checks.check_rows(input, target)
     return _core.nll_loss_nd(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
+
+
+def _reduced(losses, reduction):
+    """Returns losses of elements, their mean or their sum."""
+    return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 
 def _weighted(loss, input, weight, reduction):
@@ -445,31 +467,38 @@ def _weighted(loss, input, weight, reduction):
 
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the squared differences."""
+    _checks.warn_of_sizes(input, target)
     kind = _reduction(reduction, size_average, reduce)
     return _core.mse_loss(input, target, kind) if weight is None else _weighted(_core.mse_loss(input, target, 0), input, weight, kind)
 
 
 def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the magnitudes of the differences."""
+    _checks.warn_of_sizes(input, target)
     kind = _reduction(reduction, size_average, reduce)
-    return _core.l1_loss(input, target, kind) if weight is None else _weighted(_core.l1_loss(input, target, 0), input, weight, kind)
+    if weight is not None:
+        return _weighted(l1_loss(input, target, reduction="none"), input, weight, kind)
+    if input.is_complex() or target.is_complex():
+        return _reduced((input - target).abs(), kind)
+    return _core.l1_loss(input, target, kind)
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
     """Returns the differences, squared where they are below `beta`."""
+    _checks.warn_of_sizes(input, target)
     return _core.smooth_l1_loss(input, target, _reduction(reduction, size_average, reduce), beta)
 
 
 def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     """Returns the differences, squared where they are below `delta`."""
+    _checks.warn_of_sizes(input, target)
     kind = _reduction(reduction)
     if weight is None:
         return _core.huber_loss(input, target, kind, delta)
     if weight.shape != input.shape:
         raise ValueError("Weights and input must have the same size.")
     # As in PyTorch, the mean is over the elements here, and not over the weights.
-    losses = _core.huber_loss(input, target, 0, delta) * weight
-    return {0: lambda: losses, 1: losses.mean, 2: losses.sum}[kind]()
+    return _reduced(_core.huber_loss(input, target, 0, delta) * weight, kind)
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
@@ -490,7 +519,7 @@ def binary_cross_entropy_with_logits(input, target, weight=None, size_average=No
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     """Returns the divergence of Kullback and Leibler, of logarithms of probabilities."""
     if reduction == "batchmean":
-        return _core.kl_div(input, target, 2, log_target=log_target) / input.shape[0]
+        return _core.kl_div(input, target, 2, log_target=log_target) / (input.shape[0] if input.dim() else 1)
     return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
 
 
@@ -536,8 +565,7 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
 def multilabel_soft_margin_loss(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     """Returns the mean over classes of the cross entropy of scores and targets between 0 and 1."""
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
-    loss = (loss if weight is None else loss * weight).mean(-1)
-    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[_reduction(reduction, size_average, reduce)]()
+    return _reduced((loss if weight is None else loss * weight).mean(-1), _reduction(reduction, size_average, reduce))
 
 
 def poisson_nll_loss(input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"):
@@ -550,12 +578,14 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
     kind, var = _reduction(reduction), _checks.check_variance(input, var)
     floor = var.detach().clamp_min(eps)
     var = var + (floor - var.detach())
-    loss = 0.5 * (var.log() + (input - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
-    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
+    return _reduced(0.5 * (var.log() + (input - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0), kind)
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Returns the negative log-likelihood of sequences that are not aligned (connectionist temporal classification)."""
+    for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
+        if isinstance(lengths, _core.Tensor) and lengths.is_floating_point():
+            raise RuntimeError(f"{name} must be integral")
     return _core.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, _reduction(reduction), zero_infinity)
 
 
@@ -567,6 +597,7 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
     if padding_mode not in paddings:
         raise ValueError("nn.functional.grid_sample(): expected padding_mode to be 'zeros', 'border', or 'reflection', but got: "
                          f"'{padding_mode}'")
+    _checks.warn_of_corners(align_corners)
     return _core.grid_sampler(input, grid, modes[mode], paddings[padding_mode], bool(align_corners))
 
 
@@ -585,8 +616,14 @@ def _circular(input, pad):
     for place in range(0, len(pad), 2):
         dim, (before, behind) = input.dim() - 1 - place // 2, pad[place:place + 2]
         size = input.shape[dim]
-        if not (0 <= before <= size and 0 <= behind <= size):
+        if before > size or behind > size:
             raise RuntimeError("Padding value causes wrapping around more than once.")
+        if size + before + behind < 0:
+            raise RuntimeError("Negative padding value is resulting in an empty dimension")
+        if before < 0 or behind < 0:
+            # What is cut off is not wrapped around either.
+            input = input.narrow(dim, max(-before, 0), size + min(before, 0) + min(behind, 0))
+            size, before, behind = input.shape[dim], max(before, 0), max(behind, 0)
         parts = [input.narrow(dim, size - before, before)] * (before > 0) + [input] + [input.narrow(dim, 0, behind)] * (behind > 0)
         input = _core.cat(parts, dim)
     return input
@@ -615,7 +652,19 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     if not has_corners:
         return getattr(_core, f"upsample_nearest{dims}d" if mode == "nearest" else f"_upsample_nearest_exact{dims}d")(input, sizes, scales)
     resize = getattr(_core, f"_upsample_{mode}2d_aa" if antialias else f"upsample_{mode}{dims}d")
+    if input.dtype is _core.uint8 and dims == 2:
+        return _resized_bytes(resize, input, sizes, bool(align_corners), scales)
     return resize(input, sizes, bool(align_corners), scales)
+
+
+def _resized_bytes(resize, input, sizes, align_corners, scales):
+    """Returns images of bytes at other places as PyTorch's CPU does: along the rows, rounded, then along the columns. Its CUDA takes no bytes."""
+    numbers = input.float()
+    for axis in (1, 0):
+        part = [None if values is None else [values[at] if at == axis else same for at, same in enumerate(kept)]
+                for values, kept in ((sizes, numbers.shape[2:]), (scales, (1.0, 1.0)))]
+        numbers = resize(numbers, part[0], align_corners, part[1]).add_(0.5).floor_().clamp_(0, 255)
+    return numbers.to(_core.uint8)
 
 
 def _pair(value):
@@ -667,15 +716,23 @@ def _convolution(name, dims):
             # What is one more behind than in front is put there before.
             if any(behind > before for before, behind in sides):
                 input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
-        return convolve(input, weight, bias, stride, padding, dilation, groups)
-    conv.__name__ = conv.__qualname__ = name
-    conv.__doc__ = f"Returns the convolution over {dims} dimensions."
-    return conv
+        return convolved(convolve, input, weight, bias, (stride, padding, dilation, groups))
+    return _named(conv, name, f"Returns the convolution over {dims} dimensions.")
+
+
+def _transposed(dims):
+    name = f"conv_transpose{dims}d"
+    convolve = getattr(_core, name)
+
+    def conv(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        return convolved(convolve, input, weight, bias, (stride, padding, output_padding, groups, dilation))
+    return _named(conv, name, f"Returns the transposed convolution over {dims} dimensions.")
 
 
 conv1d = _convolution("conv1d", 1)
 conv2d = _convolution("conv2d", 2)
 conv3d = _convolution("conv3d", 3)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed, (1, 2, 3))
 
 
 def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
@@ -691,8 +748,7 @@ def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_fu
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = _core.minimum(far, distance(positive, negative))
-    loss = (margin + near - far).clamp_min(0)
-    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[kind]()
+    return _reduced((margin + near - far).clamp_min(0), kind)
 
 
 def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
@@ -712,6 +768,7 @@ def upsample_bilinear(input, size=None, scale_factor=None):
 
 def affine_grid(theta, size, align_corners=None):
     """Returns the grid of `grid_sample` that moves places by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
+    _checks.warn_of_corners(align_corners)
     if not theta.is_floating_point():
         raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
     dims = len(size) - 2
@@ -719,7 +776,10 @@ def affine_grid(theta, size, align_corners=None):
         raise NotImplementedError(f"affine_grid only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively. Got size {list(size)}.")
     if theta.dim() != 3 or tuple(theta.shape[-2:]) != (dims, dims + 1):
         raise ValueError(f"Expected a batch of {dims}D affine matrices of shape Nx{dims}x{dims + 1} for size {list(size)}. Got {list(theta.shape)}.")
-    if min(size) <= 0:
+    if align_corners and min(size[2:]) == 1:
+        warnings.warn("Since version 1.3.0, affine_grid behavior has changed for unit-size grids when align_corners=True. This is not an intended use case "
+                      "of affine_grid. See the documentation of affine_grid for details.", stacklevel=2)
+    elif min(size) <= 0:
         raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
 
     def places(count):

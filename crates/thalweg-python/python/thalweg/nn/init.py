@@ -8,9 +8,12 @@ from .. import _core
 from ..autograd import no_grad
 
 
+_LINEAR = ("linear", "sigmoid", *(f"{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)))
+
+
 def calculate_gain(nonlinearity, param=None):
     """Returns the recommended gain of a nonlinearity."""
-    if nonlinearity in ("linear", "conv1d", "conv2d", "conv3d", "sigmoid"):
+    if nonlinearity in _LINEAR:
         return 1.0
     if nonlinearity == "tanh":
         return 5.0 / 3
@@ -47,7 +50,9 @@ def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
     if a > b:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
-    return tensor.uniform_(a, b, generator=generator)
+    # Both parts of complex numbers are drawn.
+    (_core.view_as_real(tensor) if tensor.is_complex() else tensor).uniform_(a, b, generator=generator)
+    return tensor
 
 
 @no_grad()

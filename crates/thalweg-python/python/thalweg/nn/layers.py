@@ -16,7 +16,7 @@ def _tuple(value, dims):
 
 
 def _empty(shape, device, dtype):
-    return Parameter(_core.empty(list(shape), device=device, dtype=dtype or _core.float32))
+    return Parameter(_core.empty(list(shape), device=device, dtype=dtype))
 
 
 def _padding_idx(padding_idx, count, name):
@@ -378,6 +378,9 @@ class _InstanceNorm(_NormBase):
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=False, track_running_stats=False, device=None, dtype=None):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
+    def _get_no_batch_dim(self):
+        return self._rank - 1
+
     def _check_input_dim(self, input):
         if input.dim() not in (self._rank, self._rank - 1):
             raise ValueError(f"expected {self._rank - 1}D or {self._rank}D input (got {input.dim()}D input)")
@@ -424,6 +427,20 @@ def _check_groups(in_channels, out_channels, groups):
             raise ValueError(f"{name} must be divisible by groups")
 
 
+def _written(conv, output_padding=""):
+    """Returns what a printed convolution shows in its parentheses."""
+    text = f"{conv.in_channels}, {conv.out_channels}, kernel_size={conv.kernel_size}, stride={conv.stride}"
+    if conv.padding != (0,) * conv._dims:
+        text += f", padding={conv.padding}"
+    if conv.dilation != (1,) * conv._dims:
+        text += f", dilation={conv.dilation}"
+    text += output_padding
+    if conv.groups != 1:
+        text += f", groups={conv.groups}"
+    text += ", bias=False" if conv.bias is None else ""
+    return text + (f", padding_mode={conv.padding_mode}" if conv.padding_mode != "zeros" else "")
+
+
 class _Conv(Module):
     _dims = 0
 
@@ -461,15 +478,7 @@ class _Conv(Module):
         return convolve(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self):
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0,) * self._dims:
-            text += f", padding={self.padding}"
-        if self.dilation != (1,) * self._dims:
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        text += ", bias=False" if self.bias is None else ""
-        return text + (f", padding_mode={self.padding_mode}" if self.padding_mode != "zeros" else "")
+        return _written(self)
 
 
 class Conv1d(_Conv):
@@ -505,13 +514,12 @@ class _ConvTranspose(Module):
         self.output_padding, self.dilation = _tuple(output_padding, dims), _tuple(dilation, dims)
         self.weight = _empty((in_channels, out_channels // groups, *self.kernel_size), device, dtype)
         self.register_parameter("bias", _empty((out_channels,), device, dtype) if bias else None)
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if bias:
-            bound = F._bound(self.weight.shape[1] * math.prod(self.kernel_size))
-            init.uniform_(self.bias, -bound, bound)
+        self.reset_parameters()
+
+    reset_parameters = _Conv.reset_parameters
 
     def forward(self, input, output_size=None):
-        convolve = getattr(_core, f"conv_transpose{self._dims}d")
+        convolve = getattr(F, f"conv_transpose{self._dims}d")
         return convolve(input, self.weight, self.bias, self.stride, self.padding, self._extra(input, output_size), self.groups,
                         self.dilation)
 
@@ -535,7 +543,8 @@ class _ConvTranspose(Module):
         return extra
 
     def extra_repr(self):
-        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        extra = f", output_padding={self.output_padding}" if self.output_padding != (0,) * self._dims else ""
+        return _written(self, extra)
 
 
 class ConvTranspose1d(_ConvTranspose):
@@ -631,7 +640,8 @@ class Unflatten(Module):
         if not isinstance(dim, (int, str)):
             raise TypeError("invalid argument type for dim parameter")
         kind, title = (int, "ints") if isinstance(dim, int) else (tuple, "tuples")
-        if not isinstance(unflattened_size, (tuple, list)):
+        # Names of dimensions come in a tuple alone.
+        if not isinstance(unflattened_size, (tuple, list) if kind is int else tuple):
             raise TypeError(f"unflattened_size must be a tuple of {title}, but found type {type(unflattened_size).__name__}")
         for place, element in enumerate(unflattened_size):
             if not isinstance(element, kind):

@@ -8,11 +8,12 @@ import warnings
 from .. import _core
 from . import _calls
 from ._states import States, WithModule, _IncompatibleKeys  # noqa: F401
-from .parameter import Buffer, Parameter
+from .parameter import Buffer, Parameter, is_lazy
 
-_DICTIONARIES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-                 "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
-                 "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+          "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+          "_load_state_dict_post_hooks")
 
 
 class Module(States):
@@ -29,8 +30,10 @@ class Module(States):
             raise TypeError(f"{name}.__init__() got an unexpected keyword argument '{next(iter(kwargs))}'" if kwargs
                             else f"{name}.__init__() takes 1 positional argument but {len(args) + 1} were given")
         own = self.__dict__
-        for name in _DICTIONARIES:
+        for name in _MEMBERS:
             own[name] = {}
+        for name in _HOOKS:
+            own[name] = collections.OrderedDict()
         own.update(training=True, _non_persistent_buffers_set=set(), _is_full_backward_hook=None)
         if self.call_super_init:
             super().__init__(*args, **kwargs)
@@ -47,8 +50,10 @@ class Module(States):
     def __setstate__(self, state):
         """Takes what a file has of the module, also one that PyTorch wrote."""
         self.__dict__.update(state)
-        for name in _DICTIONARIES:
+        for name in _MEMBERS:
             self.__dict__.setdefault(name, {})
+        for name in _HOOKS:
+            self.__dict__.setdefault(name, collections.OrderedDict())
         self.__dict__.setdefault("_non_persistent_buffers_set", set())
         self.__dict__.setdefault("_is_full_backward_hook", None)
 
@@ -186,6 +191,7 @@ class Module(States):
     def register_full_backward_hook(self, hook, prepend=False):
         """Adds a function `hook(module, grad_input, grad_output)` that backward passes call, and that may give other gradients of the
         inputs."""
+        self._say_full(True)
         return _calls.added(self._backward_hooks, hook, prepend)
 
     def register_full_backward_pre_hook(self, hook, prepend=False):
@@ -193,8 +199,15 @@ class Module(States):
         return _calls.added(self._backward_pre_hooks, hook, prepend)
 
     def register_backward_hook(self, hook):
-        """Raises: these hooks are deprecated in PyTorch."""
-        raise NotImplementedError("Module.register_backward_hook is left out: use register_full_backward_hook")
+        """Adds a function `hook(module, grad_input, grad_output)` that the last node of each call calls in backward passes: the former kind of
+        `register_full_backward_hook`, which sees the gradients of the inputs only where the call is one node."""
+        self._say_full(False)
+        return _calls.added(self._backward_hooks, hook)
+
+    def _say_full(self, is_full):
+        if self._is_full_backward_hook is (not is_full):
+            raise RuntimeError("Cannot use both regular backward hooks and full backward hooks on a single Module. Please use only one of them.")
+        self._is_full_backward_hook = is_full
 
     def register_state_dict_pre_hook(self, hook):
         """Adds a function `hook(module, prefix, keep_vars)` that is called before the module's state is gathered."""
@@ -374,7 +387,7 @@ class Module(States):
         parameters = {id(parameter): parameter for module in modules for parameter in module._parameters.values() if parameter is not None}
         mode = _core._set_grad_enabled(False)
         try:
-            changed = [(parameter, fn(parameter.data), None if parameter.grad is None else fn(parameter.grad.detach()))
+            changed = [(parameter, fn(parameter if is_lazy(parameter) else parameter.data), None if parameter.grad is None else fn(parameter.grad.detach()))
                        for parameter in parameters.values()]
             buffers = [(module, name, fn(buffer)) for module in modules for name, buffer in module._buffers.items() if buffer is not None]
         finally:
@@ -390,6 +403,7 @@ class Module(States):
     def to(self, *args, **kwargs):
         """Moves parameters and buffers to a device, those of floats to a dtype, and those of rank 4 or 5 into a memory format, in place."""
         memory_format = kwargs.pop("memory_format", None)
+        _check_destination(args, kwargs)
         values = (*args, *kwargs.values())
         wanted = [value for value in values if isinstance(value, _core.dtype)]
         wanted += [value.dtype for value in values if isinstance(value, _core.Tensor)]
@@ -407,7 +421,7 @@ class Module(States):
             elif places or names:
                 tensor = tensor.to(*places, **names)
             if memory_format is not None and tensor.dim() in (4, 5):
-                tensor = tensor.contiguous(memory_format=memory_format)
+                tensor = tensor.to(memory_format=memory_format)
             return tensor
         return self._apply(change)
 
@@ -468,6 +482,24 @@ class Module(States):
             return f"{self._get_name()}({', '.join(lines)})" if len(lines) <= 1 else \
                 f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"
         return f"{self._get_name()}(\n  " + "\n  ".join(lines + children) + "\n)"
+
+
+def _check_destination(args, kwargs):
+    """Refuses what `Module.to` does not take: beside a device, a dtype or a tensor it takes whether a copy may be waited for."""
+    if kwargs.get("copy"):
+        raise RuntimeError(".to() does not accept copy argument")
+    kinds = {"device": (str, int, _core.device, type(None)), "dtype": (_core.dtype, type(None)), "tensor": _core.Tensor, "non_blocking": bool, "copy": bool}
+    first = args[0] if args else None
+    order = ("tensor", "non_blocking") if isinstance(first, _core.Tensor) else ("dtype", "non_blocking") if isinstance(first, _core.dtype) else \
+        ("device", "dtype", "non_blocking")
+    given = [*zip(order, args), *kwargs.items()]
+    if len(args) > len(order) or not all(isinstance(value, kinds.get(name, ())) for name, value in given) or (
+            isinstance(first, bool)):
+        found = [_typename(value) for value in args] + [f"{name}={_typename(value)}" for name, value in kwargs.items()]
+        raise TypeError(f"to() received an invalid combination of arguments - got ({', '.join(found)}), but expected one of:\n"
+                        " * (torch.device device = None, torch.dtype dtype = None, bool non_blocking = False, *, torch.memory_format memory_format)\n"
+                        " * (torch.dtype dtype, bool non_blocking = False, *, torch.memory_format memory_format)\n"
+                        " * (Tensor tensor, bool non_blocking = False, *, torch.memory_format memory_format)")
 
 
 def _typename(value):

@@ -9,8 +9,10 @@ from . import activations as _activations
 from . import adaptive as _adaptive
 from . import containers as _containers
 from . import layers as _layers
+from . import lazy as _lazy
 from . import losses as _losses
 from . import module as _module
+from . import _naming
 from . import padding as _padding
 from . import parameter as _parameter
 from . import pooling as _pooling
@@ -28,19 +30,19 @@ def _named(source, *parts):
 _PLACES = {
     "activation": _named(_activations),
     "adaptive": {"AdaptiveLogSoftmaxWithLoss": _adaptive.AdaptiveLogSoftmaxWithLoss},
-    "batchnorm": _named(_layers, "BatchNorm", "_NormBase"),
+    "batchnorm": _named(_layers, "BatchNorm", "_NormBase") | _named(_lazy, "LazyBatchNorm"),
     "channelshuffle": _named(_layers, "ChannelShuffle"),
     "container": _named(_containers),
-    "conv": _named(_layers, "Conv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
+    "conv": _named(_layers, "Conv") | _named(_lazy, "LazyConv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
     "distance": _named(_layers, "PairwiseDistance", "CosineSimilarity"),
     "dropout": _named(_layers, "Dropout") | {"_DropoutNd": _layers._Dropout},
     "flatten": _named(_layers, "Flatten", "Unflatten"),
     "fold": _named(_layers, "Fold", "Unfold"),
-    "instancenorm": _named(_layers, "InstanceNorm"),
-    "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity)}
+    "instancenorm": _named(_layers, "InstanceNorm") | _named(_lazy, "LazyInstanceNorm"),
+    "lazy": {"LazyModuleMixin": _lazy.LazyModuleMixin},
+    "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity, _lazy.LazyLinear)}
     | {"NonDynamicallyQuantizableLinear": _layers.Linear},
     "loss": _named(_losses),
-    "module": {"Module": _module.Module, "_IncompatibleKeys": _module._IncompatibleKeys, **{name: value for name, value in vars(_calls).items() if name.startswith(("register_module", "_global"))}},
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
@@ -49,6 +51,7 @@ _PLACES = {
     "sparse": _named(_layers, "Embedding"),
     "transformer": _named(_transformer),
     "upsampling": _named(_layers, "Upsampl"),
+    "utils": {name: value for name, value in vars(_naming).items() if callable(value)},
 }
 
 
@@ -56,13 +59,21 @@ def _made():
     for place, members in _PLACES.items():
         made = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.nn.modules.{place}`.")
         vars(made).update(members)
+        for name, value in members.items():
+            # Programs ask a module's class where PyTorch defines it, and files say it.
+            if value.__name__ == name and not value.__module__.startswith(f"{__name__}."):
+                made.__file__ = getattr(made, "__file__", sys.modules[value.__module__].__file__)
+                value.__module__ = made.__name__
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
-    globals()["Parameter"] = _parameter.Parameter
+    # A program may put other dictionaries of hooks of all modules into this one, and calls read them there.
+    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
+    sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
+    globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
 
 
 _made()
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
-# Other modules below, as `torch.nn.modules.lazy`, are imported as if they were there.
+# Other modules below are imported as if they were there.
 __path__ = []
 __getattr__ = _left_out.attributes(__name__)

@@ -1,6 +1,8 @@
-"""`Parameter` and `Buffer`: tensors that modules know."""
+"""`Parameter` and `Buffer`: tensors that modules know, and those whose shapes are not known yet."""
 
-from .. import _core, _left_out
+import copyreg
+
+from .. import _core
 
 
 class Parameter(_core.Tensor):
@@ -42,4 +44,101 @@ class Buffer(_core.Tensor):
         return cls(tensor)
 
 
-__getattr__ = _left_out.attributes(__name__)
+class UninitializedTensorMixin:
+    """A parameter or buffer whose shape is not known until `materialize`: it has a device and a dtype, and refuses all other use."""
+
+    cls_to_become = None
+
+    def materialize(self, shape, device=None, dtype=None):
+        """Gives the tensor a shape, and memory that is not written yet; it becomes one of the class `cls_to_become`."""
+        data = self.data
+        self.data = _core.empty(shape, device=device or data.device, dtype=dtype or data.dtype)
+        self.__class__ = self.cls_to_become
+
+    @property
+    def shape(self):
+        """Raises: there is no shape yet."""
+        raise RuntimeError("Can't access the shape of an uninitialized parameter or buffer. It has none until a forward pass of its module, which "
+                           "must come before `load_state_dict` loads it into a module that has shapes")
+
+    def share_memory_(self):
+        """Raises: there is no memory yet."""
+        raise RuntimeError("Can't share memory on an uninitialized parameter or buffer; run a forward pass of its module first")
+
+    def __repr__(self):
+        return f"<{type(self).__name__}>"
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = self._like(self.data)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return copyreg.__newobj__, (type(self), self.requires_grad, self.device, self.dtype)
+
+    def _like(self, tensor):
+        """Returns one of the device and dtype of a tensor."""
+        return type(self)(self.requires_grad, tensor.device, tensor.dtype)
+
+
+class UninitializedParameter(UninitializedTensorMixin, Parameter):
+    """A parameter whose shape is not known yet."""
+
+    cls_to_become = Parameter
+
+    def __new__(cls, requires_grad=True, device=None, dtype=None):
+        return Parameter.__new__(cls, _core.empty([0], device=device, dtype=dtype), requires_grad)
+
+    def __init__(self, requires_grad=True, device=None, dtype=None):
+        pass
+
+
+class UninitializedBuffer(UninitializedTensorMixin, _core.Tensor):
+    """A buffer whose shape is not known yet."""
+
+    cls_to_become = _core.Tensor
+
+    def __new__(cls, requires_grad=False, device=None, dtype=None, persistent=True):
+        made = _core.Tensor.__new__(cls, _core.empty([0], device=device, dtype=dtype), requires_grad=requires_grad)
+        made.persistent = persistent
+        return made
+
+    def __init__(self, requires_grad=False, device=None, dtype=None, persistent=True):
+        pass
+
+
+def is_lazy(param):
+    """Returns whether a tensor is a parameter or buffer whose shape is not known yet."""
+    return isinstance(param, UninitializedTensorMixin)
+
+
+# Methods that change the device or the dtype alone, and those that need no shape.
+_CONVERSIONS = ("to", "cpu", "cuda", "half", "float", "double", "bfloat16", "char", "short", "int", "long")
+_ALLOWED = ("is_complex", "is_floating_point", "requires_grad_", "get_device", "__hash__", "__init_subclass__", "__subclasshook__", "__class__")
+
+
+def _converted(name):
+    def convert(self, *args, **kwargs):
+        return self._like(getattr(self.data, name)(*args, **kwargs))
+    return convert
+
+
+def _refused(name):
+    def refuse(self, *args, **kwargs):
+        raise ValueError(f"Attempted to use an uninitialized parameter in Tensor.{name}: its shape is not known before the first forward pass of its "
+                         "module; run one with a batch of any values first")
+    return refuse
+
+
+def _refuse_use():
+    """Has everything that tensors do refused by those without a shape."""
+    objects = {name for name in vars(object) if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__")}
+    for name in dir(_core.Tensor):
+        if name in _CONVERSIONS:
+            setattr(UninitializedTensorMixin, name, _converted(name))
+        elif name not in vars(UninitializedTensorMixin) and name not in _ALLOWED and name not in objects and (
+                not name.startswith("_") or name.endswith("__")) and callable(getattr(_core.Tensor, name)) and name != "__torch_function__":
+            setattr(UninitializedTensorMixin, name, _refused(name))
+
+
+_refuse_use()

@@ -89,6 +89,8 @@ class _Recurrent(Module):
                              f"or convert model: model.to({input.dtype})")
         if input.shape[-1] != self.input_size:
             raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}")
+        if input.shape[1 if self.batch_first and input.dim() == 3 else 0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         batch = () if input.dim() == 2 else (input.shape[0 if self.batch_first else 1],)
         self._check_states(states, batch)
 
@@ -104,6 +106,26 @@ class _Recurrent(Module):
         bound = 1.0 / math.sqrt(self.hidden_size) if self.hidden_size else 0.0
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
+
+    @property
+    def _all_weights(self):
+        """The names of the parameters of each layer and direction."""
+        parts = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *(("weight_hr",) if self.proj_size else ()))
+        ends = ("", "_reverse") if self.bidirectional else ("",)
+        return [[f"{part}_l{layer}{end}" for part in parts] for layer in range(self.num_layers) for end in ends]
+
+    @property
+    def all_weights(self):
+        """The parameters of each layer and direction."""
+        return [[getattr(self, name) for name in names] for names in self._all_weights]
+
+    @property
+    def _flat_weights_names(self):
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self):
+        return [getattr(self, name, None) for name in self._flat_weights_names]
 
     def flatten_parameters(self):
         """Does nothing: parameters need no common memory."""

@@ -169,4 +169,4 @@ class Transformer(Module):
     @staticmethod
     def generate_square_subsequent_mask(sz, device=None, dtype=None):
         """Returns −∞ above the diagonal and 0 elsewhere: each place attends to itself and to earlier ones."""
-        return _core.triu(_core.full([sz, sz], float("-inf"), dtype=dtype or _core.float32, device=device), 1)
+        return _core.triu(_core.full([sz, sz], float("-inf"), dtype=dtype, device=device), 1)

@@ -4,6 +4,7 @@ import inspect
 import math
 
 from .. import _core
+from ..nn.parameter import is_lazy
 from . import _rules
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
@@ -357,6 +358,13 @@ class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 
     """Adagrad, fused. Its states are there from the start."""
 
     __module__ = "thalweg.optim"
+
+    def add_param_group(self, param_group):
+        """Adds parameters with options of their own, whose shapes must be known."""
+        super().add_param_group(param_group)
+        if any(is_lazy(parameter) for parameter in self.param_groups[-1]["params"]):
+            self.param_groups.pop()
+            raise ValueError("Adagrad: an uninitialized parameter has no shape, which the states need; run a forward pass of its module first")
 
     @property
     def state(self):

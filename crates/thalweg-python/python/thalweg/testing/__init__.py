@@ -8,6 +8,7 @@ import re
 
 from .. import _core
 from .._left_out import placeholder
+from . import _utils  # noqa: F401
 from ._close import assert_allclose, assert_close
 from ._made import make_tensor
 

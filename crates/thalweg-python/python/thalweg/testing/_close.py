@@ -3,27 +3,39 @@
 import cmath
 import collections.abc
 import math
+import sys
 
 from .. import _core
+from .._functions import as_tensor, promote_types
 
 _TOLERANCES = {
     "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
     "complex64": (1.3e-6, 1e-5), "complex128": (1e-7, 1e-7)}
+# Those of the former `assert_allclose`.
+_FORMER_TOLERANCES = {"float16": (1e-3, 1e-3), "float32": (1e-4, 1e-5), "float64": (1e-5, 1e-8)}
 
 
-def default_tolerances(*inputs):
+def default_tolerances(*inputs, dtype_precisions=None):
     """Returns the relative and the absolute tolerance of dtypes or of tensors: those of the least exact."""
+    known = _TOLERANCES if dtype_precisions is None else {getattr(dtype, "_name", dtype): pair for dtype, pair in dtype_precisions.items()}
+    for value in inputs:
+        if not isinstance(value, (_core.Tensor, _core.dtype)):
+            raise TypeError(f"Expected a torch.Tensor or a torch.dtype, but got {type(value)} instead.")
     dtypes = [value.dtype if isinstance(value, _core.Tensor) else value for value in inputs]
-    found = [_TOLERANCES.get(dtype._name, (0.0, 0.0)) for dtype in dtypes]
+    found = [known.get(dtype._name, (0.0, 0.0)) for dtype in dtypes]
     return max(rtol for rtol, _ in found), max(atol for _, atol in found)
 
 
 class _Options:
     def __init__(self, rtol, atol, equal_nan, check_device, check_dtype, check_layout, check_stride, allow_subclasses, msg):
         if (rtol is None) != (atol is None):
-            raise ValueError(f"rtol and atol must both be specified or both be unspecified, but got {rtol=} and {atol=}.")
+            raise ValueError(f"Both 'rtol' and 'atol' must be either specified or omitted, but got no {'rtol' if rtol is None else 'atol'}.")
         self.rtol, self.atol, self.equal_nan, self.allow_subclasses, self.msg = rtol, atol, equal_nan, allow_subclasses, msg
         self.check_device, self.check_dtype, self.check_layout, self.check_stride = check_device, check_dtype, check_layout, check_stride
+
+    def tolerances(self, *inputs):
+        """Returns the tolerances: what is given, or those of the inputs."""
+        return (self.rtol, self.atol) if self.rtol is not None else default_tolerances(*inputs)
 
     def fail(self, kind, message, path):
         """Raises an assertion, with the place in nested containers."""
@@ -41,97 +53,144 @@ def assert_close(actual, expected, *, allow_subclasses=True, rtol=None, atol=Non
     Close is |actual − expected| ≤ atol + rtol · |expected|; the tolerances are those of the dtype where they are not given.
     """
     options = _Options(rtol, atol, equal_nan, check_device, check_dtype, check_layout, check_stride, allow_subclasses, msg)
-    _compare(actual, expected, options, ())
+    # Types of all items are compared before the first value is.
+    for compare, one, other, path in list(_pairs(actual, expected, options, ())):
+        compare(one, other, options, path)
 
 
-def _compare(actual, expected, options, path):
-    texts = (str, bytes)
-    if isinstance(actual, collections.abc.Mapping) and isinstance(expected, collections.abc.Mapping):
-        if set(actual) != set(expected):
-            options.fail(AssertionError, "The keys of the mappings do not match:\n"
-                         f"Missing keys in the actual mapping: {sorted(set(expected) - set(actual), key=repr)}\n"
-                         f"Missing keys in the expected mapping: {sorted(set(actual) - set(expected), key=repr)}", path)
-        for key in expected:
-            _compare(actual[key], expected[key], options, (*path, key))
-    elif all(isinstance(value, collections.abc.Sequence) and not isinstance(value, texts) for value in (actual, expected)):
+def _pairs(actual, expected, options, path):
+    """Yields the items of nested containers, with the function that compares them."""
+    if all(isinstance(value, collections.abc.Sequence) and not isinstance(value, str) for value in (actual, expected)):
         if len(actual) != len(expected):
             options.fail(AssertionError, f"The length of the sequences mismatch: {len(actual)} != {len(expected)}", path)
         for number, (one, other) in enumerate(zip(actual, expected)):
-            _compare(one, other, options, (*path, number))
-    elif actual is None or expected is None:
-        if actual is not expected:
-            options.fail(AssertionError, f"None mismatch: {actual} is not {expected}", path)
-    elif isinstance(actual, (int, float, complex)) and isinstance(expected, (int, float, complex)):
-        _compare_numbers(actual, expected, options, path)
+            yield from _pairs(one, other, options, (*path, number))
+    elif all(isinstance(value, collections.abc.Mapping) for value in (actual, expected)):
+        if set(actual) != set(expected):
+            options.fail(AssertionError, "The keys of the mappings do not match:\n"
+                         f"Missing keys in the actual mapping: {sorted(set(expected) - set(actual), key=repr)}\n"
+                         f"Additional keys in the actual mapping: {sorted(set(actual) - set(expected), key=repr)}", path)
+        for key in expected:
+            yield from _pairs(actual[key], expected[key], options, (*path, key))
     else:
-        _compare_tensors(*(_tensor(value, actual, expected, options, path) for value in (actual, expected)), options, path)
+        yield (*_pair(actual, expected, options, path), path)
 
 
-def _tensor(value, actual, expected, options, path):
-    if isinstance(value, _core.Tensor):
-        return value.detach()
-    try:
-        return _core.tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"No comparison pair was able to handle inputs of type {type(actual)} and {type(expected)}.") from None
+def _plain(value):
+    """Returns the Python number of a number of NumPy, and everything else as it is."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)) else value
+
+
+def _pair(actual, expected, options, path):
+    """Returns the function that compares two items, and both as it takes them."""
+    if actual is None or expected is None:
+        return _compare_none, actual, expected
+    numbers = _plain(actual), _plain(expected)
+    if all(isinstance(value, bool) for value in numbers):
+        return _compare_truths, *numbers
+    if all(isinstance(value, (int, float, complex)) and not isinstance(value, bool) for value in numbers):
+        return _compare_numbers, *numbers
+    is_related = isinstance(actual, type(expected)) or isinstance(expected, type(actual))
+    if is_related and (options.allow_subclasses or type(actual) is type(expected)):
+        try:
+            return _compare_tensors, *(value.detach() if isinstance(value, _core.Tensor) else as_tensor(value) for value in (actual, expected))
+        except (TypeError, ValueError, RuntimeError):
+            pass  # No tensor can be made of them.
+    return options.fail(TypeError, f"No comparison pair was able to handle inputs of type {type(actual)} and {type(expected)}.", path)
+
+
+def _compare_none(actual, expected, options, path):
+    if actual is not expected:
+        options.fail(AssertionError, f"None mismatch: {actual} is not {expected}", path)
+
+
+def _compare_truths(actual, expected, options, path):
+    if actual is not expected:
+        options.fail(AssertionError, f"Booleans mismatch: {actual} is not {expected}", path)
 
 
 def _compare_numbers(actual, expected, options, path):
     if options.check_dtype and type(actual) is not type(expected):
         options.fail(AssertionError, f"The (d)types do not match: {type(actual)} != {type(expected)}.", path)
-    rtol, atol = options.rtol, options.atol
-    if rtol is None:
-        is_inexact = any(isinstance(value, (float, complex)) for value in (actual, expected))
-        rtol, atol = (1e-7, 1e-7) if is_inexact else (0.0, 0.0)
+    is_inexact = any(isinstance(value, (float, complex)) for value in (actual, expected))
+    rtol, atol = options.tolerances(_core.float64 if is_inexact else _core.int64)
     if actual == expected or (options.equal_nan and cmath.isnan(actual) and cmath.isnan(expected)):
         return
     difference = abs(actual - expected)
-    if cmath.isfinite(expected) and difference <= atol + rtol * abs(expected):
-        return
-    relative = difference / abs(expected) if expected else math.inf
-    options.fail(AssertionError, f"Scalars are not close!\n\nExpected {expected} but got {actual}.\nAbsolute difference: {difference} (up to {atol} "
-                 f"allowed)\nRelative difference: {relative} (up to {rtol} allowed)", path)
+    if not cmath.isfinite(difference) or difference > atol + rtol * abs(expected):
+        options.fail(AssertionError, _scalars(actual, expected, rtol, atol), path)
+
+
+def _scalars(actual, expected, rtol, atol):
+    """Returns the message about two numbers that are not close."""
+    difference = abs(actual - expected)
+    found = (("Absolute", difference, atol), ("Relative", difference / abs(expected) if expected else math.inf, rtol))
+    return "\n".join([_head("Scalars", rtol, atol), "", f"Expected {expected} but got {actual}.",
+                      *(f"{name} difference: {value}" + _allowed(allowed, rtol, atol) for name, value, allowed in found)])
+
+
+def _head(what, rtol, atol):
+    return f"{what} are not {'equal' if rtol == atol == 0 else 'close'}!"
+
+
+def _allowed(tolerance, rtol, atol):
+    return f" (up to {tolerance} allowed)" if rtol or atol else ""
+
+
+def _check_attributes(actual, expected, options, path):
+    """Refuses tensors of different shapes, layouts, strides, devices or dtypes."""
+    checked = {"shape": True, "layout": options.check_layout, "stride()": options.check_stride, "device": options.check_device,
+               "dtype": options.check_dtype}
+    for name, is_checked in checked.items():
+        mine, theirs = (value.stride() if name == "stride()" else getattr(value, name) for value in (actual, expected))
+        if is_checked and mine != theirs:
+            options.fail(AssertionError, f"The values for attribute '{name}' do not match: {mine} != {theirs}.", path)
 
 
 def _compare_tensors(actual, expected, options, path):
-    if actual.shape != expected.shape:
-        options.fail(AssertionError, f"The values for attribute 'shape' do not match: {actual.shape} != {expected.shape}.", path)
-    for name in ("device", "dtype", "layout", "stride"):
-        mine, theirs = (getattr(value, name) for value in (actual, expected))
-        if name == "stride":
-            mine, theirs = mine(), theirs()
-        if getattr(options, f"check_{name}") and mine != theirs:
-            options.fail(AssertionError, f"The values for attribute '{name}{'()' if name == 'stride' else ''}' do not match: {mine} != {theirs}.", path)
-    rtol, atol = (options.rtol, options.atol) if options.rtol is not None else default_tolerances(actual, expected)
-    if actual.dtype is not expected.dtype:
-        common = _core.promote_types(actual.dtype, expected.dtype) if hasattr(_core, "promote_types") else _core.float64
-        actual, expected = actual.to(common), expected.to(common)
+    _check_attributes(actual, expected, options, path)
+    if actual.is_meta or expected.is_meta:
+        return
+    rtol, atol = options.tolerances(actual, expected)
     if actual.device != expected.device:
         actual, expected = actual.cpu(), expected.cpu()
+    if actual.dtype is not expected.dtype:
+        common = promote_types(actual.dtype, expected.dtype)
+        actual, expected = actual.to(common), expected.to(common)
     close = _core.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=options.equal_nan)
-    if actual.is_meta or bool(close.all()):
+    if bool(close.all()):
         return
-    wrong, count = ~close, actual.numel()
-    missed = int(wrong.sum())
-    wide = _core.complex128 if actual.dtype.is_complex else _core.float64
-    difference = (actual.to(wide) - expected.to(wide)).abs().masked_fill(close, 0.0).flatten()
-    relative = (difference / expected.to(wide).abs().flatten()).masked_fill(close.flatten(), 0.0)
-    head = "Tensor-likes are not equal!" if rtol == atol == 0 else "Tensor-likes are not close!"
-    lines = [head, "", f"Mismatched elements: {missed} / {count} ({missed / count:.1%})"]
+    if actual.dim() == 0:
+        options.fail(AssertionError, _scalars(actual.item(), expected.item(), rtol, atol), path)
+    options.fail(AssertionError, _tensors(actual, expected, close, rtol, atol), path)
+
+
+def _tensors(actual, expected, close, rtol, atol):
+    """Returns the message about two tensors that are not close."""
+    count = actual.numel()
+    missed = count - int(close.sum())
+    lines = [_head("Tensor-likes", rtol, atol), "", f"Mismatched elements: {missed} / {count} ({missed / count:.1%})"]
+    is_inexact = actual.dtype.is_floating_point or actual.dtype.is_complex
+    wide = _core.complex128 if actual.dtype.is_complex else _core.float64 if is_inexact else _core.int64
+    shape, close = close.shape, close.flatten()
+    actual, expected = actual.to(wide).flatten(), expected.to(wide).flatten()
+    difference = (actual - expected).abs().masked_fill(close, 0)
+    relative = (difference / expected.abs()).masked_fill(close, 0.0)
     for name, values, allowed in (("absolute", difference, atol), ("relative", relative, rtol)):
-        place = int(values.nan_to_num(math.inf).argmax())
-        index = []
-        for size in reversed(actual.shape):
-            place, rest = divmod(place, size)
-            index.insert(0, rest)
-        largest = values[int(values.nan_to_num(math.inf).argmax())].item()
-        lines.append(f"Greatest {name} difference: {largest} at index {tuple(index)}" + (f" (up to {allowed} allowed)" if rtol or atol else ""))
-    options.fail(AssertionError, "\n".join(lines), path)
+        place = int((values.nan_to_num(math.inf) if values.is_floating_point() else values).argmax())
+        index, rest = [], place
+        for size in reversed(shape):
+            rest, at = divmod(rest, size)
+            index.insert(0, at)
+        lines.append(f"Greatest {name} difference: {values[place].item()} at index {tuple(index)}" + _allowed(allowed, rtol, atol))
+    return "\n".join(lines)
 
 
 def assert_allclose(actual, expected, rtol=None, atol=None, equal_nan=True, msg=""):
-    """Raises an `AssertionError` unless two tensors are close, of whatever dtype and device."""
+    """Raises an `AssertionError` unless two tensors are close, of whatever dtype; deprecated for `assert_close`."""
+    actual = actual if isinstance(actual, _core.Tensor) else _core.tensor(actual)
+    expected = expected if isinstance(expected, _core.Tensor) else _core.tensor(expected, dtype=actual.dtype)
     if rtol is None and atol is None:
-        rtol, atol = default_tolerances(*(value for value in (actual, expected) if isinstance(value, _core.Tensor)) or (_core.float64,))
-    assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan, check_device=True, check_dtype=False, check_stride=False,
-                 msg=msg or None)
+        rtol, atol = default_tolerances(actual, expected, dtype_precisions=_FORMER_TOLERANCES)
+    assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan, check_dtype=False, msg=msg or None)

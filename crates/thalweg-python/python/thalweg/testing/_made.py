@@ -1,62 +1,77 @@
 """Tensors of random elements for tests (`torch.testing.make_tensor`)."""
 
+import collections.abc
 import math
+import warnings
 
 from .. import _core
+from .._functions import finfo, iinfo
+
+
+def _range(dtype):
+    """Returns the least number of a dtype and the end of its numbers, and the usual interval of elements."""
+    if dtype is getattr(_core, "bool"):
+        return 0, 2, (0, 2)
+    if dtype.is_floating_point or dtype.is_complex:
+        limits = finfo(dtype)
+        return limits.min, limits.max, (-9, 9)
+    limits = iinfo(dtype)
+    # `randint` draws no number above the second largest of int64.
+    return limits.min, min(limits.max + 1, 2**63 - 1), (-9, 10)
 
 
 def _limits(dtype, low, high):
     """Returns the interval of the elements: what is given, within what the dtype holds."""
-    if dtype is getattr(_core, "bool"):
-        least, end, usual = 0, 2, (0, 2)
-    elif dtype.is_floating_point or dtype.is_complex:
-        from .._functions import finfo
-        largest = finfo(dtype).max
-        least, end, usual = -largest, largest, (-9, 9)
-    else:
-        from .._functions import iinfo
-        least, end = iinfo(dtype).min, iinfo(dtype).max
-        usual = (0, 10) if least == 0 else (-9, 10)
+    least, end, usual = _range(dtype)
     low, high = usual[0] if low is None else low, usual[1] if high is None else high
+    is_inexact = dtype.is_floating_point or dtype.is_complex
     if any(isinstance(limit, float) and math.isnan(limit) for limit in (low, high)):
-        raise ValueError(f"`low` and `high` cannot be NaN, but got low={low!r} and high={high!r}")
-    if low > high or (low == high and not dtype.is_floating_point and not dtype.is_complex):
-        raise ValueError(f"make_tensor: low={low} has to be less than high={high}")
-    low, high = max(low, least), min(high, end if dtype.is_floating_point or dtype.is_complex or end == 2 else end + 1)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        low, high = math.floor(low), math.ceil(high)
-    return low, high
+        raise ValueError(f"`low` and `high` cannot be NaN, but got {low=} and {high=}")
+    if low == high and is_inexact:
+        warnings.warn("Passing `low==high` to `torch.testing.make_tensor` for floating or complex types is deprecated since 2.1 and will be removed "
+                      "in 2.3. Use `torch.full(...)` instead.", FutureWarning, stacklevel=3)
+    elif low >= high:
+        raise ValueError(f"`low` must be less than `high`, but got {low} >= {high}")
+    elif high < least or low >= end:
+        raise ValueError(f"The value interval specified by `low` and `high` is [{low}, {high}), but {dtype} only supports [{least}, {end})")
+    low, high = (min(max(limit, least), end) for limit in (low, high))
+    return (low, high) if is_inexact else (math.ceil(low), math.ceil(high))
+
+
+def _uniform(shape, dtype, device, low, high):
+    """Returns floats that are uniform in an interval, which may be wider than the largest number."""
+    is_wide = high - low >= finfo(dtype).max
+    drawn = _core.empty(list(shape), dtype=dtype, device=device)
+    return drawn.uniform_(low / 2, high / 2).mul_(2) if is_wide else drawn.uniform_(low, high)
+
+
+def _drawn(shape, dtype, device, low, high):
+    """Returns elements of an interval, in any dtype."""
+    if dtype.is_complex:
+        real = _core.float64 if dtype is _core.complex128 else _core.float32
+        return _core.complex(*(_uniform(shape, real, device, low, high) for _ in range(2))).to(dtype)
+    if dtype.is_floating_point:
+        # Floats of 8 bits are rounded ones of 32.
+        return _uniform(shape, _core.float32 if dtype.itemsize == 1 else dtype, device, low, high).to(dtype)
+    return _core.randint(low, high, list(shape), dtype=dtype, device=device)
 
 
 def make_tensor(*shape, dtype, device, low=None, high=None, requires_grad=False, noncontiguous=False, exclude_zero=False, memory_format=None):
     """Returns a tensor of elements that are drawn from [low, high): from −9 to 9 where they are not given, whole numbers of integer dtypes."""
-    if len(shape) == 1 and not isinstance(shape[0], int):
-        shape = tuple(shape[0])
+    shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], collections.abc.Sequence) else shape
+    is_inexact = dtype.is_floating_point or dtype.is_complex
     if noncontiguous and memory_format is not None:
         raise ValueError(f"The parameters `noncontiguous` and `memory_format` are mutually exclusive, but got {noncontiguous=} and {memory_format=}")
-    if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"`requires_grad=True` is only supported for floating and complex dtypes, but got {dtype=}")
+    if requires_grad and not is_inexact:
+        raise ValueError(f"`requires_grad=True` is not supported for boolean and integral dtypes, but got {dtype=}")
+    noncontiguous = noncontiguous and math.prod(shape) > 1
     low, high = _limits(dtype, low, high)
-    if dtype.is_complex:
-        real = _core.float64 if dtype is _core.complex128 else _core.float32
-        parts = [_core.empty(list(shape), dtype=real, device=device).uniform_(low, high) for _ in range(2)]
-        made = _core.complex(*parts).to(dtype)
-    elif dtype.is_floating_point:
-        is_exact = dtype in (_core.float32, _core.float64)
-        drawn = _core.rand(list(shape), dtype=dtype if is_exact else _core.float32, device=device)
-        # Two products: the width of the interval may be more than the dtype holds.
-        made = (drawn * high + (1 - drawn) * low).to(dtype)
-    else:
-        drawn = _core.randint(max(low, -2**63), min(high, 2**63 - 1), list(shape), dtype=_core.int64, device=device)
-        made = drawn.to(dtype)
-    if noncontiguous and made.numel() > 1:
-        made = made.repeat_interleave(2, dim=-1)[..., ::2]
+    made = _drawn((*shape[:-1], 2 * shape[-1]) if noncontiguous else shape, dtype, device, low, high)
+    if noncontiguous:
+        # Every second element, from the second on: offsets are tried as well.
+        made = made[..., 1::2]
     elif memory_format is not None:
         made = made.clone(memory_format=memory_format)
     if exclude_zero:
-        smallest = 1
-        if dtype.is_floating_point or dtype.is_complex:
-            from .._functions import finfo
-            smallest = finfo(dtype).tiny
-        made[made == 0] = smallest
+        made[made == 0] = finfo(dtype).tiny if is_inexact else 1
     return made.requires_grad_() if requires_grad else made

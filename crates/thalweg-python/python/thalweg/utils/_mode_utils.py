@@ -1,14 +1,14 @@
-"""Modes of dispatch (`torch.utils._mode_utils`), of which there are none."""
+"""Questions of libraries about modes of dispatch, of which there are none (`torch.utils._mode_utils`)."""
 
 import contextlib
 
 
 @contextlib.contextmanager
 def no_dispatch():
-    """Runs its block as it is: no mode would change its operators."""
+    """Returns a region that changes nothing: no mode takes calls over."""
     yield
 
 
 def all_same_mode(modes):
-    """Returns whether modes are one."""
+    """Returns whether all modes are one."""
     return all(mode == modes[0] for mode in modes)

@@ -1,9 +1,12 @@
 """Hooks of modules (`torch.utils.hooks`)."""
 
+import collections
 import itertools
 import threading
+import warnings
+import weakref
 
-from .._core import is_grad_enabled
+from .._core import Tensor, is_grad_enabled
 from ..autograd.function import Function
 
 
@@ -14,7 +17,9 @@ class RemovableHandle:
     _lock = threading.RLock()
 
     def __init__(self, hooks_dict, *, extra_dict=None, prepend=False):
-        self._dicts = [hooks_dict, *([] if extra_dict is None else extra_dict if isinstance(extra_dict, list) else [extra_dict])]
+        self.hooks_dict_ref = _reference(hooks_dict)
+        extra = [] if extra_dict is None else extra_dict if isinstance(extra_dict, list) else [extra_dict]
+        self.extra_dict_ref = tuple(map(_reference, extra))
         with RemovableHandle._lock:
             number = next(RemovableHandle._numbers)
         # A hook in front of the others has a number below 0.
@@ -22,14 +27,34 @@ class RemovableHandle:
 
     def remove(self):
         """Takes the hook back."""
-        for hooks in self._dicts:
-            hooks.pop(self.id, None)
+        for reference in (self.hooks_dict_ref, *self.extra_dict_ref):
+            hooks = reference()
+            if hooks is not None:
+                hooks.pop(self.id, None)
+
+    def __getstate__(self):
+        return self.hooks_dict_ref(), self.id, tuple(reference() for reference in self.extra_dict_ref)
+
+    def __setstate__(self, state):
+        hooks, self.id, *extra = state
+        self.hooks_dict_ref = _reference(collections.OrderedDict() if hooks is None else hooks)
+        self.extra_dict_ref = tuple(map(_reference, (extra[0] if extra else None) or ()))
+        with RemovableHandle._lock:
+            RemovableHandle._numbers = itertools.count(max(next(RemovableHandle._numbers), abs(self.id) + 1))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.remove()
+
+
+def _reference(hooks):
+    """Returns a weak reference to a dictionary of hooks, or a strong one where it cannot be had."""
+    try:
+        return weakref.ref(hooks)
+    except TypeError:
+        return lambda: hooks
 
 
 def in_order(hooks):
@@ -56,7 +81,7 @@ class BackwardHook:
     def __init__(self, module, hooks, pre_hooks):
         self._module, self._hooks, self._pre_hooks = module, hooks, pre_hooks
         self._grad_outputs = None
-        self._inputs = None
+        self._inputs, self._arguments = None, 0
 
     def _bounded(self, values, register):
         """Returns values whose tensors that want a gradient come from one node, which `register` adds a hook to."""
@@ -69,10 +94,15 @@ class BackwardHook:
         for place, tensor in zip(places, bounded):
             listed[place] = tensor
         register(bounded[0].grad_fn, places, len(listed))
-        return (tuple(listed) if is_tuple else listed[0]), True
+        if not is_tuple:
+            return listed[0], True
+        # A tuple with names stays one.
+        return (tuple(listed) if type(values) is tuple else type(values)(*listed)), True
 
     def setup_input_hook(self, args):
         """Returns the arguments of the call, whose gradients are looked at."""
+        self._arguments = len(args)
+
         def register(node, places, count):
             self._inputs = True
 
@@ -84,6 +114,10 @@ class BackwardHook:
 
     def setup_output_hook(self, output):
         """Returns the results of the call, whose gradients are looked at."""
+        if not isinstance(output, (Tensor, tuple)):
+            warnings.warn("For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but received "
+                          f"{type(output)}", stacklevel=2)
+
         def register(node, places, count):
             def hook(grads):
                 outputs = _spread(grads, places, count)
@@ -100,7 +134,10 @@ class BackwardHook:
                 self._grad_outputs = outputs
                 if self._inputs is None:
                     # No input wants a gradient: this is all that the hooks see.
-                    if self._called((None,)) is not None:
+                    if self._hooks:
+                        warnings.warn("Full backward hook is firing when gradients are computed with respect to module outputs since no inputs "
+                                      "require gradients.", stacklevel=2)
+                    if self._called((None,) * self._arguments) is not None:
                         raise RuntimeError("Backward hook for Modules where no input requires gradient should always return None or None "
                                            "for all gradients.")
                 return tuple(outputs[place] for place in places) if changed else None

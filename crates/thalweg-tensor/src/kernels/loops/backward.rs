@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
+use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use super::{Extents, LoopCall, LoopLaunch, Resolved, Split, bits_of};
-use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
@@ -194,6 +195,20 @@ impl Backward for LoopBackward {
 
     fn release(&self) {
         self.saved.iter().for_each(Saved::release);
+    }
+
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        // A gradient's own gradient keeps what no signature has a name for.
+        let Some(Ok(schema)) = (self.operator.aten.filter(|_| self.shapes.is_none())).map(Schema::parse)
+        else {
+            return Vec::new();
+        };
+        let inputs = self.derived.saved_inputs.len();
+        let place = |(place, saved)| match self.derived.saved_inputs.get(place) {
+            Some(&input) => SavedPlace::input(&schema, input, saved),
+            None => SavedPlace::result(&schema, self.derived.saved_outputs[place - inputs], saved),
+        };
+        self.saved.iter().enumerate().map(place).collect()
     }
 }
 

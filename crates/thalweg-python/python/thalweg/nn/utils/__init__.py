@@ -1,6 +1,9 @@
 """Helpers of training (`torch.nn.utils`)."""
 
+import inspect
+
 from ... import _core
+from ..module import Module
 from . import rnn
 
 
@@ -14,9 +17,11 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     parameters = _listed(parameters)
     if not parameters:
         return _core.tensor(0.0)
-    norm = _core._clip_grad_norm(parameters, float(max_norm), float(norm_type))
-    if error_if_nonfinite and not norm.isfinite().item():
-        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite")
+    norm_type = float(norm_type)
+    if norm_type > 0 and not error_if_nonfinite:
+        return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
+    norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
+    clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
@@ -50,13 +55,14 @@ def vector_to_parameters(vec, parameters):
 
 def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
     """Returns the norm of all tensors together."""
-    tensors = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors)
+    tensors, norm_type = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors), float(norm_type)
     if not tensors:
         return _core.tensor(0.0)
     norms = _core.stack([_core.linalg_vector_norm(tensor.detach(), norm_type) for tensor in tensors])
     total = _core.linalg_vector_norm(norms, norm_type)
     if error_if_nonfinite and not total.isfinite().item():
-        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite")
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. To disable this "
+                           "error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`")
     return total
 
 
@@ -69,8 +75,13 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
 
 
 def skip_init(module_cls, *args, **kwargs):
-    """Makes a module, on a device where one is named; its values are drawn all the same."""
-    return module_cls(*args, **kwargs)
+    """Makes a module whose values are not written, on a device where one is named."""
+    if not issubclass(module_cls, Module):
+        raise RuntimeError(f"Expected a Module; got {module_cls}")
+    if "device" not in inspect.signature(module_cls).parameters:
+        raise RuntimeError("Module must support a 'device' arg to skip initialization")
+    device = kwargs.pop("device", "cpu")
+    return module_cls(*args, **kwargs, device="meta").to_empty(device=device)
 
 
 # These use what is above, or have functions of their modules' names.

@@ -8,20 +8,28 @@ from ... import _core
 from . import parameters_to_vector
 
 
-def _check_amount(amount):
+def _validate_pruning_amount_init(amount):
+    """Refuses amounts that are neither a part nor a number."""
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
     if amount < 0 or (not isinstance(amount, numbers.Integral) and amount > 1.0):
         raise ValueError(f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer")
 
 
-def _count(amount, size):
+def _validate_pruning_amount(amount, tensor_size):
+    """Refuses a number that is greater than that of the elements."""
+    if isinstance(amount, numbers.Integral) and amount > tensor_size:
+        raise ValueError(f"amount={amount} should be smaller than the number of parameters to prune={tensor_size}")
+
+
+def _compute_nparams_toprune(amount, tensor_size):
     """Returns how many of so many are pruned: a number, or a part."""
-    if not isinstance(amount, numbers.Integral):
-        return round(amount * size)
-    if amount > size:
-        raise ValueError(f"amount={amount} should be smaller than the number of parameters to prune={size}")
-    return amount
+    return amount if isinstance(amount, numbers.Integral) else round(amount * tensor_size)
+
+
+def _count(amount, size):
+    _validate_pruning_amount(amount, size)
+    return _compute_nparams_toprune(amount, size)
 
 
 def _check_rows(tensor, dim):
@@ -169,7 +177,7 @@ class _OfAmount(BasePruningMethod):
     PRUNING_TYPE = "unstructured"
 
     def __init__(self, amount):
-        _check_amount(amount)
+        _validate_pruning_amount_init(amount)
         self.amount = amount
 
     def _scores(self, t):

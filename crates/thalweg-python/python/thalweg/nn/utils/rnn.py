@@ -16,8 +16,68 @@ class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_si
         return super().__new__(cls, data, batch_sizes, sorted_indices, unsorted_indices)
 
     def to(self, *args, **kwargs):
-        """Returns the sequences on a device, or of a dtype."""
-        return PackedSequence(self.data.to(*args, **kwargs), *self[1:])
+        """Returns the sequences on a device, or of a dtype: the same object where nothing changes."""
+        data = self.data.to(*args, **kwargs)
+        if data is self.data:
+            return self
+        # The numbers of sequences at each step stay where they are, and so does the dtype of indices.
+        options = {name: value for name, value in kwargs.items() if name in ("non_blocking", "copy")}
+        sorted_indices, unsorted_indices = (None if one is None else one.to(data.device, **options) for one in self[2:])
+        return type(self)(data, self.batch_sizes, sorted_indices, unsorted_indices)
+
+    def cuda(self, *args, **kwargs):
+        """Returns the sequences on a GPU."""
+        example = self.data.new_empty(0).cuda(*args, **kwargs)
+        return self.to(example.device)
+
+    def cpu(self):
+        """Returns the sequences on the device `cpu`."""
+        return self.to("cpu")
+
+    def pin_memory(self):
+        """Returns the sequences in memory that copies to a GPU need not wait for."""
+        return type(self)(self.data.pin_memory(), self.batch_sizes, *(None if one is None else one.pin_memory() for one in self[2:]))
+
+    def double(self):
+        """Returns the sequences in float64."""
+        return self.to(dtype=_core.float64)
+
+    def float(self):
+        """Returns the sequences in float32."""
+        return self.to(dtype=_core.float32)
+
+    def half(self):
+        """Returns the sequences in float16."""
+        return self.to(dtype=_core.float16)
+
+    def long(self):
+        """Returns the sequences in int64."""
+        return self.to(dtype=_core.int64)
+
+    def int(self):
+        """Returns the sequences in int32."""
+        return self.to(dtype=_core.int32)
+
+    def short(self):
+        """Returns the sequences in int16."""
+        return self.to(dtype=_core.int16)
+
+    def char(self):
+        """Returns the sequences in int8."""
+        return self.to(dtype=_core.int8)
+
+    def byte(self):
+        """Returns the sequences in uint8."""
+        return self.to(dtype=_core.uint8)
+
+    @property
+    def is_cuda(self):
+        """Whether the sequences are on a GPU."""
+        return self.data.is_cuda
+
+    def is_pinned(self):
+        """Returns whether the sequences are in memory that copies to a GPU need not wait for."""
+        return self.data.is_pinned()
 
 
 def invert_permutation(permutation):
@@ -65,6 +125,8 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
     """Returns padded sequences without their padding. The host waits for lengths that are a tensor."""
     lengths = _listed(lengths)
     input = input.transpose(0, 1) if batch_first else input
+    if input.numel() == 0:
+        raise RuntimeError("Cannot pack empty tensors.")
     if len(lengths) != input.shape[1]:
         raise RuntimeError(f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={input.shape[1]})")
     if min(lengths) <= 0:

@@ -4,7 +4,7 @@ way."""
 from ... import _core
 from .. import functional as F
 from ..layers import _ConvTranspose
-from ..parameter import Parameter
+from ..parameter import Parameter, is_lazy
 
 
 class SpectralNorm:
@@ -46,6 +46,9 @@ class SpectralNorm:
         made, weight = SpectralNorm(name, n_power_iterations, dim, eps), module._parameters[name]
         if weight is None:
             raise ValueError(f"`SpectralNorm` cannot be applied as parameter `{name}` is None")
+        if is_lazy(weight):
+            raise ValueError("The module passed to `SpectralNorm` can't have uninitialized parameters. Make sure to run the dummy forward before applying "
+                             "spectral normalization")
         vectors = [F.normalize(weight.new_empty([extent]).normal_(0, 1), dim=0, eps=eps)
                    for extent in made.reshape_weight_to_matrix(weight.detach()).shape]
         delattr(module, name)

@@ -3,7 +3,7 @@
 import warnings
 
 from ... import _core
-from ..parameter import Parameter
+from ..parameter import Parameter, is_lazy
 
 
 def norm_except_dim(v, pow=2, dim=0):
@@ -37,6 +37,9 @@ class WeightNorm:
         if any(isinstance(hook, WeightNorm) and hook.name == name for hook in module._forward_pre_hooks.values()):
             raise RuntimeError(f"Cannot register two weight_norm hooks on the same parameter {name}")
         made, weight = WeightNorm(name, dim), getattr(module, name)
+        if is_lazy(weight):
+            raise ValueError("The module passed to `WeightNorm` can't have uninitialized parameters. Make sure to run the dummy forward before applying "
+                             "weight normalization")
         norms = norm_except_dim(weight.detach(), 2, made.dim)
         del module._parameters[name]
         module.register_parameter(f"{name}_g", Parameter(norms))

@@ -1,0 +1,101 @@
+"""What programs ask of `torch._C._functions` and `torch._C._autograd`: classes of nodes and of what these keep."""
+
+import sys
+import types
+import weakref
+
+from . import _core
+from ._left_out import rest
+
+
+class _OfTitle(type):
+    """The class of a class of nodes that is known by its name."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, _core._Node) and type(instance).__name__ == cls.__name__
+
+
+class AccumulateGrad(metaclass=_OfTitle):
+    """The node of a leaf, which accumulates its gradient."""
+
+
+class UndefinedGrad:
+    """A function that hands tensors on, and no gradients back."""
+
+    def __call__(self, *tensors):
+        from .autograd import Function
+
+        class Undefined(Function):
+            """Hands a tensor on, and no gradient back."""
+
+            @staticmethod
+            def forward(ctx, tensor):
+                return tensor.view_as(tensor)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None
+        found = tuple(Undefined.apply(tensor) for tensor in tensors)
+        return found[0] if len(found) == 1 else found
+
+
+class DelayedError:
+    """A function that hands tensors on, and raises in the backward pass."""
+
+    def __init__(self, message, count):
+        self._message = message
+
+    def __call__(self, *tensors):
+        from .autograd import Function
+
+        class Error(Function):
+            """Hands tensors on, and raises in the backward pass."""
+
+            @staticmethod
+            def forward(ctx, message, *tensors):
+                ctx.message = message
+                return tuple(tensor.detach() for tensor in tensors)
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                raise RuntimeError(ctx.message)
+        found = Error.apply(self._message, *tensors)
+        return found[0] if len(found) == 1 else found
+
+
+class _WeakTensorRef:
+    """A reference that does not keep a tensor alive."""
+
+    def __init__(self, tensor):
+        self._reference = weakref.ref(tensor)
+
+    def expired(self):
+        """Returns whether the tensor is gone."""
+        return self._reference() is None
+
+
+def _saved_tensors_hooks_is_enabled():
+    """Returns whether hooks of saved tensors may be used."""
+    from .autograd import graph
+    return graph._refused.reason is None
+
+
+def _unsafe_set_version_counter(tensors, versions):
+    """Sets the versions of tensors: backward does not see writes that are no longer counted."""
+    for tensor, version in zip(tensors, versions):
+        if version < 0:
+            raise RuntimeError("Cannot set a version_counter to a negative value")
+        tensor._set_version(version)
+
+
+def install(package):
+    """Makes the modules, below a package."""
+    for name, given in (("_functions", {
+            "AccumulateGrad": AccumulateGrad, "UndefinedGrad": UndefinedGrad, "DelayedError": DelayedError}), ("_autograd", {
+            "SavedTensor": _core._SavedTensor, "_saved_tensors_hooks_is_enabled": _saved_tensors_hooks_is_enabled,
+            "_unsafe_set_version_counter": _unsafe_set_version_counter, "Node": _core._Node})):
+        module = types.ModuleType(f"{package}.{name}", f"What programs ask of `torch._C.{name}`.")
+        module.__dict__.update(given)
+        module.__getattr__ = rest(module.__name__)
+        sys.modules[module.__name__] = module
+        yield name, module

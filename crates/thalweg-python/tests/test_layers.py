@@ -1,0 +1,37 @@
+"""Convolutions, sequences of different lengths and attention of several heads, as functions."""
+
+import thalweg as th
+import thalweg.nn as nn
+import thalweg.nn.functional as F
+from support import close, raises
+
+
+def test_convolutions_have_gradients_as_functions_and_complex_operands():
+    x, weight = th.arange(8.0).reshape(1, 2, 4) - 3, th.arange(6.0).reshape(2, 1, 3) / 2 - 1
+    gradient = th.tensor([[[1.0, -1.0], [2.0, 0.0]]])
+    assert nn.grad.conv1d_input(x.shape, weight, gradient, groups=2).tolist() == [[[-1.0, 0.5, 0.5, 0.0], [1.0, 2.0, 3.0, 0.0]]]
+    with th.no_grad():
+        assert F.grad.conv1d_weight(x, weight.shape, gradient, groups=2).tolist() == [[[-1.0, -1.0, -1.0]], [[2.0, 4.0, 6.0]]]
+    y, v, bias = th.complex(x, x.flip(-1)), th.complex(weight, -weight.flip(-1)), th.tensor([1 + 2j, 3 - 1j])
+    assert th.conv1d(y, v, bias, groups=2).tolist() == [[[7.5 + 0.5j, 7.5 + 3.5j], [20 + 2j, 20 - 4j]]]
+    assert F.conv_transpose1d(y, v, bias, stride=2, groups=2)[0, 0, :4].tolist() == [4 + 2j, 2.5 + 0.5j, 3 + 0j, 2.5 + 1.5j]
+
+
+def test_packed_sequences_convert():
+    packed = nn.utils.rnn.pack_sequence([th.tensor([1.0, 2.0]), th.tensor([3.0])], enforce_sorted=False)
+    assert packed.to(packed.data.device) is packed and packed.float() is packed
+    long = packed.long()
+    assert long.data.dtype == th.int64 and long.batch_sizes is packed.batch_sizes and long.sorted_indices.tolist() == [0, 1]
+    with raises(RuntimeError, "Cannot pack empty tensors"):
+        nn.utils.rnn.pack_padded_sequence(th.zeros(0, 1, 2), [1])
+
+
+def test_attention_takes_keys_and_values_by_heads():
+    layer, x = nn.MultiheadAttention(4, 2), th.ones(3, 1, 4)
+    given = dict(num_heads=2, in_proj_weight=layer.in_proj_weight, in_proj_bias=layer.in_proj_bias, bias_k=None, bias_v=None, add_zero_attn=False,
+                 dropout_p=0.0, out_proj_weight=layer.out_proj.weight, out_proj_bias=layer.out_proj.bias, need_weights=False)
+    keys, values = th.zeros(2, 3, 2), th.tensor([[1.0, 2.0], [3.0, 4.0]]).unsqueeze(1).expand(2, 3, 2)
+    found, _ = F.multi_head_attention_forward(x, x, x, 4, static_k=keys, static_v=values, **given)
+    close(found[0, 0], layer.out_proj(th.tensor([1.0, 2.0, 3.0, 4.0])).tolist())
+    with raises(AssertionError, "expecting static_k.size(2) of 2, but got 3"):
+        F.multi_head_attention_forward(x, x, x, 4, static_k=th.zeros(2, 3, 3), **given)

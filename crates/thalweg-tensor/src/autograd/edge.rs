@@ -1,0 +1,126 @@
+//! Edges for those who run passes between places of a graph, and what programs see of nodes.
+
+use std::any::Any;
+use std::panic::Location;
+use std::sync::Arc;
+
+use thalweg_ops::schema::{Kind, Schema};
+use thalweg_runtime::{Label, Result, within};
+
+use super::{BackwardOptions, Edge, Gradients, Node, Saved, engine, run_function, running};
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+/// What a program has put beside a node.
+pub type Attachment = dyn Any + Send + Sync;
+
+/// A tensor that a node keeps.
+pub struct SavedPlace<'a> {
+    /// The name of the argument or the result, as the operator's signature has it.
+    pub name: String,
+    /// The tensor.
+    pub saved: &'a Saved,
+}
+
+impl<'a> SavedPlace<'a> {
+    /// Returns a tensor of a call, by its place among the call's tensors, with the name of its parameter.
+    pub(crate) fn input(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
+        let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
+        let parameter = tensors.take(at + 1).last();
+        let name = parameter.map_or_else(|| format!("input{at}"), |parameter| parameter.name.clone());
+        Self { name, saved }
+    }
+
+    /// Returns a result of a call, by its place, with its name: `result` where it has none.
+    pub(crate) fn result(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
+        let name = match (schema.return_names.get(at), schema.returns.len()) {
+            (Some(name), _) if !name.is_empty() => name.clone(),
+            (_, 1) => "result".to_owned(),
+            _ => format!("result{at}"),
+        };
+        Self { name, saved }
+    }
+}
+
+/// The kind of a pass, and the places that it asks for.
+pub enum Backpropagation<'a> {
+    /// Leaves accumulate: all of them.
+    Accumulate,
+    /// Leaves accumulate: those at these places alone.
+    AccumulateAt(&'a [Option<Edge>]),
+    /// What arrives at these places is returned, and no leaf accumulates.
+    Gradients(&'a [Option<Edge>]),
+}
+
+/// Runs a backward pass from several places at once, each with its gradient, and returns what arrives at the places that
+/// [`Backpropagation::Gradients`] names.
+///
+/// # Errors
+/// Those of [`Tensor::backward`].
+#[track_caller]
+pub fn run_backward(
+    roots: Vec<(Edge, Tensor)>,
+    kind: Backpropagation<'_>,
+    options: BackwardOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    let _call = within(Label::here("backward"));
+    at_line(Location::caller(), || {
+        let roots = roots.into_iter().map(|(edge, gradient)| (edge, options.given(&gradient))).collect();
+        options.run(|| match kind {
+            Backpropagation::Accumulate => engine::accumulate(roots, None, options).map(|()| Vec::new()),
+            Backpropagation::AccumulateAt(targets) => {
+                engine::accumulate(roots, Some(targets), options).map(|()| Vec::new())
+            }
+            Backpropagation::Gradients(targets) => engine::gradients(roots, targets, options),
+        })
+    })
+}
+
+impl Edge {
+    /// Returns the edge to a result of a node, by its place.
+    pub fn new(node: Arc<Node>, place: usize) -> Self {
+        Self { node, input: place }
+    }
+
+    /// Returns the node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Returns the place among the node's results.
+    pub fn place(&self) -> usize {
+        self.input
+    }
+}
+
+impl Node {
+    /// Returns how many results it had.
+    pub fn output_count(&self) -> usize {
+        self.outputs
+    }
+
+    /// Calls its backward function by itself, with a gradient for each result: outside of a pass, without hooks, and keeps what was saved.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn call(self: &Arc<Self>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        run_function(self, gradients, false)
+    }
+
+    /// Returns what a program has put beside it, and puts it there where there is nothing. `None` where that is of another type.
+    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Option<&T> {
+        self.attachment.get_or_init(|| Box::new(make())).downcast_ref()
+    }
+
+    /// Returns the names of what it keeps.
+    pub fn saved_names(&self) -> Vec<String> {
+        self.function.saved().into_iter().map(|place| place.name).collect()
+    }
+
+    /// Runs a function with a tensor that it keeps, as a part of the node; `None` where there is none of that name.
+    pub fn with_saved<T>(self: &Arc<Self>, name: &str, function: impl FnOnce(&Saved) -> T) -> Option<T> {
+        let places = self.function.saved();
+        let place = places.into_iter().find(|place| place.name == name)?;
+        Some(running(self, || function(place.saved)))
+    }
+}
