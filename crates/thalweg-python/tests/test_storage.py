@@ -113,6 +113,29 @@ def test_helpers_of_programs():
     assert th.load(_saved(th.ones(2)), map_location=lambda storage, place: storage.to(device="meta")).is_meta
 
 
+def test_checks_of_conditions():
+    for check, error in ((th._check_index, IndexError), (th._check_value, ValueError), (th._check_type, TypeError),
+                         (th._check_not_implemented, NotImplementedError)):
+        check(True)
+        with raises(error, "own words"):
+            check(False, lambda: "own words")
+        with raises(TypeError, "callable"):
+            check(False, "own words")
+    th._check_is_size(3, max=3)
+    for size, bound in ((-1, None), (4, 3)):
+        with raises(RuntimeError):
+            th._check_is_size(size, max=bound)
+    th._check_tensor_all(th.tensor([True]))
+    with raises(RuntimeError):
+        th._check_tensor_all(th.tensor([True, False]))
+    with raises(TypeError):
+        th.set_warn_always(1)
+    x = th.zeros(2, requires_grad=True)
+    assert not x.detach().module_load(th.ones(2, dtype=th.float64)).requires_grad
+    region = th.set_grad_enabled(True).clone()
+    assert region is not th.no_grad() and isinstance(region, th.set_grad_enabled)
+
+
 def _saved(value):
     file = io.BytesIO()
     th.save(value, file)

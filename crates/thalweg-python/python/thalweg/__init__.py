@@ -28,6 +28,7 @@ from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim
 from . import safetensors, serialization, signal, utils
 # What libraries ask of PyTorch beside operators, modules and devices.
 from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
+from ._condition_checks import *  # noqa: F401,F403
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._names import *  # noqa: F401,F403

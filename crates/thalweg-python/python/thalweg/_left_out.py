@@ -32,6 +32,7 @@ MODULES = {
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
     "ops": "operators are functions of `thalweg`, and have no overloads by name",
+    "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
@@ -136,7 +137,7 @@ def placeholder(full, reason):
 # Modules that are there, and are imported when they are first asked for.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "hub", "library", "quasirandom"}
+    "hub", "library"}
 
 
 def attributes(module, names=None):
@@ -168,7 +169,8 @@ def below(module, name):
     own = f"{module}.{name}".partition(".")[2]
     if own in MODULES:
         return importlib.import_module(f"{module}.{name}")
-    return placeholder(f"{module}.{name}", reason_of(own))
+    # What a module that is there in part has not is of PyTorch's inside.
+    return placeholder(f"{module}.{name}", reason_of(own) or _INSIDE)
 
 
 class _Module(types.ModuleType):

@@ -48,7 +48,9 @@ _warns_always = False
 def set_warn_always(b, /):
     """Sets whether warnings that are given once are given always: it is kept, and nothing asks for it."""
     global _warns_always
-    _warns_always = bool(b)
+    if not isinstance(b, bool):
+        raise TypeError(f"setWarnOnlyOnce expects a bool, but got {type(b).__name__}")
+    _warns_always = b
 
 
 def is_warn_always_enabled():

@@ -1,4 +1,4 @@
-"""What programs take of PyTorch's inside of operators (`torch._prims_common`); the rest is left out."""
+"""Helpers that programs take of PyTorch's inside of operators (`torch._prims_common`); the rest is left out."""
 
 from . import _core
 from ._left_out import rest as _rest

@@ -104,6 +104,11 @@ def _fill_diagonal_(self, fill_value, wrap=False):
     return self
 
 
+def _module_load(self, other, assign=False):
+    """Returns what a module's parameter becomes when a state is loaded into it: the other tensor, or this one with the other's values."""
+    return other.detach() if assign else self.copy_(other).detach()
+
+
 def add():
     """Adds the names to `Tensor`, but for those that it has."""
     made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
@@ -112,7 +117,7 @@ def add():
     made |= {
         "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass), "__torch_function__": classmethod(_torch_function),
         "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
-        "dim_order": _dim_order, "fill_diagonal_": _fill_diagonal_, "is_shared": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
+        "dim_order": _dim_order, "module_load": _module_load, "fill_diagonal_": _fill_diagonal_, "is_shared": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
         "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,
         "names": property(lambda self: (None,) * self.dim()), "_is_zerotensor": lambda self: False,
         "_is_all_true": lambda self: self.all(), "_is_any_true": lambda self: self.any(),

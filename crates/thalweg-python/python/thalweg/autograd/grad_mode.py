@@ -63,6 +63,10 @@ class _GradMode:
     def _again(self):
         return type(self)()
 
+    def clone(self):
+        """Returns a region of the same setting."""
+        return self._again()
+
 
 def _usable_bare(cls):
     """Lets `@cls` decorate a function as `@cls()` does."""

@@ -1,4 +1,4 @@
-"""What a report of a defect says of the machine (`python -m thalweg.utils.collect_env`)."""
+"""The machine and the versions, for reports of defects (`python -m thalweg.utils.collect_env`)."""
 
 import importlib.metadata
 import os

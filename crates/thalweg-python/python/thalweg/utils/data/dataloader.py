@@ -156,7 +156,7 @@ class DataLoader:
 
     @property
     def _index_sampler(self):
-        """What says the samples of each step."""
+        """The sampler that says the samples of each step."""
         return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):

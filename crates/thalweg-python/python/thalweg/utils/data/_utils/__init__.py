@@ -1,3 +1,3 @@
-"""What a loader is made of (`torch.utils.data._utils`)."""
+"""Parts of loaders (`torch.utils.data._utils`)."""
 
 from . import collate, pin_memory, worker

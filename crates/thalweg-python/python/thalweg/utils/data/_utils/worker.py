@@ -4,7 +4,7 @@ _worker_info = None
 
 
 class WorkerInfo:
-    """What a dataset can learn of its worker; programs name the class, and none is made."""
+    """The worker of a dataset; programs name the class, and none is made."""
 
 
 def get_worker_info():
