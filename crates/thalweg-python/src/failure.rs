@@ -166,7 +166,13 @@ pub fn attempt<T: Send>(
         return Err(exception);
     }
     if HAS_WARNINGS.load(Ordering::Relaxed) {
-        show_warnings(py)?;
+        let shown = show_warnings(py);
+        match (shown, &answer) {
+            (Err(raised), Ok(Ok(_))) => return Err(raised),
+            // The call has an error of its own, which goes on.
+            (Err(raised), _) => raised.print(py),
+            (Ok(()), _) => {}
+        }
     }
     match answer {
         Ok(Ok(value)) => {

@@ -232,8 +232,7 @@ impl PyNode {
     /// Registers a hook that backward passes call behind the node, with the gradients of its inputs and those of its results; it may
     /// return other gradients of the inputs.
     #[pyo3(name = "register_hook")]
-    fn add_hook(&self, py: Python<'_>, r#fn: Py<PyAny>) -> PyResult<_HookHandle> {
-        check_callable(py, &r#fn)?;
+    fn add_hook(&self, r#fn: Py<PyAny>) -> _HookHandle {
         let handle = self.0.register_hook(move |inputs, results| {
             call_python(|py| {
                 let given =
@@ -241,20 +240,19 @@ impl PyNode {
                 replaced(given.bind(py), inputs.len())
             })
         });
-        Ok(_HookHandle(handle))
+        _HookHandle(handle)
     }
 
     /// Registers a hook that backward passes call before the node, with the gradients of its results; it may return others.
     #[pyo3(name = "register_prehook")]
-    fn add_prehook(&self, py: Python<'_>, r#fn: Py<PyAny>) -> PyResult<_HookHandle> {
-        check_callable(py, &r#fn)?;
+    fn add_prehook(&self, r#fn: Py<PyAny>) -> _HookHandle {
         let handle = self.0.register_prehook(move |results| {
             call_python(|py| {
                 let given = r#fn.call1(py, (gradient_objects(py, results)?,))?;
                 replaced(given.bind(py), results.len())
             })
         });
-        Ok(_HookHandle(handle))
+        _HookHandle(handle)
     }
 
     fn __repr__(&self) -> String {
@@ -353,6 +351,11 @@ impl PyTensor {
     fn _gradient_edge<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<(Bound<'py, PyNode>, usize)>> {
         let edge = slf.tensor().gradient_edge();
         edge.map(|edge| Ok((object_of(slf.py(), edge.node().clone())?, edge.place()))).transpose()
+    }
+
+    /// Returns it as the result of a function of the program's own over the memory of an input, which is not recorded.
+    fn _of_function<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        Self::object(slf.py(), slf.tensor().detached_view())
     }
 
     /// Returns whether it is a view, of which a base has the history.

@@ -10,12 +10,16 @@ use pyo3::types::{PyTuple, PyType};
 use thalweg::Tensor;
 use thalweg::autograd::{
     Backward, CheckpointOptions, Explain, Gradients, Saved, SavedPlace, SavedTensorsRegion, checkpoint_with,
-    enter_saved_tensors_hooks, record_function,
+    enter_saved_tensors_hooks, record_function_of_any,
 };
 
 use crate::failure::{call_python, run, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::node::{_NodeReference, gradient_objects, put_function};
+
+fn inner_of_any(tensors: &[Option<Bound<'_, PyTensor>>]) -> Vec<Option<Tensor>> {
+    tensors.iter().map(|tensor| tensor.as_ref().map(Held::tensor)).collect()
+}
 
 fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
     tensors.iter().map(|tensor| tensor.tensor()).collect()
@@ -45,13 +49,13 @@ impl _SavedTensors {
     fn new(
         py: Python<'_>,
         tensors: Vec<Option<Bound<'_, PyTensor>>>,
-        results: Vec<Bound<'_, PyTensor>>,
+        results: Vec<Option<Bound<'_, PyTensor>>>,
     ) -> PyResult<Self> {
-        let results = inner(&results);
-        let tensors: Vec<Option<Tensor>> =
-            tensors.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.tensor())).collect();
+        let (tensors, results) = (inner_of_any(&tensors), inner_of_any(&results));
         run(py, || {
-            let keep = |tensor: &Tensor| match results.iter().position(|result| result.is_same(tensor)) {
+            let keep = |tensor: &Tensor| match (results.iter())
+                .position(|result| result.as_ref().is_some_and(|result| result.is_same(tensor)))
+            {
                 Some(place) => Saved::result(tensor, place),
                 None => Saved::new(tensor),
             };
@@ -90,6 +94,13 @@ struct PythonFunction {
     saved: Py<_SavedTensors>,
 }
 
+impl Drop for PythonFunction {
+    /// Frees what was kept: the context may live on.
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
 impl Backward for PythonFunction {
     fn name(&self) -> &'static str {
         self.name
@@ -119,6 +130,10 @@ impl Backward for PythonFunction {
         self.saved.get().0.iter().flatten().for_each(Saved::release);
     }
 
+    fn runs_without_gradients(&self) -> bool {
+        true
+    }
+
     fn saved(&self) -> Vec<SavedPlace<'_>> {
         let places = self.saved.get().0.iter().enumerate();
         let named = |(place, saved)| SavedPlace { name: format!("tensors.{place}"), saved };
@@ -126,28 +141,33 @@ impl Backward for PythonFunction {
     }
 }
 
-/// Records a function of one's own over tensors: returns its results as parts of the graph. `backward` takes the gradients of the
-/// results and gives those of the inputs.
+/// The results of a function as parts of the graph, and its node.
+type Recorded<'py> = (Vec<Option<Bound<'py, PyTensor>>>, Option<_NodeReference>);
+
+/// Records a function of one's own over tensors: returns its results as parts of the graph, None where one is no tensor. `backward` takes the
+/// gradients of the results and gives those of the inputs.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are parts of one function")]
 fn _record_function<'py>(
     py: Python<'py>,
     name: String,
     backward: Py<PyAny>,
     saved: Py<_SavedTensors>,
     inputs: Vec<Bound<'py, PyTensor>>,
-    results: Vec<Bound<'py, PyTensor>>,
+    results: Vec<Option<Bound<'py, PyTensor>>>,
     class: Py<PyType>,
     context: Py<PyAny>,
-) -> PyResult<(Vec<Bound<'py, PyTensor>>, Option<_NodeReference>)> {
-    let (inputs, results) = (inner(&inputs), inner(&results));
+) -> PyResult<Recorded<'py>> {
+    let (inputs, results) = (inner(&inputs), inner_of_any(&results));
     let function = Box::new(PythonFunction { name: lasting(name), backward, saved });
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    let results = record_function(function, &inputs, results);
-    let node = results.iter().find_map(Tensor::grad_fn);
+    let results = record_function_of_any(function, &inputs, results);
+    let node = results.iter().flatten().find_map(Tensor::grad_fn);
     if let Some(node) = &node {
         put_function(node, class, context)?;
     }
-    let results = results.into_iter().map(|result| PyTensor::object(py, result)).collect::<PyResult<_>>()?;
+    let object = |result: Option<Tensor>| result.map(|result| PyTensor::object(py, result)).transpose();
+    let results = results.into_iter().map(object).collect::<PyResult<_>>()?;
     Ok((results, node.map(|node| _NodeReference(Arc::downgrade(&node)))))
 }
 

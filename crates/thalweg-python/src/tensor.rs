@@ -193,17 +193,17 @@ impl PyTensor {
         Self::know_gradient(slf, gradient)
     }
 
-    #[deleter]
+    #[deleter(grad)]
     fn del_grad(slf: &Bound<'_, Self>) -> PyResult<()> {
         Self::set_grad(slf, None)
     }
 
-    #[deleter]
+    #[deleter(data)]
     fn del_data(_slf: &Bound<'_, Self>) -> PyResult<()> {
         Err(runtime("data of a tensor can't be deleted"))
     }
 
-    #[deleter]
+    #[deleter(requires_grad)]
     fn del_requires_grad(_slf: &Bound<'_, Self>) -> PyResult<()> {
         Err(runtime("requires_grad of a tensor can't be deleted"))
     }

@@ -201,3 +201,38 @@ def test_gradcheck():
         raise LookupError("as it is")
     with raises(LookupError, "as it is"):
         th.autograd.gradcheck(raising, (x,))
+
+
+def test_passes_within_checkpoints():
+    def slope(x):
+        return th.autograd.grad(x.sin().exp(), x, create_graph=True)[0]
+    x = th.tensor(0.3, requires_grad=True)
+    expected = th.autograd.grad(slope(x), x)[0].item()
+    for early_stop in (True, False):
+        y = checkpoint(slope, x, use_reentrant=False, early_stop=early_stop)
+        assert abs(th.autograd.grad(y, x)[0].item() - expected) < 1e-6
+
+
+def test_checkpoints_with_regions_and_explanations():
+    class Region:
+        def __init__(self, name):
+            self.name = name
+
+        def __enter__(self):
+            entered.append(self.name)
+
+        def __exit__(self, *_):
+            pass
+    entered, x = [], th.ones(2, requires_grad=True)
+    y = checkpoint(lambda value: value.sin().exp(), x, use_reentrant=False, context_fn=lambda: (Region("first"), Region("second")))
+    assert entered == ["first"]
+    y.sum().backward()
+    assert entered == ["first", "second"]
+    calls = []
+
+    def other(value):
+        calls.append(None)
+        return value.sin().exp() if len(calls) == 1 else value.sin() * th.ones(3, 2)
+    y = checkpoint(other, x, use_reentrant=False, debug=True)
+    with raises(CheckpointError, "You are seeing this error because you passed `debug=True` to checkpoint"):
+        y.sum().backward()

@@ -424,7 +424,8 @@ impl Tensor {
     }
 
     /// Returns what [`detach`](Self::detach) does, as the result of a function over the memory of its input.
-    pub(crate) fn detached_view(&self) -> Self {
+    #[must_use]
+    pub fn detached_view(&self) -> Self {
         self.with_autograd(AutogradMeta::view(ViewOf::Function))
     }
 
@@ -558,7 +559,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if it requires a gradient, or if its memory is another library's and too short.
     pub(crate) fn resize(&self, shape: &[usize], strides: &[usize], label: Label) -> Result<()> {
-        if self.requires_grad() {
+        if self.requires_grad() && !is_inference() {
             return Err(Error::invalid("cannot resize variables that require grad"));
         }
         self.check_inference_write()?;

@@ -18,9 +18,13 @@ class _OfTitle(type):
 class AccumulateGrad(metaclass=_OfTitle):
     """The node of a leaf, which accumulates its gradient."""
 
+    is_class_of_nodes = True
+
 
 class UndefinedGrad:
     """A function that hands tensors on, and no gradients back."""
+
+    is_class_of_nodes = True
 
     def __call__(self, *tensors):
         from .autograd import Function
@@ -41,6 +45,8 @@ class UndefinedGrad:
 
 class DelayedError:
     """A function that hands tensors on, and raises in the backward pass."""
+
+    is_class_of_nodes = True
 
     def __init__(self, message, count):
         self._message = message

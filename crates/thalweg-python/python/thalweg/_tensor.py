@@ -106,6 +106,12 @@ def _array_namespace(self, /, *, api_version=None):
     return namespace(api_version)
 
 
+def _dir(self):
+    """Returns the names of attributes, without those that it has not where it is."""
+    missing = () if self._is_on_gpu else ("__cuda_array_interface__",)
+    return [name for name in object.__dir__(self) if name not in missing]
+
+
 def _left_out(name, reason):
     def refuse(self):
         raise NotImplementedError(f"Tensor.{name} is left out: {reason}")
@@ -119,6 +125,7 @@ for _name, _dtype in _CONVERSIONS.items():
 
 Tensor.numpy = _numpy
 Tensor.__array__ = _array
+Tensor.__dir__ = _dir
 Tensor.__array_namespace__ = _array_namespace
 Tensor.__array_priority__ = 1000
 Tensor.__deepcopy__ = _deepcopy

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
@@ -96,7 +97,9 @@ pub fn checkpoint_with<T>(
     let again = function.clone();
     let recompute = Box::new(move |inputs: &[Tensor]| again(inputs).map(drop));
     let frame = Arc::new(Frame::new(options, recompute, inputs, outermost(Location::caller()))?);
-    with_pack(place_pack(frame), || function(inputs))
+    let result = with_pack(place_pack(frame.clone()), || function(inputs));
+    frame.is_complete.store(true, Ordering::Release);
+    result
 }
 
 type Recompute = Box<dyn Fn(&[Tensor]) -> Result<()> + Send + Sync>;
@@ -115,6 +118,8 @@ struct Frame {
     location: CallLocation,
     /// The places of the tensors that the first run saved, in their order.
     places: Mutex<Vec<Place>>,
+    /// Whether the first run is over: a pass within it finds fewer places than the second run fills.
+    is_complete: AtomicBool,
     /// The tensors that a backward pass has computed again and not taken yet, by the pass.
     recomputed: Mutex<FxHashMap<u64, Vec<Option<Recomputed>>>>,
 }
@@ -211,6 +216,7 @@ impl Frame {
             without_generator,
             location,
             places: Mutex::default(),
+            is_complete: AtomicBool::new(false),
             recomputed: Mutex::default(),
         })
     }
@@ -288,7 +294,7 @@ impl Frame {
                 None => text,
             }))
         };
-        if state.count > places {
+        if state.count > places && self.is_complete.load(Ordering::Acquire) {
             return at(format!(
                 "trying to save more tensors during recomputation than during the original forward pass ({} and {places})",
                 state.count

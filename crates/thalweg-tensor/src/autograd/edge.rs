@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_runtime::{Label, Result, within};
 
+use super::saved::Unpacked;
 use super::{BackwardOptions, Edge, Gradients, Node, Saved, engine, run_function, running};
 use crate::caller::at_line;
 use crate::tensor::Tensor;
@@ -28,6 +29,12 @@ impl<'a> SavedPlace<'a> {
         let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
         let parameter = tensors.take(at + 1).last();
         let name = parameter.map_or_else(|| format!("input{at}"), |parameter| parameter.name.clone());
+        // A part of other operators has numbers for names.
+        let name = match name.as_str() {
+            "input0" => "self".to_owned(),
+            "input1" => "other".to_owned(),
+            _ => name,
+        };
         Self { name, saved }
     }
 
@@ -119,6 +126,7 @@ impl Node {
 
     /// Runs a function with a tensor that it keeps, as a part of the node; `None` where there is none of that name.
     pub fn with_saved<T>(self: &Arc<Self>, name: &str, function: impl FnOnce(&Saved) -> T) -> Option<T> {
+        let _unpacked = Unpacked::new();
         let places = self.function.saved();
         let place = places.into_iter().find(|place| place.name == name)?;
         Some(running(self, || function(place.saved)))

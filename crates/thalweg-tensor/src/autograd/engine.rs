@@ -1,6 +1,6 @@
 //! The engine: runs the recorded graph backwards.
 //!
-//! A node runs when every node that feeds it has run; among those that are ready the one recorded last goes first. All on
+//! A node runs when every node that feeds it has run; among those that are ready leaves go first, then the one recorded last. All on
 //! the calling thread: the work itself is asynchronous on the device.
 //!
 //! # Streams
@@ -50,7 +50,8 @@ impl PartialOrd for Ready {
 
 impl Ord for Ready {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.sequence.cmp(&other.0.sequence)
+        let key = |node: &Node| (node.is_accumulator(), node.sequence);
+        key(&self.0).cmp(&key(&other.0))
     }
 }
 
@@ -239,7 +240,9 @@ impl Pass {
             }
             let buffer = self.buffers.remove(&node.sequence).unwrap_or_default();
             let runs = self.runs(&node);
-            let results = match buffer.iter().any(Option::is_some) {
+            let is_called = buffer.iter().any(Option::is_some)
+                || runs && (node.function.runs_without_gradients() || node.has_hooks_before());
+            let results = match is_called {
                 true => {
                     left.note(&node, self);
                     self.run_node(&node, buffer, runs).map_err(|error| anomaly::explain(&node, error))?
@@ -333,6 +336,9 @@ impl Pass {
             return Ok(SmallVec::from_elem(None, node.edges.len()));
         }
         node.run_before(&mut gradients)?;
+        if gradients.iter().all(Option::is_none) && !node.function.runs_without_gradients() {
+            return Ok(SmallVec::from_elem(None, node.edges.len()));
+        }
         let mut is_last = !self.options.retains();
         let mut asked = None;
         if let (Some(kept), Some(wanted)) = (&mut self.kept, &self.wanted) {

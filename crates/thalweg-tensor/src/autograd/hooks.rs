@@ -31,6 +31,9 @@ impl NodeHooks {
     }
 }
 
+/// Operators whose nodes have other names in PyTorch than theirs.
+const NAMED: &[(&str, &str)] = &[("copy", "CloneBackward0"), ("copy_", "CopyBackwards")];
+
 /// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
 pub(super) fn title(operator: &'static str) -> &'static str {
     static TITLES: Mutex<BTreeMap<&'static str, &'static str>> = Mutex::new(BTreeMap::new());
@@ -38,10 +41,15 @@ pub(super) fn title(operator: &'static str) -> &'static str {
     if operator.strip_suffix("Backward").is_some() {
         return operator;
     }
+    if let Some((_, title)) = NAMED.iter().find(|(name, _)| *name == operator) {
+        return title;
+    }
     let mut titles = TITLES.lock().unwrap_or_else(PoisonError::into_inner);
     titles.entry(operator).or_insert_with(|| {
         let name = operator.rsplit("::").next().unwrap_or(operator);
         let name = name.strip_suffix("_scalar").unwrap_or(name);
+        // Powers of a literal exponent are operators of their own.
+        let name = if name.starts_with("power_") { "pow" } else { name };
         let words = name.split('_').map(|word| {
             let mut letters = word.chars();
             let first = letters.next().map(|first| first.to_ascii_uppercase());
@@ -102,6 +110,13 @@ impl Node {
     pub(super) fn is_watched(&self) -> bool {
         let of_leaf = self.kept.as_ref().is_some_and(|kept| kept.has_hooks());
         of_leaf || self.hooks.get().is_some()
+    }
+
+    /// Returns whether hooks see what arrives for the results of this operator.
+    pub(super) fn has_hooks_before(&self) -> bool {
+        let has_any =
+            |hooks: &NodeHooks| !hooks.tensors.hooks().is_empty() || !hooks.before.hooks().is_empty();
+        self.hooks.get().is_some_and(|hooks| has_any(hooks))
     }
 
     /// Returns whether hooks see what this node computes.
@@ -174,15 +189,15 @@ impl Node {
         mut results: Gradients,
         gradients: &[Option<Tensor>],
     ) -> Result<Gradients> {
+        if let Some(hooks) = self.kept.as_ref().and_then(|kept| kept.hooks()) {
+            for (_, hook) in hooks.accumulated.hooks() {
+                hook().map_err(|error| self.in_hook(error))?;
+            }
+        }
         if let Some(hooks) = self.hooks.get() {
             for (_, hook) in hooks.after.hooks() {
                 let replaced = hook(&results, gradients).map_err(|error| self.in_hook(error))?;
                 self.replace(&mut results, replaced)?;
-            }
-        }
-        if let Some(hooks) = self.kept.as_ref().and_then(|kept| kept.hooks()) {
-            for (_, hook) in hooks.accumulated.hooks() {
-                hook().map_err(|error| self.in_hook(error))?;
             }
         }
         Ok(results)

@@ -122,12 +122,7 @@ impl Recording {
             return Ok(None);
         }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Function)) {
-            return refused(
-                "is a view and is being modified inplace. This view was created inside a custom Function (or because an input was \
-                 returned as-is) and the autograd logic to handle view+inplace would override the custom backward associated with the \
-                 custom Function, leading to incorrect gradients. This behavior is forbidden. You can fix this by cloning the output of \
-                 the custom Function.",
-            );
+            return refused(&of_function(target));
         }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {
             return refused(
@@ -159,6 +154,24 @@ impl Recording {
         let node = Node::new(function, self.edges, 1, stream);
         self.whole.set_history(Edge { node, input: 0 });
     }
+}
+
+/// Returns why the result of a function of the program's own over the memory of an input is not written, in PyTorch's words.
+fn of_function(target: &Tensor) -> String {
+    let edge = target.gradient_edge();
+    let which = edge.as_ref().map_or_else(
+        || "A view".to_owned(),
+        |edge| format!("Output {} of {}", edge.place(), edge.node().title()),
+    );
+    let why = if edge.is_some_and(|edge| edge.node().output_count() > 1) {
+        "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified \
+         inplace. You should replace the inplace operation by an out-of-place one."
+    } else {
+        "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to handle \
+         view+inplace would override the custom backward associated with the custom Function, leading to incorrect gradients. This \
+         behavior is forbidden. You can fix this by cloning the output of the custom Function."
+    };
+    format!("cannot be written in place: {which} is a view and is being modified inplace. {why}")
 }
 
 struct WriteBackward {

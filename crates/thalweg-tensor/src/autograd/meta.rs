@@ -127,9 +127,9 @@ impl Tensor {
         self.edge().is_none()
     }
 
-    /// Returns the operator that it is the result of, for messages; empty of a leaf.
+    /// Returns PyTorch's name of the node that it is the result of, for messages; empty of a leaf.
     pub fn gradient_name(&self) -> &'static str {
-        self.edge().map_or("", |edge| edge.node.function.name())
+        self.edge().map_or("", |edge| edge.node.title())
     }
 
     /// Lets it collect a gradient, in place (`torch.Tensor.requires_grad_`), and gives the tensor itself. Floating-point tensors

@@ -23,8 +23,8 @@
 //! 2. [`Tensor::retain_grad`], which keeps what those left;
 //! 3. the hooks before the node ([`Node::register_prehook`]);
 //! 4. the node's backward function; of a leaf, the accumulation into [`Tensor::grad`];
-//! 5. the hooks behind the node ([`Node::register_hook`]), or behind the accumulation
-//!    ([`Tensor::register_post_accumulate_grad_hook`]).
+//! 5. the hooks behind the accumulation ([`Tensor::register_post_accumulate_grad_hook`]), and those behind the node
+//!    ([`Node::register_hook`]).
 //!
 //! [`gradients`] calls those of 1 and 2 for its inputs too, and returns what they left; PyTorch's
 //! `torch.autograd.grad` returns what arrived where it goes on beyond the input. No hook is called where no gradient arrived.
@@ -116,6 +116,11 @@ pub trait Backward: Send + Sync {
     /// not pass here, and what does may be of f32.
     #[doc(hidden)]
     fn is_cast(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it is called where no gradient has arrived for any result.
+    fn runs_without_gradients(&self) -> bool {
         false
     }
 
@@ -407,10 +412,20 @@ pub(crate) fn record(
     results: &mut [Tensor],
     stream: Stream,
 ) {
+    record_places(function, inputs, results.iter_mut().map(Some), stream);
+}
+
+/// Records a node as [`record`] does, some of whose results are no tensors.
+fn record_places<'a>(
+    function: Box<dyn Backward>,
+    inputs: &[&Tensor],
+    results: impl ExactSizeIterator<Item = Option<&'a mut Tensor>>,
+    stream: Stream,
+) {
     let edges = inputs.iter().map(|tensor| tensor.gradient_edge()).collect();
     let node = Node::new(function, edges, results.len(), stream);
-    for (input, result) in results.iter_mut().enumerate() {
-        if result.dtype().is_differentiable() {
+    for (input, result) in results.enumerate() {
+        if let Some(result) = result.filter(|result| result.dtype().is_differentiable()) {
             result.join(Edge { node: node.clone(), input });
         }
     }
@@ -448,6 +463,16 @@ pub(crate) fn record(
 /// # }
 /// ```
 pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results: Vec<Tensor>) -> Vec<Tensor> {
+    let results = results.into_iter().map(Some).collect();
+    record_function_of_any(function, inputs, results).into_iter().flatten().collect()
+}
+
+/// Records a function as [`record_function`] does, some of whose results are no tensors: `None` is one, and has no gradient.
+pub fn record_function_of_any(
+    function: Box<dyn Backward>,
+    inputs: &[&Tensor],
+    results: Vec<Option<Tensor>>,
+) -> Vec<Option<Tensor>> {
     let (true, Some(first)) = (is_grad_enabled(), inputs.iter().find(|input| input.requires_grad())) else {
         return results;
     };
@@ -456,8 +481,8 @@ pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results:
         true => result.detached_view(),
         false => result.detach(),
     };
-    let mut results: Vec<Tensor> = results.iter().map(apart).collect();
-    record(function, inputs, &mut results, stream);
+    let mut results: Vec<Option<Tensor>> = results.iter().map(|result| result.as_ref().map(apart)).collect();
+    record_places(function, inputs, results.iter_mut().map(Option::as_mut), stream);
     results
 }
 

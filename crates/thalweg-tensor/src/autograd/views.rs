@@ -108,7 +108,7 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
 
 /// Records a view.
 pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -> ViewBackward) -> Tensor {
-    if !base.requires_grad() || !super::is_grad_enabled() {
+    if !base.requires_grad() || !super::is_grad_enabled() || base.is_inference() {
         return view;
     }
     let mut results = [view];

@@ -63,6 +63,7 @@ pub(crate) fn is_view(functional: &Operator) -> bool {
 /// Runs the form in place of an operator that returns a view: the tensor is seen by the view's layout.
 pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
+    target.check_inference_write()?;
     if is_grad_enabled() && target.requires_grad() && target.is_leaf() {
         return Err(Error::invalid(
             "a leaf Variable that requires grad is being used in an in-place operation.",

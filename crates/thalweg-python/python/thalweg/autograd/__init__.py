@@ -7,7 +7,7 @@ from .._core import is_inference_mode_enabled  # noqa: F401
 from .._left_out import attributes as _attributes
 from .anomaly_mode import detect_anomaly, set_detect_anomaly  # noqa: F401
 from .grad_mode import (  # noqa: F401
-    _unsafe_preserve_version_counter, enable_grad, inference_mode, no_grad, set_grad_enabled, set_multithreading_enabled)
+    _unsafe_preserve_version_counter, enable_grad, inference_mode, is_multithreading_enabled, no_grad, set_grad_enabled, set_multithreading_enabled)
 
 
 def _listed(value):
@@ -143,7 +143,7 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
     _core._run_backward(roots, targets, True, bool(retain), bool(create_graph))
 
 
-from . import function, functional, gradcheck as _gradcheck, graph, variable  # noqa: E402
+from . import _functions, function, functional, gradcheck as _gradcheck, graph, variable  # noqa: E402
 from .function import Function  # noqa: E402,F401
 from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401
 from .variable import Variable  # noqa: E402,F401

@@ -102,9 +102,8 @@ class FunctionMeta(type):
 def _gradients(cls, ctx, inputs, results, gradients):
     """Calls the backward pass of a function. `inputs` has, for each argument, what is known of the tensor, or None; `results`, for each result, that and
     whether it may be made of zeros, or None."""
-    gradients, given = iter(gradients), []
-    for known in results:
-        gradient = None if known is None else next(gradients)
+    given = []
+    for known, gradient in zip(results, gradients):
         if gradient is None and known is not None and ctx._materializes and known[3]:
             gradient = _core.zeros(known[0], dtype=known[1], device=known[2])
         given.append(gradient)
@@ -208,7 +207,7 @@ class Function(metaclass=FunctionMeta):
     @classmethod
     def apply(cls, *args, **kwargs):
         """Calls the function, and records it."""
-        if kwargs:
+        if kwargs or cls.setup_context is not Function.setup_context:
             args = _bound(cls, args, kwargs)
         if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
             raise RuntimeError("Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one "
@@ -230,7 +229,17 @@ class Function(metaclass=FunctionMeta):
         if any(not any(dirty is value for value in listed) for dirty in ctx._dirty):
             raise RuntimeError("Some elements marked as dirty during the forward method were not returned as output. The inputs that are "
                                "modified inplace must all be outputs of the Function.")
-        return cls._recorded(ctx, args, is_tensor, output) if is_recorded else output
+        if any(not any(dirty is value for value in args) for dirty in ctx._dirty):
+            warnings.warn("Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is no need to pass it to "
+                          "mark_dirty().", stacklevel=2)
+        if is_recorded:
+            return cls._recorded(ctx, args, is_tensor, output)
+        if not _core.is_grad_enabled():
+            return output
+        # A view of an input is no view to write through, as where it is recorded.
+        listed = tuple(value._of_function() if isinstance(value, _core.Tensor) and value._is_part() and not any(value is one for one in args) else value
+                       for value in listed)
+        return listed if isinstance(output, tuple) else listed[0]
 
     @classmethod
     def _recorded(cls, ctx, args, is_tensor, output):
@@ -242,15 +251,13 @@ class Function(metaclass=FunctionMeta):
         def apart(value):
             return next((copy for one, copy in zip(dirty, copies) if one is value), value)
         listed, ctx._kept = (tuple(apart(value) for value in values) for values in (listed, ctx._kept))
-        results = [value for value in listed if isinstance(value, _core.Tensor)]
+        results = [value if isinstance(value, _core.Tensor) else None for value in listed]
         for place, tensor in enumerate(ctx._kept):
             if tensor is not None and not isinstance(tensor, _core.Tensor):
                 raise TypeError(f"save_for_backward can only save variables, but argument {place} is of type {type(tensor).__name__}")
         inputs = [value for known, value in zip(is_tensor, args) if known]
         # An input that is given back is a result of its own, and kept as the input that it is.
-        kept_as = [result for result in results if not any(result is value for value in inputs)]
-        if len(kept_as) != len(results):
-            kept_as = [result.detach() if any(result is value for value in inputs) else result for result in results]
+        kept_as = [None if result is None or any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
         marked = ctx._without_gradient
         described = [(value.shape, value.dtype, value.device, ctx._materialize_non_diff_grads or not any(value is one for one in marked))
@@ -263,9 +270,9 @@ class Function(metaclass=FunctionMeta):
         ctx._kept = ctx._without_gradient = ctx._dirty = ()
 
         def of(value):
-            if not isinstance(value, _core.Tensor):
-                return value
             recorded = next(found)
+            if recorded is None:
+                return value
             for one, copy in zip(dirty, copies):
                 if copy is value:
                     if any(one is other for other in marked):

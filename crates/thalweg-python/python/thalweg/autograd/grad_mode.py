@@ -162,6 +162,11 @@ class set_multithreading_enabled:
         return set_multithreading_enabled(self.mode)
 
 
+def is_multithreading_enabled():
+    """Returns whether a backward pass may use several threads."""
+    return set_multithreading_enabled._enabled
+
+
 class _unsafe_preserve_version_counter:
     """A region at whose end tensors have the versions that they had before: what was written meanwhile is not seen by backward."""
 

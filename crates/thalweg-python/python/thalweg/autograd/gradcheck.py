@@ -7,6 +7,7 @@ import math
 import warnings
 
 from .. import _core
+from .._c_functions import UndefinedGrad
 
 
 class GradcheckError(RuntimeError):
@@ -52,7 +53,7 @@ def _unraveled(place, shape):
 
 def _parts(output):
     """Returns the real and imaginary parts of an output, flat; the second is None of a real one."""
-    output = output.detach().reshape(-1)
+    output = output.detach().clone().reshape(-1)
     if not output.dtype.is_complex:
         return output.to(_core.float64), None
     parts = _core.view_as_real(output.contiguous())
@@ -66,17 +67,17 @@ def _moved(func, tensor, index, step, eps):
     for moved in (former + step, former - step):
         with _no_grad():
             data[index] = moved
-        sides.append(_listed(func()))
+        outputs = _listed(func())
+        sides.append([(output.shape, output.dtype, _parts(output)) for output in outputs])
     with _no_grad():
         data[index] = former
-    for one, other in zip(*sides):
-        if one.shape != other.shape:
-            raise AssertionError("Expects `fn` to return outputs with the same shape when inputs are perturbed, but got: "
-                                 f"{one.shape} and {other.shape}")
-        if one.dtype is not other.dtype:
+    for (one, one_dtype, _), (other, other_dtype, _) in zip(*sides):
+        if one != other:
+            raise AssertionError(f"Expects `fn` to return outputs with the same shape when inputs are perturbed, but got: {one} and {other}")
+        if one_dtype is not other_dtype:
             raise AssertionError("Expects `fn` to return outputs with the same dtype when inputs are perturbed, but got: "
-                                 f"{one.dtype} and {other.dtype}")
-    return [[None if above is None else (above - below) / (2 * eps) for above, below in zip(_parts(one), _parts(other))] for one, other in zip(*sides)]
+                                 f"{one_dtype} and {other_dtype}")
+    return [[None if above is None else (above - below) / (2 * eps) for above, below in zip(one, other)] for (_, _, one), (_, _, other) in zip(*sides)]
 
 
 def _no_grad():
@@ -127,7 +128,7 @@ def _compare(outputs, targets, places, numerical, tolerances):
     for number, output in enumerate(outputs):
         if not output.requires_grad:
             continue
-        for part in range(2 if output.dtype.is_complex else 1):
+        for part in (1, 0) if output.dtype.is_complex else (0,):
             found, again = (_analytical(output, targets, part == 1) for _ in range(2))
             for place, of_input, analytical in zip(places, numerical, found):
                 if of_input is None or analytical is None:
@@ -154,16 +155,18 @@ def _check_undefined(func, inputs):
     warnings.warn("Backwards compatibility: New undefined gradient support checking feature is enabled by default, but it may break existing callers of "
                   "this function. If this is true for you, you can call this function with \"check_undefined_grad=False\" to disable the feature",
                   stacklevel=4)
-    outputs = _differentiable(func())
-    if len(outputs) < 2:
-        return
-    targets = [value for value in inputs if _is_wanted(value)]
-    for chosen in range(len(outputs)):
+    targets, undefined = [value for value in inputs if _is_wanted(value)], UndefinedGrad()
+    count = len(_differentiable(func()))
+    for chosen in [None, *(range(count) if count > 1 else ())]:
+        outputs = [undefined(output) if chosen in (None, place) else output for place, output in enumerate(_differentiable(func()))]
         try:
-            grad([outputs[chosen]], targets, [_core.zeros_like(outputs[chosen]).detach()], retain_graph=True, allow_unused=True)
+            found = grad(outputs, targets, [_core.zeros_like(output).detach() for output in outputs], allow_unused=True)
         except RuntimeError as error:
             raise GradcheckError("Expected backward function to handle undefined output grads. Please look at \"Notes about undefined output gradients\" "
                                  "in \"tools/autograd/derivatives.yaml\"") from error
+        if any(gradient is not None and gradient.numel() and gradient.abs().max().item() != 0 for gradient in found):
+            raise GradcheckError("Expected all input grads to be undefined or zero when all output grads are undefined or zero. Please look at \"Notes about "
+                                 "undefined output gradients\" in \"tools/autograd/derivatives.yaml\"")
 
 
 def _check_dtypes(outputs, targets):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import weakref
 from typing import NamedTuple, Optional
 
 from .. import _core
@@ -17,8 +18,7 @@ class _Nodes(type):
         return isinstance(instance, _core._Node)
 
     def __subclasscheck__(cls, subclass):
-        from .._C import _functions
-        return issubclass(subclass, _core._Node) or subclass is cls or isinstance(subclass, type(_functions.AccumulateGrad))
+        return issubclass(subclass, _core._Node) or subclass is cls or getattr(subclass, "is_class_of_nodes", False)
 
 
 class Node(metaclass=_Nodes):
@@ -63,6 +63,9 @@ class _Refused(threading.local):
     """The reason why hooks of saved tensors may not be used, of each thread."""
 
     reason = None
+    # The regions of hooks that the thread is in.
+    open = 0
+    is_copying = False
 
 
 _refused = _Refused()
@@ -86,18 +89,22 @@ class saved_tensors_hooks:
     def __enter__(self):
         _check_allowed()
         self._regions.enter(_core._SavedTensorsRegion(self.pack_hook, self.unpack_hook))
+        _refused.open += 1
 
     def __exit__(self, *_):
         self._regions.leave().close()
+        _refused.open -= 1
 
 
 class disable_saved_tensors_hooks(contextlib.ContextDecorator):
-    """A region in which hooks of saved tensors are an error with this text."""
+    """A region in which hooks of saved tensors are an error with this text; so is the region itself, within one of hooks."""
 
     def __init__(self, error_message, fail_if_non_empty=True):
-        self._reason, self._former = error_message, Open()
+        self._reason, self._former, self._is_strict = error_message, Open(), fail_if_non_empty
 
     def __enter__(self):
+        if self._is_strict and _refused.open:
+            raise RuntimeError(self._reason)
         self._former.enter(_refused.reason)
         _refused.reason = self._reason
 
@@ -118,35 +125,43 @@ class save_on_cpu(saved_tensors_hooks):
         super().__init__(pack, unpack)
 
 
+class _Claim:
+    """What a node has in place of a tensor that it saves."""
+
+
 class _Copies:
-    """The copies of saved tensors that a region has made."""
+    """The copies of saved tensors that a region has made, as long as nodes may ask for them."""
 
     def __init__(self):
-        self.cloned, self._is_open = [], True
+        self.cloned, self._is_open = weakref.WeakKeyDictionary(), True
 
     def clear(self):
         """Lets go of the copies: backward of what was recorded in the region is an error from now on."""
-        self.cloned, self._is_open = [], False
+        self.cloned, self._is_open = weakref.WeakKeyDictionary(), False
 
 
 @contextlib.contextmanager
 def allow_mutation_on_saved_tensors():
     """A region in which tensors that were saved for backward may be written in place: backward reads copies, made when they were saved."""
+    if _refused.is_copying:
+        raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
     copies = _Copies()
 
     def pack(tensor):
-        place = len(copies.cloned)
-        copies.cloned.append(tensor.clone())
-        return place
+        claim = _Claim()
+        copies.cloned[claim] = tensor.clone()
+        return claim
 
-    def unpack(place):
-        if not copies._is_open:
+    def unpack(claim):
+        if not copies._is_open or claim not in copies.cloned:
             raise AssertionError("Trying to backward outside of the 'allow_mutation_on_saved_tensors' context in which the graph was originally recorded.")
-        return copies.cloned[place]
+        return copies.cloned[claim]
     with saved_tensors_hooks(pack, unpack):
+        _refused.is_copying = True
         try:
             yield copies
         finally:
+            _refused.is_copying = False
             copies.clear()
 
 

@@ -107,6 +107,9 @@ class BackwardHook:
             self._inputs = True
 
             def hook(grad_inputs, _):
+                if self._grad_outputs is None:
+                    # The pass came here by another way than the outputs, as that of a gradient does.
+                    return None
                 full = self._called(_spread(grad_inputs, places, count))
                 return None if full is None else tuple(full[place] for place in places)
             node.register_hook(hook)
@@ -146,9 +149,9 @@ class BackwardHook:
 
     def _called(self, grad_inputs):
         """Calls the hooks, and returns the gradients that they gave, if they did."""
-        changed = False
+        changed, grad_outputs, self._grad_outputs = False, self._grad_outputs, None
         for hook in self._hooks:
-            given = hook(self._module, grad_inputs, self._grad_outputs)
+            given = hook(self._module, grad_inputs, grad_outputs)
             if given is None:
                 continue
             given = given if isinstance(given, tuple) else (given,)

@@ -199,7 +199,7 @@ impl Backward for LoopBackward {
 
     fn saved(&self) -> Vec<SavedPlace<'_>> {
         // A gradient's own gradient keeps what no signature has a name for.
-        let Some(Ok(schema)) = (self.operator.aten.filter(|_| self.shapes.is_none())).map(Schema::parse)
+        let Some(schema) = Schema::parse(&self.operator.schema()).ok().filter(|_| self.shapes.is_none())
         else {
             return Vec::new();
         };
