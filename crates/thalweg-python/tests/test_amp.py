@@ -64,3 +64,34 @@ def test_the_scale_follows_what_was_found():
     assert gradients[0].tolist() == [1.0, 2.0] and found.item() == 0.0
     th._amp_foreach_non_finite_check_and_unscale_(gradients, found, th.tensor(0.5))
     assert found.item() == 1.0
+
+
+def test_optimizers_that_unscale_themselves():
+    class Own(th.optim.Optimizer):
+        _step_supports_amp_scaling = True
+
+        def __init__(self, params):
+            super().__init__(params, {})
+            self.seen = []
+
+    class WithTensors(Own):
+        def step(self, closure=None):
+            self.seen.append((self.grad_scale.item(), self.found_inf.item()))
+
+    class WithScaler(Own):
+        def step(self, closure=None, *, grad_scaler=None):
+            self.seen.append(grad_scaler)
+
+    for gradient, found in ((1.0, 0.0), (math.inf, 1.0)):
+        parameter, scaler = th.nn.Parameter(th.ones(2)), th.amp.GradScaler("cuda", init_scale=4.0)
+        tensors, given = WithTensors([parameter]), WithScaler([parameter])
+        scaler.scale((parameter * gradient).sum()).backward()
+        scaler.step(tensors)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler.step(given)
+        assert [warning.category for warning in caught] == [FutureWarning]
+        assert tensors.seen == [(4.0, found)] and given.seen == [scaler] and not hasattr(tensors, "found_inf")
+        assert parameter.grad[0].item() == 4.0 * gradient
+        scaler.update()
+        assert scaler.get_scale() == (2.0 if found else 4.0)

@@ -252,3 +252,13 @@ def test_graphed_callables_on_several_streams_raise_no_alarm():
     testing.check(lambda: program(True), seeds=3)
     with raises(testing.CheckFailed):
         testing.check(lambda: program(False), seeds=3)
+
+
+def test_graphed_callables_take_floats_of_other_dtypes():
+    sample = th.zeros(4, requires_grad=True)
+    double = th.cuda.make_graphed_callables(lambda x: x * 2, (sample,))
+    x = th.ones(4, dtype=th.float16, requires_grad=True)
+    y = double(x)
+    assert y.dtype is th.float32 and y.tolist() == [2.0] * 4
+    y.sum().backward()
+    assert x.grad.dtype is th.float16 and x.grad.tolist() == [2.0] * 4

@@ -167,3 +167,15 @@ def test_typed_storages_of_older_programs():
             (NotImplementedError, "Not available for 'meta' device", lambda: th.TypedStorage([1], device="meta")[0])):
         with raises(error, words):
             call()
+
+
+def test_tensors_become_views_of_other_memory():
+    source, tensor = th.arange(6.0), th.zeros(1)
+    assert tensor.set_(source) is tensor
+    source[0] = 9
+    assert tensor.tolist() == [9.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert tensor.set_(source.untyped_storage(), 1, [2, 2]).tolist() == [[1.0, 2.0], [3.0, 4.0]] and tensor.is_set_to(source[1:5].view(2, 2))
+    assert tensor.set_(source.storage()).shape == (6,) and tensor.set_(source, 0, (3,), (2,)).tolist() == [9.0, 2.0, 4.0]
+    assert tensor.set_().shape == (0,)
+    with raises(RuntimeError, "Could not set tensor of type"):
+        tensor.set_(th.ones(2, dtype=th.int64))

@@ -1,12 +1,13 @@
 """Automatic mixed precision (`torch.amp`)."""
 
 import functools
+import inspect
 import sys
 import threading
 import types
 import warnings
 
-from . import _core
+from . import _core, _underscored
 from ._regions import Open
 
 # The dtypes of the regions that each thread is in.
@@ -179,6 +180,8 @@ class GradScaler:
                 optimizer._unscale(self._inner)
                 is_unscaled = True
             result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            result = self._step_of_others(optimizer, with_gradients, args, kwargs)
         else:
             if self._stage(optimizer) is None:
                 self.unscale_(optimizer)
@@ -186,6 +189,24 @@ class GradScaler:
             result = None if found.item() else optimizer.step(**kwargs)
         self._stages[id(optimizer)] = "stepped", None
         return result
+
+    def _step_of_others(self, optimizer, with_gradients, args, kwargs):
+        """Steps an optimizer that unscales its gradients itself: it is given the scaler, or has the scale and what was found meanwhile."""
+        if "grad_scaler" in inspect.signature(optimizer.step).parameters:
+            warnings.warn("GradScaler is going to stop passing itself as a keyword argument to the passed optimizer. In the near future GradScaler "
+                          "registers `grad_scale: Tensor` and `found_inf: Tensor` to the passed optimizer and let the optimizer use them directly.",
+                          FutureWarning, stacklevel=3)
+            return optimizer.step(*args, **kwargs, grad_scaler=self)
+        scale, _, found_inf = self._inner.tensors()
+        is_unscaled = self._stage(optimizer) == "unscaled"
+        if not is_unscaled:
+            one = _core.ones([], device=found_inf.device)
+            _underscored._amp_foreach_non_finite_check_and_unscale_([parameter.grad for parameter in with_gradients], found_inf, one)
+        optimizer.grad_scale, optimizer.found_inf = None if is_unscaled else scale, found_inf
+        try:
+            return optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
 
     def update(self, new_scale=None):
         """Ends the step: the scale grows or shrinks, or becomes a number or what a tensor of one element has."""

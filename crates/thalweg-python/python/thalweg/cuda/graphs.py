@@ -127,6 +127,9 @@ class _Graphed:
             tensors, _ = _flat(args)
             if len(tensors) != len(self.sample):
                 raise ValueError(f"a graphed callable takes {len(self.sample)} tensors, as it was captured, not {len(tensors)}")
+            # Floats come in the dtype of the sample, as PyTorch copies them into it: under autocast a function's result is rounded.
+            tensors = [given.to(taken.dtype) if given.dtype is not taken.dtype and given.is_floating_point() and taken.is_floating_point() else given
+                       for given, taken in zip(tensors, self.sample)]
             return self._build_results(graphed.call(tensors))
         return call
 
