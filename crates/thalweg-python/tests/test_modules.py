@@ -326,3 +326,11 @@ def test_hooks_of_all_modules_may_be_put_away():
     nn.modules.module._global_forward_hooks = collections.OrderedDict()
     nn.ReLU()(th.ones(1))
     assert seen == [1]
+
+
+def test_changes_in_place_are_seen_by_graphs():
+    layer = nn.Linear(2, 2)
+    square = layer.weight * layer.weight
+    assert layer._apply(lambda tensor: tensor.add_(1.0)) is layer and isinstance(layer.weight, nn.Parameter)
+    with raises(RuntimeError, "modified by an inplace operation"):
+        square.sum().backward()

@@ -8,7 +8,7 @@ import warnings
 from .. import _core
 from . import _calls
 from ._states import States, WithModule, _IncompatibleKeys  # noqa: F401
-from .parameter import Buffer, Parameter, is_lazy
+from .parameter import Buffer, Parameter
 
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
@@ -387,13 +387,15 @@ class Module(States):
         parameters = {id(parameter): parameter for module in modules for parameter in module._parameters.values() if parameter is not None}
         mode = _core._set_grad_enabled(False)
         try:
-            changed = [(parameter, fn(parameter if is_lazy(parameter) else parameter.data), None if parameter.grad is None else fn(parameter.grad.detach()))
+            changed = [(parameter, fn(parameter), None if parameter.grad is None else fn(parameter.grad.detach()))
                        for parameter in parameters.values()]
             buffers = [(module, name, fn(buffer)) for module in modules for name, buffer in module._buffers.items() if buffer is not None]
         finally:
             _core._set_grad_enabled(mode)
         for parameter, data, gradient in changed:
-            parameter.data = data
+            # A function that changes its argument in place has made the change already.
+            if data is not parameter:
+                parameter.data = data
             if gradient is not None:
                 parameter.grad = gradient
         for module, name, buffer in buffers:
