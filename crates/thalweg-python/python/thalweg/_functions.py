@@ -133,7 +133,7 @@ def use_deterministic_algorithms(mode, *, warn_only=False):
     Memory that is allocated and not written is then filled, unless `utils.deterministic.fill_uninitialized_memory` is false.
     """
     if not isinstance(mode, bool):
-        raise TypeError(f"use_deterministic_algorithms() takes a bool, not {type(mode).__name__}")
+        raise TypeError(f"_set_deterministic_algorithms(): argument 'mode' (position 1) must be bool, not {type(mode).__name__}")
     global _warns_only
     set_deterministic_debug_mode((1 if warn_only else 2) if mode else 0)
     _warns_only = warn_only
@@ -318,7 +318,7 @@ class finfo:
 
     # The digits of the significand, the exponent beyond the largest, and of floats of 8 bits the largest number and the smallest exponent.
     _BITS = {
-        "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128),
+        "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128), "complex32": (11, 16),
         "float8_e4m3fn": (4, 9, 448.0, -6), "float8_e5m2": (3, 16, 57344.0, -14), "float8_e4m3fnuz": (4, 8, 240.0, -7),
         "float8_e5m2fnuz": (3, 16, 57344.0, -15), "float8_e8m0fnu": (1, 128, 2.0**127, -127)}
 
@@ -329,7 +329,7 @@ class finfo:
         digits, exponent, *others = self._BITS[dtype._name]
         largest, smallest = others or ((2.0 - 2.0 ** (1 - digits)) * 2.0 ** (exponent - 1), 2 - exponent)
         self.bits = 8 * dtype.itemsize // (2 if dtype.is_complex else 1)
-        self.dtype = dtype._name.replace("complex128", "float64").replace("complex64", "float32")
+        self.dtype = dtype._name.replace("complex128", "float64").replace("complex64", "float32").replace("complex32", "float16")
         self.eps = 2.0 ** (1 - digits)
         self.max = largest
         self.min = 2.0 ** smallest if digits == 1 else -largest
