@@ -59,6 +59,7 @@ _foreach.add(globals())
 _aliases.add(globals())
 _typed.add(globals(), "thalweg", None)
 globals().update(_typed_storage.classes("thalweg", False))
+Storage = FloatStorage  # noqa: F405
 _tensor_classes = _typed.classes(globals(), vars(cuda))
 _storage_classes = _typed_storage.all_classes()
 

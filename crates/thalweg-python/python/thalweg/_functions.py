@@ -133,7 +133,7 @@ def use_deterministic_algorithms(mode, *, warn_only=False):
     Memory that is allocated and not written is then filled, unless `utils.deterministic.fill_uninitialized_memory` is false.
     """
     if not isinstance(mode, bool):
-        raise TypeError(f"use_deterministic_algorithms() takes a bool, not {type(mode).__name__}")
+        raise TypeError(f"_set_deterministic_algorithms(): argument 'mode' (position 1) must be bool, not {type(mode).__name__}")
     global _warns_only
     set_deterministic_debug_mode((1 if warn_only else 2) if mode else 0)
     _warns_only = warn_only

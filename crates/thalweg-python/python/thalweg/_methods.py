@@ -77,23 +77,6 @@ def _is_set_to(self, tensor):
     return seen(self) == seen(tensor)
 
 
-def _set_(self, source=None, storage_offset=0, size=None, stride=None):
-    """Makes it a view of the memory of another tensor or of a storage, or, of none, a tensor without elements."""
-    if source is None:
-        source = _core.empty([0], dtype=self.dtype, device=self.device)
-    elif not isinstance(source, Tensor):
-        source = getattr(source, "_untyped_storage", source)._tensor
-        elements = source._storage_as_bytes().view(self.dtype)
-        source, size = elements, [elements.numel() - storage_offset] if size is None else size
-    if source.dtype is not self.dtype:
-        raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
-    if size is not None:
-        like = _core.empty(list(size), dtype=self.dtype, device="meta")
-        source = source.as_strided(list(size), like.stride() if stride is None else list(stride), storage_offset)
-    self.data = source.detach()
-    return self
-
-
 def _tensordot(self, other, dims=2):
     """Returns sums of products over dimensions: so many of the last and first ones, or two lists of them."""
     from ._functions import tensordot
@@ -103,7 +86,7 @@ def _tensordot(self, other, dims=2):
 def add():
     """Adds the methods to the class."""
     for name, function in {"type": _type, "polygamma_": _polygamma_, "map_": _map_, "map2_": _map2_, "apply_": _apply_, "is_set_to": _is_set_to,
-                           "set_": _set_, "tensordot": _tensordot}.items():
+                           "tensordot": _tensordot}.items():
         function.__name__, function.__qualname__ = name, f"Tensor.{name}"
         setattr(Tensor, name, function)
 

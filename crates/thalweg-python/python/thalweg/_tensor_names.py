@@ -48,6 +48,9 @@ def _new(self, *data, device=None, size=None):
 
 def _as_subclass(self, cls):
     """Returns the tensor as an object of a subclass."""
+    if not issubclass(cls, Tensor):
+        raise RuntimeError(
+            "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. Make sure your class inherits from Tensor.")
     made = Tensor.__new__(cls, self)
     made._share(self)
     return made

@@ -39,5 +39,5 @@ def _constructor(name, dtype, module, device):
         return _core.empty(list(sizes), dtype=dtype, device=device)
     return _Kind(name, (), {
         "__new__": __new__, "__module__": module, "__qualname__": name, "dtype": dtype, "_on_gpu": device is not None,
-        "is_cuda": device is not None, "is_sparse": False,
+        "is_cuda": device is not None, "is_sparse": False, "is_xpu": False,
         "__doc__": f"Makes a tensor of {dtype}: of data, or of sizes with elements that are not written."})
