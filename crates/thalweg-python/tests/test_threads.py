@@ -132,7 +132,11 @@ def test_shapes_change_while_others_read_them():
             elif number == 2:
                 y.resize_(4 if step % 2 else 6)
             else:
-                assert sorted(x.flatten().tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and len(x.shape) in (2, 3)
+                # A call may refuse a shape that changes while it runs. It computes with none that never was.
+                try:
+                    assert sorted(x.flatten().tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and len(x.shape) in (2, 3)
+                except RuntimeError:
+                    pass
                 try:
                     assert len((y + 1).tolist()) in (4, 6)
                 except RuntimeError:

@@ -117,7 +117,7 @@ class LBFGS(Optimizer):
         group = self.param_groups[0]
         state = self.state[group["params"][0]]
         first = closure()
-        loss, gradient, evaluations = float(first), self._gradient(), 1
+        loss, gradient, evaluations = _number(first), self._gradient(), 1
         state.setdefault("n_iter", 0)
         state["func_evals"] = state.get("func_evals", 0) + 1
         if _greatest(gradient) <= group["tolerance_grad"]:
@@ -141,7 +141,7 @@ class LBFGS(Optimizer):
                 self._move(direction, length)
                 # What the last step leads to is seen by the next call.
                 if iteration < group["max_iter"]:
-                    loss, gradient, tried = float(closure()), self._gradient(), 1
+                    loss, gradient, tried = _number(closure()), self._gradient(), 1
             evaluations += tried
             state["func_evals"] += tried
             if (evaluations >= group["max_eval"] or _greatest(gradient) <= group["tolerance_grad"]
@@ -158,7 +158,7 @@ class LBFGS(Optimizer):
         def evaluate(length):
             self._move(direction, length)
             try:
-                loss, gradient = float(closure()), self._gradient()
+                loss, gradient = _number(closure()), self._gradient()
             finally:
                 for parameter, place in zip(self._parameters(), places):
                     parameter.copy_(place)
@@ -207,6 +207,11 @@ class LBFGS(Optimizer):
 def _flat(tensor):
     """Returns the elements as a vector, of complex ones both parts."""
     return (_core.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+
+
+def _number(loss):
+    """Returns a loss as a number; that it has a gradient is known."""
+    return float(loss.detach() if isinstance(loss, _core.Tensor) else loss)
 
 
 def _greatest(vector):
