@@ -45,7 +45,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let _line = crate::lines::noted_at_drop();
+        let (_line, _stack) = (crate::lines::noted_at_drop(), crate::history::noted_at_drop());
         // SAFETY: the slot goes with its object, and nothing reads it any more.
         unsafe { ManuallyDrop::drop(self.0.get_mut()) };
     }

@@ -2,7 +2,7 @@
 //!
 //! The interpreter lock is released while an operator runs, and its allocations must not wait for it. So while stacks are wanted, each call
 //! of the layers below notes the stack of Python before it releases the lock ([`noted`]), and an event of the memory takes what its thread
-//! noted. A tensor that the program drops is freed outside such a call, and that event has no stack.
+//! noted. A tensor that the program drops is freed outside such a call: where stacks of frees are wanted, the drop notes its own ([`noted_at_drop`]).
 //!
 //! With `failure`, `device`, `handle`, `convert` and `check` this module is a circle: every call enters and leaves by `failure`, which notes
 //! its stack here; a device may be that of a check, whose labels are the lines of calls; and values become tensors on a device.
@@ -26,6 +26,9 @@ use crate::handle::{Held, PyTensor};
 
 /// Whether some history wants stacks.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether some history wants those of frees.
+static IS_WANTED_OF_FREES: AtomicBool = AtomicBool::new(false);
 
 /// Frames beyond these, which are the outermost, are left out.
 const MOST_FRAMES: usize = 128;
@@ -105,6 +108,24 @@ pub fn noted(py: Python<'_>) -> Option<Noted> {
     Some(Noted(CURRENT.replace(stack)))
 }
 
+/// Notes the stack of Python for the free that a dropped tensor may cause, while some history wants stacks of frees.
+#[inline]
+pub fn noted_at_drop() -> Option<Noted> {
+    if !IS_WANTED_OF_FREES.load(Ordering::Relaxed) {
+        return None;
+    }
+    Python::try_attach(|py| {
+        // A tensor may be dropped while an exception is on its way, which asking for a frame must not change.
+        let raised = PyErr::take(py);
+        let noted = noted(py);
+        if let Some(raised) = raised {
+            raised.restore(py);
+        }
+        noted
+    })
+    .flatten()
+}
+
 /// Returns the frames of Python of the calling thread, innermost first.
 fn walk(py: Python<'_>) -> PyResult<Vec<Frame>> {
     let mut frames = Vec::new();
@@ -158,6 +179,7 @@ fn _record_memory_history(
     };
     if settings.enabled != Enabled::Off && settings.context != ContextLevel::Never {
         IS_WANTED.store(true, Ordering::Relaxed);
+        IS_WANTED_OF_FREES.store(context == 3, Ordering::Relaxed);
     }
     run(py, || {
         // A device that has a source keeps it: it is this one.
@@ -171,6 +193,7 @@ fn _record_memory_history(
 #[pyfunction]
 fn _forget_stacks() {
     IS_WANTED.store(false, Ordering::Relaxed);
+    IS_WANTED_OF_FREES.store(false, Ordering::Relaxed);
 }
 
 /// Sets the text that events of this thread have beside them.

@@ -175,3 +175,16 @@ def test_settings_of_the_allocator():
             memory._set_allocator_settings("max_split_sizes_mb:256")
     finally:
         memory._set_allocator_settings("max_split_size_mb:1048576")
+
+
+def test_frees_have_stacks_where_they_are_asked_for():
+    def drops(tensors):
+        tensors.clear()
+
+    for context, frees in (("state", False), ("alloc", False), ("all", True)):
+        th.cuda.memory._record_memory_history(context=context)
+        try:
+            drops([th.ones(300)])
+            assert ("drops" in str(th.cuda.memory._snapshot()["device_traces"])) is frees, context
+        finally:
+            th.cuda.memory._record_memory_history(None)

@@ -139,3 +139,14 @@ def test_files_that_are_wrong():
                 th.load(archive((tensor.format(key=key, count=count) + end).encode(), **{"data/0": b"\0" * 16}))
         with raises(pickle.UnpicklingError, "describes no tensor"):
             th.load(archive(b"I1\nQ."))
+
+
+def test_storages_are_saved_with_the_tensors_that_share_them():
+    x, y = th.arange(4.0), th.arange(3)
+    file = io.BytesIO()
+    th.save([x, x.storage(), {"kept": y.storage()}, x[1:]], file)
+    file.seek(0)
+    whole, storage, more, part = th.load(file)
+    assert isinstance(storage, th.storage.TypedStorage) and storage.tolist() == [0.0, 1.0, 2.0, 3.0] and more["kept"].dtype is th.int64
+    whole.fill_(5)
+    assert storage[2] == 5 and part.tolist() == [5.0] * 3

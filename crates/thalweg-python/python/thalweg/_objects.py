@@ -12,6 +12,7 @@ import zipfile
 
 from . import _core
 from ._results import Size
+from ._storage import TypedStorage, UntypedStorage
 from ._storages import Shared, attributes, has_memory, plain_class, view, with_attributes
 from ._typed import KINDS
 from .nn.parameter import Buffer, Parameter, UninitializedParameter, is_lazy
@@ -55,6 +56,10 @@ class _Pickler(pickle._Pickler):
         self.storages = {}
 
     def persistent_id(self, obj):
+        if isinstance(obj, TypedStorage):
+            obj = self._storage(obj._elements())
+        elif isinstance(obj, UntypedStorage):
+            obj = self._storage(obj._bytes())
         return obj.described if isinstance(obj, _Storage) else None
 
     def reducer_override(self, obj):
@@ -124,7 +129,7 @@ def save(obj, file, protocol=2):
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
     """Returns the tensor that a file describes by its storage and its place in it."""
-    made = view(storage, size, stride, offset)
+    made = view(getattr(storage, "_row", storage), size, stride, offset)
     if metadata and metadata.get("conj"):
         made = made.conj()
     if metadata and metadata.get("neg"):
@@ -133,7 +138,7 @@ def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, meta
 
 
 def _tensor_of_bytes(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
-    return _tensor(storage.view(dtype), offset, size, stride, requires_grad, hooks, metadata)
+    return _tensor(getattr(storage, "_row", storage).view(dtype), offset, size, stride, requires_grad, hooks, metadata)
 
 
 def _tensor_without_memory(dtype, size, stride, requires_grad):
@@ -186,7 +191,9 @@ class _Unpickler(pickle.Unpickler):
             if kind != "storage":
                 raise ValueError
             if key not in self._storages:
-                self._storages[key] = self._row(key, dtype, count)
+                row = self._row(key, dtype, count)
+                self._storages[key] = made = TypedStorage(wrap_storage=UntypedStorage(_tensor=row), dtype=row.dtype)
+                made._row = row
         except (KeyError, TypeError, ValueError):
             raise pickle.UnpicklingError(f"{pid!r} describes no tensor of the file") from None
         return self._storages[key]
@@ -248,7 +255,7 @@ def load_stream(file, device, allowed, encoding="utf-8"):
     reader = unpickled(lambda key, dtype, count: _core.empty([count], dtype=dtype, device=device))
     made, storages = reader.load(), reader._storages
     for key in unpickled().load():
-        count, row = int.from_bytes(file.read(8), "little"), storages[key]
+        count, row = int.from_bytes(file.read(8), "little"), storages[key]._row
         elements = file.read(count * row.dtype.itemsize)
         if count != row.numel() or len(elements) != count * row.dtype.itemsize:
             raise RuntimeError(f"storage {key} has {row.numel()} elements, and the file {count}, {len(elements)} bytes: it is cut off")
