@@ -35,3 +35,14 @@ def test_attention_takes_keys_and_values_by_heads():
     close(found[0, 0], layer.out_proj(th.tensor([1.0, 2.0, 3.0, 4.0])).tolist())
     with raises(AssertionError, "expecting static_k.size(2) of 2, but got 3"):
         F.multi_head_attention_forward(x, x, x, 4, static_k=th.zeros(2, 3, 3), **given)
+
+
+def test_pools_of_random_windows_say_what_does_not_fit():
+    x = th.ones(1, 2, 4, 4)
+    for kernel, output, text in (((2,), 2, "kernel_size must either be a single Int"), (2, (2, 2, 2), "output_size must either be a single Int"),
+                                 (2, (4, 2), "too large relative to input height 4"), (2, (2, 4), "too large relative to input width 4")):
+        with raises(RuntimeError, text):
+            F.fractional_max_pool2d(x, kernel, output, _random_samples=th.zeros(1, 2, 2))
+    with raises(RuntimeError, "Expected input to be a 3D or 4D tensor with non-zero size"):
+        F.fractional_max_pool2d(th.ones(1, 0, 4, 4), 2, 2)
+    assert F.fractional_max_pool2d(x.requires_grad_(), 2, (0, 1)).shape == (1, 2, 0, 1)

@@ -320,17 +320,13 @@ def _fractional(dims):
             output_size = [int(size * ratio) for size, ratio in zip(input.shape[-dims:], ratios)]
         sizes = [[size] * dims if isinstance(size, int) else list(size) for size in (kernel_size, output_size)]
         if _random_samples is None:
-            # The numbers are of each image and channel, so that a dimension of channels is asked for first.
-            channels = input.size(-dims - 1)
-        elif not isinstance(_random_samples, _core.Tensor):
-            raise TypeError(f"{name}(): argument '_random_samples' must be Tensor, not {type(_random_samples).__name__}")
-        _checks.check_fractional(name, input, *sizes)
+            batch = 1 if input.dim() == dims + 1 else input.shape[0]
+            _random_samples = _core.rand([batch, input.shape[-dims - 1], dims], dtype=input.dtype, device=input.device)
+        if isinstance(_random_samples, _core.Tensor):
+            _checks.check_fractional(name, input, *sizes)
         if 0 in sizes[1]:
             shape = [*input.shape[:-dims], *sizes[1]]
             return input.flatten()[:0].reshape(shape), _core.empty(shape, dtype=_core.int64, device=input.device)
-        if _random_samples is None:
-            batch = 1 if input.dim() == dims + 1 else input.shape[0]
-            _random_samples = _core.rand([batch, channels, dims], dtype=input.dtype, device=input.device)
         return operator(input, *sizes, _random_samples)
 
     def fractional_max_pool(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
