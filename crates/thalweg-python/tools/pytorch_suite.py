@@ -135,7 +135,7 @@ def _name(test):
 
 
 def _finish():
-    """Waits for what a test has left to the device, so that no later test is told of its errors."""
+    """Waits for what a test has left to the device, so that no later test sees its errors."""
     import torch
 
     try:
