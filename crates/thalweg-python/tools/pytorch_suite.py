@@ -135,7 +135,7 @@ def _name(test):
 
 
 def _finish():
-    """Waits for what a test has left to the device, so that no later test is told of its errors."""
+    """Waits for what a test has left to the device, so that no later test sees its errors."""
     import torch
 
     try:
@@ -203,7 +203,7 @@ def _Result():
 # The parent process.
 
 
-# What the interpreters run first that tests start: PyTorch's name is this package's there, too.
+# Code that interpreters which tests start run first: PyTorch's name is this package's there, too.
 _CUSTOMIZE = """import sys
 
 # A child of the runner does it itself; `sys.argv` is not known yet while this runs.

@@ -52,7 +52,7 @@ class Distribution:
             setattr(self, name, tensor)
         Distribution.__init__(self, tensors[0].size(), validate_args=validate_args)
 
-    # What an expanded distribution has beside its arguments: tensors, each with the number of its dimensions that belong to an event,
+    # Members of an expanded distribution beside its arguments: tensors, each with the number of its dimensions that belong to an event,
     # distributions of the same batch, and what stays as it is.
     _tensors, _inner, _kept = {}, (), ()
 
