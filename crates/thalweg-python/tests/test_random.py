@@ -113,3 +113,15 @@ def test_many_draws_from_many_places():
     rows = th.tensor([[0.0, 1.0, 0.0, 3.0], [2.0, 0.0, 2.0, 0.0]])
     counts = th.nn.functional.one_hot(rows.multinomial(40_000, replacement=True), 4).sum(1) / 40_000
     assert (counts - rows / rows.sum(1, keepdim=True)).abs().max().item() < 0.02
+
+
+def test_states_where_tensors_are_made_without_elements():
+    before = th.get_rng_state()
+    with th.device("meta"):
+        state = th.get_rng_state()
+        with th.random.fork_rng():
+            th.manual_seed(5)
+            assert th.rand(2).is_meta
+        assert state.tolist() == before.tolist() == th.get_rng_state().tolist()
+        th.set_rng_state(state)
+        assert th.Generator(device="sim").manual_seed(3).get_state().tolist()[0] == 3

@@ -133,7 +133,7 @@ def test_checks_of_conditions():
     x = th.zeros(2, requires_grad=True)
     assert not x.detach().module_load(th.ones(2, dtype=th.float64)).requires_grad
     region = th.set_grad_enabled(True).clone()
-    assert region is not th.no_grad() and isinstance(region, th.set_grad_enabled)
+    assert isinstance(region, th.set_grad_enabled) and region.mode is True
 
 
 def _saved(value):

@@ -8,6 +8,14 @@ from . import _core
 _seed = 67280421310721
 
 
+def _drawing(device=None):
+    """Returns the device whose generator is meant. That of tensors without elements draws nothing: where it is the current one, the device is
+    a GPU, or the simulated one."""
+    if device is None and _core.get_default_device().type == "meta":
+        return _core.device("cuda" if _core._cuda._gpu_count() else "sim")
+    return device
+
+
 def manual_seed(seed):
     """Seeds the default generator of every device in use."""
     global _seed
@@ -30,7 +38,8 @@ def fork_rng(devices=None, enabled=True, device_type="cuda"):
     if not enabled:
         yield
         return
-    places = [None] if devices is None else [None, *devices]
+    own = _drawing()
+    places = [own] if devices is None else [own, *devices]
     states = [_core._rng_state(place) for place in places]
     try:
         yield
@@ -44,15 +53,20 @@ def initial_seed():
     return _seed
 
 
+def _as_tensor(state):
+    """Returns a state as a tensor that has elements."""
+    return _core.tensor([value - 2**64 if value >= 2**63 else value for value in state], dtype=_core.int64, device=_drawing())
+
+
 def get_rng_state(device=None):
     """Returns the state of a device's default generator: seed and offset, as int64."""
-    return _core.tensor([value - 2**64 if value >= 2**63 else value for value in _core._rng_state(device)], dtype=_core.int64)
+    return _as_tensor(_core._rng_state(_drawing(device)))
 
 
 def set_rng_state(new_state, device=None):
     """Sets the state of a device's default generator."""
     seed, offset = new_state.tolist()
-    _core._set_rng_state(seed % 2**64, offset % 2**64, device)
+    _core._set_rng_state(seed % 2**64, offset % 2**64, _drawing(device))
 
 
 def _restored(device, seed, offset):
@@ -64,7 +78,7 @@ def _restored(device, seed, offset):
 
 def _get_state(self):
     """Returns the state: seed and offset, as int64."""
-    return _core.tensor([value - 2**64 if value >= 2**63 else value for value in self._state()], dtype=_core.int64)
+    return _as_tensor(self._state())
 
 
 def _set_state(self, new_state):

@@ -100,7 +100,7 @@ class set_grad_enabled(_GradMode):
 
     def __init__(self, mode):
         super().__init__()
-        self._enabled = bool(mode)
+        self.mode = self._enabled = bool(mode)
         self._before = _core._set_grad_enabled(self._enabled)
 
     def __enter__(self):
