@@ -19,7 +19,10 @@ use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::random::with_generator;
 use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{number_beside, number_object, read_int_or_tensor, read_scalar, read_value, tensor_of};
+use crate::convert::{
+    number_beside, number_object, read_complex, read_int_or_tensor, read_scalar, read_value, tensor_of,
+};
+use crate::dtype::{self, PyDType};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
@@ -241,12 +244,18 @@ impl Overload {
         };
         let skipped = passed.receiver.and(self.receiver);
         let positional: Vec<usize> = (0..self.positional).filter(|&place| Some(place) != skipped).collect();
-        if passed.places.len() > positional.len() {
+        // Sizes one by one are a list.
+        let are_sizes = positional.len() == 1
+            && self
+                .repeated(positional.first().copied(), passed.places, true)
+                .is_ok_and(|list| list.is_some());
+        if !are_sizes && passed.places.len() > positional.len() {
             let (room, given) = (positional.len(), passed.places.len());
             let plural = if room == 1 { "" } else { "s" };
             return Some(format!("{name}() takes {room} positional argument{plural} but {given} were given"));
         }
-        for (at, (value, &place)) in passed.places.iter().zip(&positional).enumerate() {
+        for (at, (value, &place)) in passed.places.iter().zip(&positional).enumerate().filter(|_| !are_sizes)
+        {
             let parameter = &parameters[place];
             if !does_fit(value, parameter) {
                 let (shown, ty) =
@@ -263,6 +272,11 @@ impl Overload {
             let Some(place) = self.place_of(&key) else {
                 return Some(format!("{name}() got an unexpected keyword argument '{key}'"));
             };
+            if parameters[place].ty.kind == Kind::DType && value.is_instance_of::<PyDType>() {
+                return dtype::read(value)
+                    .is_none()
+                    .then(|| format!("{name}(): there are no tensors of {value}"));
+            }
             if !does_fit(value, &parameters[place]) {
                 let ty = crate::table::type_name(&parameters[place].ty);
                 return Some(format!("{name}(): argument '{key}' must be {ty}, not {}", kind(value)));
@@ -374,9 +388,10 @@ impl Function {
         let (mut places, mut names) = (Vec::new(), passed.names.to_vec());
         let mut left = numbers.iter();
         for value in passed.places {
-            match (value.is_instance_of::<PyTensor>(), read_scalar(value, false)?) {
+            let is_number = read_complex(value).is_some() || read_scalar(value, false)?.is_some();
+            match (value.is_instance_of::<PyTensor>(), is_number) {
                 (true, _) => places.push(value.clone()),
-                (false, Some(_)) if places.len() + usize::from(passed.receiver.is_some()) < tensors => {
+                (false, true) if places.len() + usize::from(passed.receiver.is_some()) < tensors => {
                     let Some(name) = left.next() else { return Ok(None) };
                     names.push((PyString::new(py, name), value.clone()));
                 }

@@ -158,3 +158,20 @@ def test_a_subclass_stays_in_the_graph():
     assert type(y) is Own
     y.sum().backward()
     assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_what_is_wrong_with_a_call_is_said():
+    x = th.ones(2)
+    with raises(RuntimeError, "Expected out tensor to have scalar type Long but got scalar type Float"):
+        th.nonzero(x, out=th.empty(0))
+    for words, call in (
+            ("there are no tensors of torch.complex32", lambda: th.randn(2, 3, dtype=th.complex32)),
+            ("unfold(): argument 'dimension' (position 1) must be int, not str", lambda: x.unfold("a", 1, 1)),
+            ("unfold() missing 2 required positional arguments: \"size\", \"step\"", lambda: x.unfold(0)),
+            ("unfold() got an unexpected keyword argument 'width'", lambda: x.unfold(0, width=2)),
+            ("unfold() takes 3 positional arguments but 4 were given", lambda: x.unfold(0, 1, 1, 1))):
+        with raises(TypeError, words):
+            call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert th.addcmul(x, 2j, x, x).tolist() == th.addcmul(x, x, x, value=2j).tolist() == [1 + 2j] * 2

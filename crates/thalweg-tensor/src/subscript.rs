@@ -8,9 +8,8 @@ use thalweg_runtime::{Error, Result};
 
 use crate::caller::in_call;
 use crate::dispatch::{Argument, built_in};
-use crate::operators::call;
+use crate::operators::{call, truth_values};
 use crate::tensor::Tensor;
-use crate::warning::warn;
 
 /// One part of a subscript. [`i!`](crate::i) makes lists of them.
 #[derive(Clone, Debug)]
@@ -151,12 +150,6 @@ macro_rules! i {
     ($($index:tt)*) => {
         $crate::i!(@list [] $($index)*)
     };
-}
-
-/// Returns a mask of bytes as one of truth values, with PyTorch's warning.
-pub(crate) fn truth_values(mask: &Tensor) -> Result<Tensor> {
-    warn("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
-    mask.detach().to_dtype(DType::Bool)
 }
 
 /// A view by all that views can do, and the tensors that remain, per dimension of the view.

@@ -134,6 +134,8 @@ def use_deterministic_algorithms(mode, *, warn_only=False):
     """
     if not isinstance(mode, bool):
         raise TypeError(f"_set_deterministic_algorithms(): argument 'mode' (position 1) must be bool, not {type(mode).__name__}")
+    if not isinstance(warn_only, bool):
+        raise TypeError(f"_set_deterministic_algorithms(): argument 'warn_only' must be bool, not {type(warn_only).__name__}")
     global _warns_only
     set_deterministic_debug_mode((1 if warn_only else 2) if mode else 0)
     _warns_only = warn_only

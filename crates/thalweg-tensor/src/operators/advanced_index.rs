@@ -20,8 +20,8 @@ use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::{named, overflow};
 use crate::host_room::host_room;
-use crate::subscript::truth_values;
 use crate::tensor::{Tensor, Tensors};
+use crate::warning::warn;
 
 operators! {
     /// Returns the elements at places that index tensors, broadcast against each other, name in the first dimensions; a missing one
@@ -45,9 +45,9 @@ operators! {
             match Indexed::new(call, x)? {
                 None if call.bool(3) => {
                     check_written(x, values)?;
-                    x.add(values).map(single)
+                    x.add(&broadcast_values(values, x.shape())?).map(single)
                 }
-                None => values.expand(x.shape())?.copied(call.label.location).map(single),
+                None => broadcast_values(values, x.shape())?.copied(call.label.location).map(single),
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
         }), first: Consumed, autocast: Widest;
@@ -261,12 +261,7 @@ impl Indexed {
             true => values.reshape(&values.shape()[added..])?,
             false => values.clone(),
         };
-        let values = values.expand(&shape).map_err(|_| {
-            Error::invalid(format!(
-                "shape mismatch: value tensor of shape {:?} cannot be broadcast to indexing result of shape {shape:?}",
-                values.shape()
-            ))
-        })?;
+        let values = broadcast_values(&values, &shape)?;
         check_written(x, &values)?;
         let source = values.permute(&order)?.reshape(&[1, self.places.elements(), rows.shape()[2]])?;
         let combine = if accumulates { Combine::Sum } else { Combine::Replace };
@@ -276,6 +271,22 @@ impl Indexed {
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
         written.reshape(&moved)?.permute(&inverse)?.contiguous()
     }
+}
+
+/// Returns a mask of bytes as one of truth values, with PyTorch's warning.
+pub(crate) fn truth_values(mask: &Tensor) -> Result<Tensor> {
+    warn("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
+    mask.detach().to_dtype(DType::Bool)
+}
+
+/// Returns values broadcast to the shape of what is written.
+fn broadcast_values(values: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    values.expand(shape).map_err(|_| {
+        Error::invalid(format!(
+            "shape mismatch: value tensor of shape {:?} cannot be broadcast to indexing result of shape {shape:?}",
+            values.shape()
+        ))
+    })
 }
 
 /// Refuses values of another dtype than that of what they are written to.

@@ -77,6 +77,7 @@ use std::panic::Location;
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Result};
 
+pub(crate) use advanced_index::truth_values;
 pub(crate) use body::{Body, Complex, OpDef, single};
 pub(crate) use out::OutRule;
 pub(crate) use view::{channels_last_order, format_order, is_channels_last};

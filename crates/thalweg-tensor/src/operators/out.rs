@@ -108,8 +108,8 @@ pub(crate) enum OutRule {
 
 impl OutRule {
     /// Refuses tensors that do not meet the condition, in PyTorch's words.
-    fn check(self, call: &Call<'_>, out: &[Tensor]) -> Result<()> {
-        let dtype = call.tensors[0].dtype();
+    fn check(self, operator: &Operator, inputs: &[&Tensor], out: &[Tensor]) -> Result<()> {
+        let Some(dtype) = inputs.first().map(|first| first.dtype()) else { return Ok(()) };
         let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
         let refusal = match self {
             Self::DTypeOfFirst => other_than(dtype).map(|given| {
@@ -129,18 +129,17 @@ impl OutRule {
                 )
             }),
             Self::Int64 => other_than(DType::I64)
-                .map(|given| format!("{} expects Long tensor out, got: {given}", call.operator.base_name())),
+                .map(|given| format!("{} expects Long tensor out, got: {given}", operator.base_name())),
             Self::FirstOfFirst => (out.first().map(Tensor::dtype)).filter(|&given| given != dtype).map(|given| {
                 let [dtype, given] = [dtype, given].map(named);
                 format!("expected scalar_type {dtype} but found {given}")
             }),
             Self::Long => other_than(DType::I64).map(named).map(|given| {
-                let name = call.operator.base_name();
+                let name = operator.base_name();
                 format!("{name}: Expected out tensor to have scalar type Long but got scalar type {given}")
             }),
             Self::AnyDType => None,
             Self::Apart => {
-                let inputs = &call.tensors[..call.tensors.len() - out.len()];
                 let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
@@ -170,7 +169,6 @@ pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tenso
             false => given.split_off_first().copied().unwrap_or(Argument::None),
         })
         .collect();
-    returning.out_rules().iter().try_for_each(|rule| rule.check(call, &out))?;
     call_out(returning, &arguments, &out, call.label.location)?;
     Ok(out)
 }
@@ -188,6 +186,9 @@ pub(crate) fn call_out(
     let mut inputs = SmallVec::new();
     arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
     let label = label_at(operator.base_name(), location);
+    (operator.out_rules().iter())
+        .try_for_each(|rule| rule.check(operator, &inputs, out))
+        .map_err(|error| error.in_call(operator.base_name(), location))?;
     let (results, taken) = offered(offers(operator, &inputs, out), || {
         operator.call(arguments, out.first().map(Tensor::device), label)
     });
