@@ -1,4 +1,4 @@
-"""What PyTorch's own tests ask of `torch.utils._mode_utils`: there are no modes of dispatch to leave."""
+"""The mode of dispatch that PyTorch's own tests leave (`torch.utils._mode_utils`): there are none."""
 
 import contextlib
 
