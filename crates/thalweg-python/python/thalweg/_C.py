@@ -84,7 +84,7 @@ _matmul_switches()
 
 def _of(name, find):
     """Makes the module `torch._C.NAME`, whose functions are those that another module finds."""
-    made, others = types.ModuleType(f"{__name__}.{name}", f"What programs ask of `torch._C.{name}`."), rest(f"{__name__}.{name}")
+    made, others = types.ModuleType(f"{__name__}.{name}", f"Functions that programs ask of `torch._C.{name}`."), rest(f"{__name__}.{name}")
     made.__getattr__ = lambda asked: others(asked) if (found := find(asked)) is None else found
     sys.modules[made.__name__] = globals()[name] = made
     return made

@@ -1,4 +1,4 @@
-"""What libraries ask of `torch.cuda._utils`: the number of a device."""
+"""The number of a device, as libraries ask for it by `torch.cuda._utils`."""
 
 from .. import _core
 
