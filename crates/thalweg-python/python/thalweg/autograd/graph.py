@@ -27,7 +27,7 @@ class Node(metaclass=_Nodes):
 
 
 class _Known(NamedTuple):
-    """What is known of the tensor that an edge was asked of."""
+    """Shape, dtype and device of the tensor that an edge was asked of."""
 
     shape: object
     dtype: object
@@ -127,7 +127,7 @@ class save_on_cpu(saved_tensors_hooks):
 
 
 class _Claim:
-    """What a node has in place of a tensor that it saves."""
+    """The object that a node has in place of a tensor that it saves."""
 
 
 class _Copies:
