@@ -1,6 +1,6 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
-use pyo3::exceptions::{PyTypeError, PyUserWarning};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
@@ -13,6 +13,7 @@ use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
+use crate::node::warn_of_missing_gradient;
 use crate::protocol::method;
 
 /// The class of shapes, of the package.
@@ -173,13 +174,7 @@ impl PyTensor {
     fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, Self>>> {
         let tensor = slf.tensor();
         let Some(gradient) = tensor.grad() else {
-            if !tensor.is_leaf() && !tensor.retains_grad() {
-                let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated \
-                             during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use \
-                             .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the \
-                             leaf Tensor instead.";
-                PyErr::warn(slf.py(), &slf.py().get_type::<PyUserWarning>(), text, 1)?;
-            }
+            warn_of_missing_gradient(slf.py(), &tensor)?;
             return Ok(None);
         };
         Self::object(slf.py(), gradient).map(Some)
