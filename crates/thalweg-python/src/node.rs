@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use pyo3::exceptions::PyAttributeError;
+use pyo3::exceptions::{PyAttributeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference};
 use smallvec::SmallVec;
@@ -18,18 +18,18 @@ use crate::record::saved_hooks;
 #[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen, subclass, weakref)]
 pub struct PyNode(pub Arc<Node>);
 
-/// What a node is made an object of: programs make none.
+/// A node on its way into an object: programs cannot make one.
 #[pyclass(frozen)]
 struct _NodeToken(Arc<Node>);
 
-/// What Python has put beside a node.
+/// The things that Python has put beside a node.
 #[derive(Default)]
 struct Beside {
     /// The object of the node, as long as a program has it.
     object: Mutex<Option<Py<PyWeakrefReference>>>,
     /// Of a function of Python, its class of nodes and its context.
     function: Option<(Py<PyType>, Py<PyAny>)>,
-    /// What the program keeps there itself.
+    /// The dictionary of the program itself.
     metadata: OnceLock<Py<PyDict>>,
 }
 
@@ -148,7 +148,7 @@ impl PyNode {
         Ok(beside(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
     }
 
-    /// What the program keeps beside the node.
+    /// The dictionary that the program has beside the node.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         Ok(beside(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
@@ -266,6 +266,17 @@ impl PyNode {
     fn __hash__(&self) -> u64 {
         self.0.sequence_number()
     }
+}
+
+/// Warns where a program asks for a gradient that no pass keeps.
+pub fn warn_of_missing_gradient(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_leaf() || tensor.retains_grad() {
+        return Ok(());
+    }
+    let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated during \
+                 autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use .retain_grad() on the \
+                 non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the leaf Tensor instead.";
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)
 }
 
 fn has_saved(node: &Node, name: &str) -> bool {

@@ -144,7 +144,7 @@ impl Backward for PythonFunction {
 /// The results of a function as parts of the graph, and its node.
 type Recorded<'py> = (Vec<Option<Bound<'py, PyTensor>>>, Option<_NodeReference>);
 
-/// Records a function of one's own over tensors: returns its results as parts of the graph, None where one is no tensor. `backward` takes the
+/// Records a function of one's own over tensors: returns its results as parts of the graph, None where one is not a tensor. `backward` takes the
 /// gradients of the results and gives those of the inputs.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are parts of one function")]

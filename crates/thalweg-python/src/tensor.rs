@@ -1,6 +1,6 @@
 //! `Tensor`: the class, with what is not an operator of the table.
 
-use pyo3::exceptions::{PyTypeError, PyUserWarning};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyComplex, PyDict, PyEllipsis, PyFloat, PyInt, PyList, PyTuple};
@@ -13,6 +13,7 @@ use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
+use crate::node::warn_of_missing_gradient;
 use crate::protocol::method;
 
 /// The class of shapes, of the package.
@@ -175,12 +176,8 @@ impl PyTensor {
     fn get_grad<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let gradient = Self::gradient(slf)?;
         let tensor = slf.tensor();
-        if gradient.is_none() && !tensor.is_leaf() && !tensor.retains_grad() {
-            let text = c"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated \
-                         during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use \
-                         .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by mistake, make sure you access the \
-                         leaf Tensor instead.";
-            PyErr::warn(slf.py(), &slf.py().get_type::<PyUserWarning>(), text, 1)?;
+        if gradient.is_none() {
+            warn_of_missing_gradient(slf.py(), &tensor)?;
         }
         Ok(gradient)
     }

@@ -60,7 +60,7 @@ def test_results_that_share_memory_with_inputs():
         y.add_(1)
 
 
-def test_results_that_are_no_tensors():
+def test_results_that_are_not_tensors():
     class Mixed(Function):
         @staticmethod
         def forward(ctx, x):

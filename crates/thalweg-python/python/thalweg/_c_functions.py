@@ -1,4 +1,4 @@
-"""What programs ask of `torch._C._functions` and `torch._C._autograd`: classes of nodes and of what these keep."""
+"""The names that programs ask of `torch._C._functions` and `torch._C._autograd`: classes of nodes and of the tensors that these keep."""
 
 import sys
 import types

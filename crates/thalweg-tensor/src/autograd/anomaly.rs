@@ -20,7 +20,7 @@ pub(super) struct Origin {
     parent: Option<Arc<Origin>>,
 }
 
-/// What gives the calls that led to an operator, in another language.
+/// A function that gives the calls that led to an operator, in another language.
 type StackSource = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 static STACKS: OnceLock<StackSource> = OnceLock::new();

@@ -12,7 +12,7 @@ use super::{BackwardOptions, Edge, Gradients, Node, Saved, engine, run_function,
 use crate::caller::at_line;
 use crate::tensor::Tensor;
 
-/// What a program has put beside a node.
+/// A value that a program has put beside a node.
 pub type Attachment = dyn Any + Send + Sync;
 
 /// A tensor that a node keeps.
@@ -29,12 +29,10 @@ impl<'a> SavedPlace<'a> {
         let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
         let parameter = tensors.take(at + 1).last();
         let name = parameter.map_or_else(|| format!("input{at}"), |parameter| parameter.name.clone());
-        // A part of other operators has numbers for names.
-        let name = match name.as_str() {
-            "input0" => "self".to_owned(),
-            "input1" => "other".to_owned(),
-            _ => name,
-        };
+        // The parameters of a part of other operators have numbers for names.
+        let numbered = name.strip_prefix("input").and_then(|number| number.parse::<usize>().ok());
+        let name =
+            numbered.and_then(|number| ["self", "other"].get(number)).map_or(name, |&name| name.to_owned());
         Self { name, saved }
     }
 
@@ -55,7 +53,7 @@ pub enum Backpropagation<'a> {
     Accumulate,
     /// Leaves accumulate: those at these places alone.
     AccumulateAt(&'a [Option<Edge>]),
-    /// What arrives at these places is returned, and no leaf accumulates.
+    /// The gradients that arrive at these places are returned, and leaves do not accumulate.
     Gradients(&'a [Option<Edge>]),
 }
 

@@ -31,8 +31,13 @@ impl NodeHooks {
     }
 }
 
-/// Operators whose nodes have other names in PyTorch than theirs.
-const NAMED: &[(&str, &str)] = &[("copy", "CloneBackward0"), ("copy_", "CopyBackwards")];
+/// Operators whose nodes have other names in PyTorch than theirs, powers of a literal exponent among them.
+const NAMED: &[(&str, &str)] = &[
+    ("copy", "CloneBackward0"),
+    ("copy_", "CopyBackwards"),
+    ("power_2", "PowBackward0"),
+    ("power_3", "PowBackward0"),
+];
 
 /// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
 pub(super) fn title(operator: &'static str) -> &'static str {
@@ -48,8 +53,6 @@ pub(super) fn title(operator: &'static str) -> &'static str {
     titles.entry(operator).or_insert_with(|| {
         let name = operator.rsplit("::").next().unwrap_or(operator);
         let name = name.strip_suffix("_scalar").unwrap_or(name);
-        // Powers of a literal exponent are operators of their own.
-        let name = if name.starts_with("power_") { "pow" } else { name };
         let words = name.split('_').map(|word| {
             let mut letters = word.chars();
             let first = letters.next().map(|first| first.to_ascii_uppercase());

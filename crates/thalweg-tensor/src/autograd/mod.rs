@@ -160,7 +160,7 @@ pub struct Node {
     origin: Option<Arc<anomaly::Origin>>,
     /// Hooks, of few nodes.
     hooks: OnceLock<Box<hooks::NodeHooks>>,
-    /// What a program has put beside it, of few nodes.
+    /// The value that a program has put beside it, of few nodes.
     attachment: OnceLock<Box<Attachment>>,
 }
 
@@ -415,7 +415,7 @@ pub(crate) fn record(
     record_places(function, inputs, results.iter_mut().map(Some), stream);
 }
 
-/// Records a node as [`record`] does, some of whose results are no tensors.
+/// Records a node as [`record`] does, some of whose results are not tensors.
 fn record_places<'a>(
     function: Box<dyn Backward>,
     inputs: &[&Tensor],
@@ -467,7 +467,7 @@ pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results:
     record_function_of_any(function, inputs, results).into_iter().flatten().collect()
 }
 
-/// Records a function as [`record_function`] does, some of whose results are no tensors: `None` is one, and has no gradient.
+/// Records a function as [`record_function`] does, some of whose results are not tensors: `None` is one, and has no gradient.
 pub fn record_function_of_any(
     function: Box<dyn Backward>,
     inputs: &[&Tensor],

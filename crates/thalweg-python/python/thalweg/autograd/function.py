@@ -236,7 +236,7 @@ class Function(metaclass=FunctionMeta):
             return cls._recorded(ctx, args, is_tensor, output)
         if not _core.is_grad_enabled():
             return output
-        # A view of an input is no view to write through, as where it is recorded.
+        # A view of an input is not one to write through, as where it is recorded.
         listed = tuple(value._of_function() if isinstance(value, _core.Tensor) and value._is_part() and not any(value is one for one in args) else value
                        for value in listed)
         return listed if isinstance(output, tuple) else listed[0]

@@ -12,10 +12,11 @@ from .._regions import Open
 
 
 class _Nodes(type):
-    """The class of `Node`: every node is an instance, and every class of nodes a subclass, though none inherits from it."""
+    """The class of `Node`: every node is an instance, and so is a context, and every class of nodes a subclass, though none inherits from it."""
 
     def __instancecheck__(cls, instance):
-        return isinstance(instance, _core._Node)
+        from .function import FunctionCtx
+        return isinstance(instance, (_core._Node, FunctionCtx))
 
     def __subclasscheck__(cls, subclass):
         return issubclass(subclass, _core._Node) or subclass is cls or getattr(subclass, "is_class_of_nodes", False)
@@ -26,7 +27,7 @@ class Node(metaclass=_Nodes):
 
 
 class _Known(NamedTuple):
-    """What is known of the tensor that an edge was asked of."""
+    """Shape, dtype and device of the tensor that an edge was asked of."""
 
     shape: object
     dtype: object
@@ -126,7 +127,7 @@ class save_on_cpu(saved_tensors_hooks):
 
 
 class _Claim:
-    """What a node has in place of a tensor that it saves."""
+    """The object that a node has in place of a tensor that it saves."""
 
 
 class _Copies:

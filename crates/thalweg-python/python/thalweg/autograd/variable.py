@@ -4,7 +4,7 @@ from .. import _core
 
 
 class _Engine:
-    """What runs backward passes, for programs that ask it itself."""
+    """The engine of backward passes, for programs that ask it itself."""
 
     def queue_callback(self, callback):
         """Lets the backward pass that runs call a function once it has succeeded."""
