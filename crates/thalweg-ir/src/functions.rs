@@ -98,4 +98,23 @@ impl Value<'_> {
         let is_pole = self.le(0.0).and(self.eq(self.floor()));
         is_pole.select(pole, is_negative.select(reflected, value))
     }
+    /// Returns ψ′(x), the derivative of ψ: by the same series and recurrence; infinite at the poles.
+    #[must_use]
+    pub fn trigamma(self) -> Self {
+        let is_negative = self.lt(0.5);
+        let start = is_negative.select(1.0 - self, self);
+        let steps = (0..8).map(|step| start + f64::from(step)).map(|place| 1.0 / (place * place));
+        let recurrence = steps.reduce(|sum, term| sum + term).expect("eight steps");
+        let inverse = 1.0 / (start + 8.0);
+        let square = inverse * inverse;
+        // B₂ₙ.
+        let coefficients =
+            [1.0 / 6.0, -1.0 / 30.0, 1.0 / 42.0, -1.0 / 30.0, 5.0 / 66.0, -691.0 / 2730.0, 7.0 / 6.0];
+        let series =
+            coefficients.iter().rev().fold(self.like(0.0), |sum, &coefficient| (sum + coefficient) * square);
+        let value = recurrence + inverse + 0.5 * square + series * inverse;
+        let angle = (self - self.round()) * PI;
+        let sine = angle.sin() / PI;
+        is_negative.select(1.0 / (sine * sine) - value, value)
+    }
 }

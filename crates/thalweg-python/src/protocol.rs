@@ -73,6 +73,18 @@ fn is_operand(value: &Bound<'_, PyAny>) -> bool {
         || matches!(read_scalar(value, false), Ok(Some(_)))
 }
 
+/// An operand that operators take. What is none makes an operator in place return `NotImplemented`.
+struct Operand<'py>(Bound<'py, PyAny>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
+    type Error = PyErr;
+
+    fn extract(value: pyo3::Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let value = value.to_owned();
+        if is_operand(&value) { Ok(Self(value)) } else { Err(type_error("an operand is not a number")) }
+    }
+}
+
 /// Returns an operand other than a tensor as one without dimensions, beside another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
@@ -109,8 +121,8 @@ macro_rules! binary {
                     crate::failure::guarded(|| method!($name, slf, other))
                 }
 
-                fn $in_place(slf: &Bound<'_, Self>, other: &Bound<'_, PyAny>) -> PyResult<()> {
-                    crate::failure::guarded(|| method!($name_in_place, slf, other).map(drop))
+                fn $in_place(slf: &Bound<'_, Self>, other: Operand<'_>) -> PyResult<()> {
+                    crate::failure::guarded(|| method!($name_in_place, slf, &other.0).map(drop))
                 }
             )*
         }
@@ -193,10 +205,10 @@ impl PyTensor {
 
     fn __ipow__(
         slf: &Bound<'_, Self>,
-        other: &Bound<'_, PyAny>,
+        other: Operand<'_>,
         _modulo: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        crate::failure::guarded(|| method!("pow_", slf, other).map(drop))
+        crate::failure::guarded(|| method!("pow_", slf, &other.0).map(drop))
     }
 
     fn __rtruediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

@@ -493,6 +493,12 @@ impl<'k> Compiler<'k> {
             _ => dtype,
         };
         self.check(op, working, operands);
+        if dtype == DType::Bool && matches!(op, Op::Load { .. } | Op::Gather { .. }) {
+            // Memory may have truth values of any byte, where it was written as numbers: true is what is not 0.
+            let step = self.push(op, DType::U8, operands, section);
+            let bytes = self.define(step, DType::U8, section);
+            return self.emit_cast(bytes, dtype, section);
+        }
         let step = self.push(op, working, operands, section);
         self.define(step, dtype, section)
     }

@@ -31,6 +31,7 @@ macro_rules! activations_table {
                 reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::silu_of_complex",
             }
             /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
             relu(x) Numeric {
@@ -130,13 +131,6 @@ macro_rules! activations_table {
                 samples: [[-2.0], [0.25]],
                 numbers: [0.5],
             }
-            /// x where it is above the threshold, else value.
-            threshold(x; limit, value): "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor" Numeric {
-                body: x.le(limit).select(value, x),
-                reference: if x > limit { x } else { value },
-                samples: [[-2.0], [0.5]],
-                numbers: [0.25, -3.0],
-            }
             /// x where it is positive, else x · weight: `_prelu_kernel` of PyTorch, whose weight broadcasts.
             prelu(x, y): "_prelu_kernel(Tensor self, Tensor weight) -> Tensor" Floating {
                 body: x.gt(0.0).select(x, x * y),
@@ -150,6 +144,7 @@ macro_rules! activations_table {
                 reference: if x < 0.0 { x / (1.0 - x) } else { x / (1.0 + x) },
                 samples: [[-2.0], [0.5], [30.0]],
                 numbers: [],
+                complex: "thalweg::softsign_of_complex",
             }
         }
     };

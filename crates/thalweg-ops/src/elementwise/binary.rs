@@ -139,6 +139,7 @@ macro_rules! binary_functions_table {
                 reference: (x.exp() + y.exp()).ln(),
                 samples: [[-2.0, 3.0], [0.5, 0.25]],
                 numbers: [],
+                complex: "thalweg::logaddexp_of_complex",
             }
             /// log₂ (2ˣ + 2ʸ), without overflow.
             logaddexp2(x, y): "logaddexp2(Tensor self, Tensor other) -> Tensor" Floating {
@@ -175,13 +176,6 @@ macro_rules! binary_functions_table {
             fmin(x, y): "fmin(Tensor self, Tensor other) -> Tensor" NumericOrBool {
                 body: x.le(y).or(y.eq(y).logical_not()).select(x, y),
                 reference: x.min(y),
-                samples: [[-2.0, 3.0], [0.5, -4.0]],
-                numbers: [],
-            }
-            /// 0 where x is negative, y where it is 0, else 1.
-            heaviside(x, y): "heaviside(Tensor self, Tensor values) -> Tensor" NumericOrBool {
-                body: x.eq(0.0).select(y, x.gt(0.0).select(x.like(1.0), x.like(0.0))).detach(),
-                reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }

@@ -170,6 +170,7 @@ macro_rules! functions_table {
                 samples: [[-0.5], [0.25]],
                 numbers: [],
                 autocast: Full,
+                complex: "thalweg::asin_of_complex",
             }
             /// The inverse of the cosine, in [0, π].
             acos(x) Floating {
@@ -178,6 +179,7 @@ macro_rules! functions_table {
                 samples: [[-0.5], [0.25]],
                 numbers: [],
                 autocast: Full,
+                complex: "thalweg::acos_of_complex",
             }
             /// The inverse of the tangent, in [−π/2, π/2].
             atan(x) Floating {
@@ -185,6 +187,7 @@ macro_rules! functions_table {
                 reference: x.atan2(1.0),
                 samples: [[-0.5], [0.25]],
                 numbers: [],
+                complex: "thalweg::atan_of_complex",
             }
             /// The hyperbolic sine.
             sinh(x) Floating {
@@ -210,6 +213,7 @@ macro_rules! functions_table {
                 reference: (x + (x * x + 1.0).sqrt()).ln(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::asinh_of_complex",
             }
             /// The inverse of the hyperbolic cosine, at least 0.
             acosh(x) Floating {
@@ -217,6 +221,7 @@ macro_rules! functions_table {
                 reference: (x + (x * x - 1.0).sqrt()).ln(),
                 samples: [[1.5], [4.0]],
                 numbers: [],
+                complex: "thalweg::acosh_of_complex",
             }
             /// The inverse of the hyperbolic tangent.
             atanh(x) Floating {
@@ -224,6 +229,7 @@ macro_rules! functions_table {
                 reference: 0.5 * ((1.0 + x) / (1.0 - x)).ln(),
                 samples: [[-0.5], [0.25]],
                 numbers: [],
+                complex: "thalweg::atanh_of_complex",
             }
             /// The error function.
             erf(x) Floating {
@@ -249,6 +255,7 @@ macro_rules! functions_table {
             /// The derivative of ln Γ(x).
             digamma(x) Floating {
                 body: x.digamma(),
+                gradients(g): [g * x.trigamma()],
                 // ψ at the two samples, from tables.
                 reference: if x < 1.0 { -1.085_860_879_786_472_2 } else { 1.103_156_640_645_243 },
                 samples: [[0.75], [3.5]],
@@ -321,6 +328,7 @@ macro_rules! functions_table {
                 reference: if x == 0.0 { 1.0 } else { (std::f64::consts::PI * x).sin() / (std::f64::consts::PI * x) },
                 samples: [[-0.7], [0.3]],
                 numbers: [],
+                complex: "thalweg::sinc_of_complex",
             }
             /// Returns whether x ≠ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             ne_scalar(x; other): "ne.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {

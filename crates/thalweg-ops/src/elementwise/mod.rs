@@ -26,6 +26,8 @@
 
 mod activations;
 mod binary;
+mod complex_parts;
+mod complex_values;
 mod functions;
 mod parts;
 mod series;
@@ -46,7 +48,10 @@ use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, scalar};
-use crate::{activations_table, binary_functions_table, functions_table, parts_table, special_table};
+use crate::{
+    activations_table, binary_functions_table, complex_parts_table, functions_table, parts_table,
+    special_table,
+};
 
 /// The schema of an entry: what it says, else its name and a tensor.
 macro_rules! schema {
@@ -181,11 +186,13 @@ activations_table!(define operator ACTIVATIONS activation_entries);
 binary_functions_table!(define operator BINARY_FUNCTIONS binary_entries);
 special_table!(define operator SPECIAL special_entries);
 parts_table!(define part PARTS part_entries);
+complex_parts_table!(define part COMPLEX_PARTS complex_part_entries);
 
 /// Every entry as a value, by its name.
 pub mod table {
     pub use super::activation_entries::*;
     pub use super::binary_entries::*;
+    pub use super::complex_part_entries::*;
     pub use super::function_entries::*;
     pub use super::part_entries::*;
     pub use super::special_entries::*;
@@ -198,7 +205,7 @@ pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
 
 /// Returns the formulas that operators choose from by their arguments.
 pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
-    PARTS.iter().copied()
+    [PARTS, COMPLEX_PARTS].into_iter().flatten().copied()
 }
 
 /// Returns √(x² + y²), without overflow; infinity beside NaN, too.

@@ -7,15 +7,15 @@ macro_rules! parts_table {
     ($callback:ident $($first:tt)*) => {
         $callback! {
             $($first)*
-            /// ln (1 + e^(beta · x)) / beta, without overflow; x where beta · x is above the threshold.
-            softplus_of(x; beta, threshold) Floating {
+            /// ln (1 + e^(beta · x)) / beta, without overflow; x where beta · x is above the limit.
+            softplus_of(x; beta, limit) Floating {
                 body: {
                     let scaled = x * beta;
                     let negative = scaled.lt(0.0);
                     let rest = negative.select(scaled, -scaled).exp().log1p();
-                    scaled.gt(threshold).select(x, (negative.select(x.like(0.0), scaled) + rest) * (1.0 / beta))
+                    scaled.gt(limit).select(x, (negative.select(x.like(0.0), scaled) + rest) * (1.0 / beta))
                 },
-                reference: if beta * x > threshold { x } else { (1.0 + (beta * x).exp()).ln() / beta },
+                reference: if beta * x > limit { x } else { (1.0 + (beta * x).exp()).ln() / beta },
                 samples: [[-2.0], [0.5], [30.0]],
                 numbers: [0.5, 8.0],
             }
@@ -168,6 +168,24 @@ macro_rules! parts_table {
                 samples: [[0.25], [0.75]],
                 numbers: [],
             }
+            /// ln (x / (1 − x)) of x between low and high, and of those where x is outside. The gradient outside is 0.
+            logit_within(x; low, high) Floating {
+                body: {
+                    let inside = x.lt(low).select(low, x.gt(high).select(high, x));
+                    (inside / (1.0 - inside)).log()
+                },
+                gradients(g): [x.lt(low).or(x.gt(high)).select(x.like(0.0), g / (x * (1.0 - x)))],
+                reference: { let inside = x.clamp(low, high); (inside / (1.0 - inside)).ln() },
+                samples: [[0.05], [0.25], [0.95]],
+                numbers: [0.1, 0.9],
+            }
+            /// x where it is above the threshold, else value.
+            threshold(x; limit, value) Numeric {
+                body: x.le(limit).select(value, x),
+                reference: if x > limit { x } else { value },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25, -3.0],
+            }
             /// nan where x is NaN, posinf where it is +∞, neginf where it is −∞, else x.
             nan_to_num_of(x; nan, posinf, neginf) Floating {
                 body: x.eq(x).select(x.eq(f64::INFINITY).select(posinf, x.eq(f64::NEG_INFINITY).select(neginf, x)), nan),
@@ -200,6 +218,13 @@ macro_rules! parts_table {
                 body: x.le(max).select(x, x.gt(max).select(max, (x + max).detach())),
                 reference: x.min(max),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
+                numbers: [],
+            }
+            /// 0 where x is negative, y where it is 0, else 1.
+            heaviside(x, y) NumericOrBool {
+                body: x.eq(0.0).select(y, x.gt(0.0).select(x.like(1.0), x.like(0.0))).detach(),
+                reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
             /// x to the power of y.
@@ -271,6 +296,14 @@ macro_rules! parts_table {
                 reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
                 samples: [[-2.0], [0.25], [3.0]],
                 numbers: [0.5],
+            }
+            /// The second derivative of ln Γ(x).
+            trigamma(x) Floating {
+                body: x.trigamma(),
+                // ψ′ at the two samples, from tables.
+                reference: if x < 1.0 { 2.541_879_648_764_158 } else { 0.330_357_756_151_839_04 },
+                samples: [[0.75], [3.5]],
+                numbers: [],
             }
             /// x².
             square_of(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }

@@ -1,5 +1,6 @@
 //! Anomaly mode: backward passes that say which line of the program their failures, and their NaNs, come from.
 
+use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 use thalweg_runtime::{Error, Result};
@@ -68,13 +69,23 @@ const fn level(mode: bool, check_nan: bool) -> Anomaly {
 /// Sets from now on what [`set_detect_anomaly`] sets for a function, and returns the mode and the look for NaN that there were: for
 /// code that cannot nest functions.
 pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
-    let former = set_anomaly(level(mode, check_nan));
-    (former != Anomaly::Off, former == Anomaly::LinesAndNan)
+    let former = (is_anomaly_enabled(), is_anomaly_check_nan_enabled());
+    set_anomaly(level(mode, check_nan));
+    CHECKS_NAN.set(check_nan);
+    former
 }
 
-/// Returns whether anomaly mode of this thread looks for NaN (`torch.is_anomaly_check_nan_enabled`).
+thread_local! {
+    /// Whether anomaly mode of this thread, while it is off, would look for NaN.
+    static CHECKS_NAN: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Returns whether anomaly mode of this thread looks for NaN, or would if it were on (`torch.is_anomaly_check_nan_enabled`).
 pub fn is_anomaly_check_nan_enabled() -> bool {
-    anomaly() == Anomaly::LinesAndNan
+    match anomaly() {
+        Anomaly::Off => CHECKS_NAN.get(),
+        mode => mode == Anomaly::LinesAndNan,
+    }
 }
 
 /// Returns whether this thread is in anomaly mode (`torch.is_anomaly_enabled`).

@@ -101,16 +101,16 @@ operators! {
     /// Returns the elements in f64 to the power of the exponents.
     "float_power.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
         fn float_power(exponent: tensor) = Composite(|call| {
-            call.tensor(0).to_dtype(DType::F64)?.pow(&call.tensor(1).to_dtype(DType::F64)?).map(single)
+            widest(call.tensor(0))?.pow(&widest(call.tensor(1))?).map(single)
         }), autocast: Parts;
     /// Returns the elements in f64 to the power of a number.
     "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
-        call.tensor(0).to_dtype(DType::F64)?.pow_scalar(call.scalar(1).to_f64()).map(single)
+        widest(call.tensor(0))?.pow_scalar(call.scalar(1).to_f64()).map(single)
     }), autocast: Parts;
     /// Returns a number to the power of each element, in f64.
     "float_power.Scalar(Scalar self, Tensor exponent) -> Tensor" = Composite(|call| {
-        let exponent = call.tensor(1).to_dtype(DType::F64)?;
-        let base = Tensor::full(&[], call.scalar(0).to_f64(), DType::F64, call.device)?;
+        let exponent = widest(call.tensor(1))?;
+        let base = Tensor::full(&[], call.scalar(0).to_f64(), exponent.dtype(), call.device)?;
         base.pow(&exponent).map(single)
     }), autocast: Parts;
     /// Returns self · 2 to the power of other.
@@ -128,6 +128,11 @@ operators! {
         call.tensor(0).zero_()?;
         Ok(single(call.tensor(0).clone()))
     });
+}
+
+/// Returns the elements in the widest dtype of their kind: f64, or complex128.
+fn widest(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(if x.dtype().is_complex() { DType::C128 } else { DType::F64 })
 }
 
 fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {

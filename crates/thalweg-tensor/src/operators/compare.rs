@@ -82,14 +82,14 @@ fn isclose(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     let mut close = x.eq(&y)?;
-    let is_real_or_complex = x.dtype().is_floating_point() || x.dtype().is_complex();
-    if is_real_or_complex && call.bool(4) {
+    let has_nan = |x: &Tensor| x.dtype().is_floating_point() || x.dtype().is_complex();
+    if has_nan(&x) && call.bool(4) {
         close = close.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?;
     }
     if relative == 0.0 && absolute == 0.0 {
         return Ok(close);
     }
-    let wide = |x: &Tensor| if is_real_or_complex { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
+    let wide = |x: &Tensor| if has_nan(x) { Ok(x.clone()) } else { x.to_dtype(default_dtype()) };
     let (x, y) = (wide(&x)?, wide(&y)?);
     let allowed = y.mul_scalar(relative)?.abs()?.add_scalar(absolute)?;
     let distance = x.sub(&y)?.abs()?;

@@ -75,93 +75,11 @@ operators! {
         let [re, im] = parts(call.tensor(0))?;
         re.hypot(&im).map(single)
     }, &ABSOLUTE), complex: Taken;
-    /// Returns the hyperbolic tangents of complex numbers.
-    "thalweg::tanh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        let [re, im] = tangent(&a, &b)?;
-        of_parts(&re, &im).map(single)
-    }, &TANH), complex: Taken;
     /// Returns the angles of complex numbers in radians, in (−π, π].
     "thalweg::angle_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;
         im.atan2(&re).map(single)
     }, &ANGLE), complex: Taken;
-    /// Returns the exponentials of complex numbers.
-    "thalweg::exp_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [re, im] = parts(call.tensor(0))?;
-        let size = re.exp()?;
-        of_parts(&size.mul(&im.cos()?)?, &size.mul(&im.sin()?)?).map(single)
-    }), complex: Taken;
-    /// Returns the natural logarithms of complex numbers.
-    "thalweg::log_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| of_parts(&call.tensor(0).abs()?.log()?, &call.tensor(0).angle()?).map(single)), complex: Taken;
-    /// Returns the roots of complex numbers whose real parts are not negative.
-    "thalweg::sqrt_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| root(call.tensor(0)).map(single)), complex: Taken;
-    /// Returns 1 over the roots of complex numbers.
-    "thalweg::rsqrt_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| root(call.tensor(0))?.reciprocal().map(single)), complex: Taken;
-    /// Returns 2 to the power of complex numbers.
-    "thalweg::exp2_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| call.tensor(0).mul_scalar(std::f64::consts::LN_2)?.exp().map(single)), complex: Taken;
-    /// Returns eᶻ − 1 of complex numbers, exact near 0.
-    "thalweg::expm1_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        // e^a · cos b − 1 without loss where both parts are small.
-        let [a, b] = parts(call.tensor(0))?;
-        let half = b.mul_scalar(0.5)?.sin()?;
-        let re = a.expm1()?.mul(&b.cos()?)?.sub(&half.square()?.mul_scalar(2.0)?)?;
-        of_parts(&re, &a.exp()?.mul(&b.sin()?)?).map(single)
-    }), complex: Taken;
-    /// Returns the logarithms of complex numbers to base 2.
-    "thalweg::log2_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG2_E).map(single)), complex: Taken;
-    /// Returns the logarithms of complex numbers to base 10.
-    "thalweg::log10_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG10_E).map(single)), complex: Taken;
-    /// Returns ln (1 + z) of complex numbers, exact near 0.
-    "thalweg::log1p_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        // |1 + z|² − 1 = a · (a + 2) + b².
-        let [a, b] = parts(call.tensor(0))?;
-        let square = a.mul(&a.add_scalar(2.0)?)?.add(&b.square()?)?;
-        of_parts(&square.log1p()?.mul_scalar(0.5)?, &b.atan2(&a.add_scalar(1.0)?)?).map(single)
-    }), complex: Taken;
-    /// Returns the sines of complex numbers.
-    "thalweg::sin_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.sin()?.mul(&b.cosh()?)?, &a.cos()?.mul(&b.sinh()?)?).map(single)
-    }), complex: Taken;
-    /// Returns the cosines of complex numbers.
-    "thalweg::cos_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.cos()?.mul(&b.cosh()?)?, &a.sin()?.mul(&b.sinh()?)?.neg()?).map(single)
-    }), complex: Taken;
-    /// Returns the tangents of complex numbers.
-    "thalweg::tan_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        let [im, re] = tangent(&b, &a)?;
-        of_parts(&re, &im).map(single)
-    }), complex: Taken;
-    /// Returns the hyperbolic sines of complex numbers.
-    "thalweg::sinh_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.sinh()?.mul(&b.cos()?)?, &a.cosh()?.mul(&b.sin()?)?).map(single)
-    }), complex: Taken;
-    /// Returns the hyperbolic cosines of complex numbers.
-    "thalweg::cosh_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.cosh()?.mul(&b.cos()?)?, &a.sinh()?.mul(&b.sin()?)?).map(single)
-    }), complex: Taken;
-    /// Returns 1 / (1 + e⁻ᶻ) of complex numbers.
-    "thalweg::sigmoid_of_complex(Tensor self) -> Tensor"
-        = Composite(|call| call.tensor(0).neg()?.exp()?.add_scalar(1.0)?.reciprocal().map(single)), complex: Taken;
     /// Returns whether both parts of complex numbers are finite.
     "thalweg::isfinite_of_complex(Tensor self) -> Tensor"
         = Composite(|call| call.tensor(0).view_as_real()?.isfinite()?.all_dim(-1, false).map(single)), complex: Taken;
@@ -175,18 +93,6 @@ operators! {
     "thalweg::mean_of_complex(Tensor self, Scalar count, int[] dim) -> Tensor"
         = Composite(|call| over_parts_by(built_in!("thalweg::mean")?, call)), complex: Taken;
 }
-
-/// The gradient of tanh is 1 − tanh², conjugated.
-static TANH: Formula = Formula {
-    inputs: &[],
-    outputs: &[0],
-    backward: |call| {
-        call.one(0, || {
-            let slope = call.result(0)?.square()?.neg()?.add_scalar(1.0)?;
-            call.gradient()?.mul(&slope.conj()?)
-        })
-    },
-};
 
 /// The gradient of |z| is z / |z|, and 0 where z is.
 static ABSOLUTE: Formula = Formula {
@@ -377,12 +283,6 @@ pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
     power(&base, exponent).map(single)
 }
 
-/// Returns the roots whose real parts are not negative: of the absolute value, at half the angle.
-fn root(z: &Tensor) -> Result<Tensor> {
-    let (size, half) = (z.abs()?.sqrt()?, z.angle()?.mul_scalar(0.5)?);
-    of_parts(&size.mul(&half.cos()?)?, &size.mul(&half.sin()?)?)
-}
-
 /// Returns base^exponent = exp(exponent · log base); of a base of 0, 0, and 1 where the exponent is 0 too.
 pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let dtype = DType::promote(base.dtype(), exponent.dtype());
@@ -394,16 +294,6 @@ pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let result = is_zero.select_where(&one, &base)?.log()?.mul(&exponent)?.exp()?;
     let of_zero = exponent.eq_scalar(0.0)?.to_dtype(DType::C128)?;
     is_zero.select_where(&of_zero, &result)?.to_dtype(dtype)
-}
-
-/// Returns the parts of the hyperbolic tangent of a + b i (W. Kahan, *Branch cuts for complex elementary functions*, 1987). Beyond ±40 it
-/// is ±1 in any precision.
-fn tangent(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
-    let (t, s) = (b.tan()?, a.clamp(-40.0, 40.0)?.sinh()?);
-    let beta = t.square()?.add_scalar(1.0)?;
-    let divisor = beta.mul(&s.square()?)?.add_scalar(1.0)?;
-    let root = s.square()?.add_scalar(1.0)?.sqrt()?;
-    Ok([beta.mul(&root)?.mul(&s)?.div(&divisor)?, t.div(&divisor)?])
 }
 
 /// Returns real numbers with 1 in place of 0.

@@ -124,7 +124,7 @@ operators! {
         = Kernel(|call| nonzero_static(call).map(single)), complex: Taken;
     /// Returns numbers from a start to an end as powers of a base.
     "logspace(Scalar start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| logspace(call).map(single));
+        = Composite(|call| logspace(call).map(single)), out: [KeepsShape];
     /// Returns numbers from a start to an end as powers of a base; the host reads the bounds.
     "logspace.Tensor_Tensor(Tensor start, Tensor end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| with_bounds(call, built_in!("logspace")?));

@@ -88,16 +88,16 @@ operators! {
         = Composite(|call| filled(call, &[], call.scalar(0), 1, default_dtype)), complex: EachPart;
     /// Returns 0, 1, … below an end.
     "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single));
+        = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single)), out: [KeepsShape];
     /// Returns start, start + 1, … below an end.
     "arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), Scalar::I64(1)], 2).map(single));
+        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), Scalar::I64(1)], 2).map(single)), out: [KeepsShape];
     /// Returns start, start + step, … on this side of an end.
     "arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single)), out_form: "arange.start_out";
+        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single)), out_form: "arange.start_out", out: [KeepsShape];
     /// Returns so many numbers from a start to an end, both included.
     "linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| linspace(call).map(single));
+        = Composite(|call| linspace(call).map(single)), out: [KeepsShape];
     /// Returns the identity matrix.
     "eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| eye(call, [call.int(0); 2], 1).map(single));

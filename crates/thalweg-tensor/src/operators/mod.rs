@@ -25,6 +25,7 @@ pub(crate) mod body;
 mod calculus;
 mod compare;
 mod complex;
+mod complex_functions;
 mod counting;
 mod create;
 mod ctc;
@@ -123,6 +124,7 @@ static FAMILIES: &[&[OpDef]] = &[
     calculus::OPERATORS,
     compare::OPERATORS,
     complex::OPERATORS,
+    complex_functions::OPERATORS,
     quantized::OPERATORS,
     statistics::OPERATORS,
     counting::OPERATORS,

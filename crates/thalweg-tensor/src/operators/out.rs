@@ -104,12 +104,16 @@ pub(crate) enum OutRule {
     AnyDType,
     /// Memory that no input has.
     Apart,
+    /// A truth value, or a byte.
+    Truth,
+    /// Nothing: a given tensor of as many elements keeps its shape.
+    KeepsShape,
 }
 
 impl OutRule {
     /// Refuses tensors that do not meet the condition, in PyTorch's words.
     fn check(self, operator: &Operator, inputs: &[&Tensor], out: &[Tensor]) -> Result<()> {
-        let Some(dtype) = inputs.first().map(|first| first.dtype()) else { return Ok(()) };
+        let dtype = inputs.first().map_or(DType::Bool, |input| input.dtype());
         let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
         let refusal = match self {
             Self::DTypeOfFirst => other_than(dtype).map(|given| {
@@ -143,6 +147,13 @@ impl OutRule {
                 let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
+            Self::Truth => (out.iter().map(Tensor::dtype))
+                .find(|given| !matches!(given, DType::Bool | DType::U8))
+                .map(|given| {
+                    let name = operator.base_name();
+                    format!("{name} only supports bool tensor for result, got: {}", named(given))
+                }),
+            Self::KeepsShape => None,
         };
         refusal.map_or(Ok(()), |why| Err(Error::invalid(why)))
     }
@@ -186,6 +197,7 @@ pub(crate) fn call_out(
     let mut inputs = SmallVec::new();
     arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
     let label = label_at(operator.base_name(), location);
+    let arguments = &of_dtype(operator, arguments, out)?;
     (operator.out_rules().iter())
         .try_for_each(|rule| rule.check(operator, &inputs, out))
         .map_err(|error| error.in_call(operator.base_name(), location))?;
@@ -211,6 +223,13 @@ pub(crate) fn call_out(
             ));
         }
         let takes_any = operator.out_rules().iter().any(|rule| matches!(rule, OutRule::AnyDType));
+        if operator.out_rules().iter().any(|rule| matches!(rule, OutRule::KeepsShape)) {
+            for (result, target) in results.iter_mut().zip(out) {
+                if result.elements() == target.elements() && !are_same(result, target) {
+                    *result = result.reshape(target.shape())?;
+                }
+            }
+        }
         let is_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_));
         for (result, target) in results.iter().zip(out) {
             check_target(result, target, takes_any)?;
@@ -235,6 +254,29 @@ pub(crate) fn call_out(
         })
     };
     run().map_err(|error| error.in_call(operator.base_name(), location))
+}
+
+/// Returns the arguments of an operator that makes tensors with the dtype of those that are given; another one is refused.
+fn of_dtype<'a>(
+    operator: &Operator,
+    arguments: &[Argument<'a>],
+    out: &[Tensor],
+) -> Result<SmallVec<[Argument<'a>; 8]>> {
+    let (schema, mut arguments) = (operator.schema(), SmallVec::<[Argument<'a>; 8]>::from(arguments));
+    let Some(dtype) = out.first().map(Tensor::dtype) else { return Ok(arguments) };
+    for (parameter, argument) in schema.parameters.iter().zip(&mut arguments) {
+        match *argument {
+            _ if parameter.name != "dtype" || !is_given(schema, parameter) => {}
+            Argument::DType(wanted) if wanted != dtype => {
+                let [wanted, dtype] = [wanted, dtype].map(named);
+                return Err(Error::invalid(format!(
+                    "dtype {wanted} does not match dtype of out parameter ({dtype})"
+                )));
+            }
+            _ => *argument = Argument::DType(dtype),
+        }
+    }
+    Ok(arguments)
 }
 
 /// Offers the given tensors to the operator, where each has memory of its own.

@@ -170,12 +170,13 @@ operators! {
     "logit(Tensor self, float? eps=None) -> Tensor"
         fn logit(eps: optional_float) = Composite(|call| {
             let x = call.tensor(0);
-            let bounded = match call.optional_float(1) {
-                Some(eps) if x.dtype().is_floating_point() => x.clamp(eps, 1.0 - eps)?,
-                Some(eps) => x.to_dtype(DType::F32)?.clamp(eps, 1.0 - eps)?,
-                None => x.clone(),
-            };
-            built_in!("thalweg::logit_of")?.call(&[(&bounded).into()], None, call.label)
+            match call.optional_float(1) {
+                None => built_in!("thalweg::logit_of")?.call(&[x.into()], None, call.label),
+                Some(eps) => {
+                    let [low, high] = [eps, 1.0 - eps].map(|bound| Argument::Scalar(Scalar::F64(bound)));
+                    built_in!("thalweg::logit_within")?.call(&[x.into(), low, high], None, call.label)
+                }
+            }
         }), first: Consumed;
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
@@ -195,6 +196,26 @@ operators! {
             Ok(match call.tensor(0).dtype().is_floating_point() {
                 true => with_numbers(call, &table::hardtanh_of, bounds),
                 false => with_numbers(call, &table::hardtanh_of, bounds.map(|bound| Scalar::I64(bound.to_i64()))),
+            })
+        });
+    /// Returns 0 where self is negative, 1 where it is positive, and the element of values where it is 0.
+    "heaviside(Tensor self, Tensor values) -> Tensor"
+        fn heaviside(values: tensor) = Lowered(|call| match call.tensor(0).dtype() == call.tensor(1).dtype() {
+            true => Ok(with_numbers(call, &table::heaviside, [])),
+            false => Err(Error::invalid("heaviside is not yet implemented for tensors with different dtypes.")),
+        });
+    /// Returns self where it is above the threshold, else value. Integers stay integers.
+    "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"
+        fn threshold(threshold: scalar, value: scalar) = Lowered(|call| {
+            let numbers = [call.scalar(1), call.scalar(2)];
+            let dtype = call.tensor(0).dtype();
+            Ok(match dtype {
+                DType::Bool => return Err(Error::not_implemented("\"threshold\" not implemented for 'Bool'")),
+                _ if dtype.is_floating_point() => with_numbers(call, &table::threshold, numbers),
+                _ => {
+                    let whole = numbers.map(|number| Scalar::I64(number.to_i64()));
+                    with_numbers(call, &table::threshold, whole)
+                }
             })
         });
     /// Returns self drawn towards 0 by lambd, and 0 where |self| is at most that.

@@ -12,8 +12,10 @@ use super::{call as call_operator, in_place, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dtype_name::unaliased_cpp_type;
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
+use crate::warning::warn;
 
 operators! {
     /// Returns numbers in [0, 1).
@@ -293,12 +295,40 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
             "random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )));
     }
+    check_bounds([low, high - 1], dtype)?;
     let Ok(range) = i64::try_from(i128::from(high) - i128::from(low)) else {
         return Err(Error::invalid(format!(
             "randint: from {low} to {high} are more numbers than an int64 counts"
         )));
     };
     default_generator(call.device)?.integers(shape, range, low, dtype)
+}
+
+/// Refuses integers to draw that a dtype does not hold, and warns of those that a float does not hold exactly.
+fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
+    for (bound, name) in bounds.into_iter().zip(["from", "to - 1"]) {
+        let end = i128::from(end_of(dtype));
+        let least = if dtype.is_floating_point() {
+            1 - end
+        } else if dtype.is_signed() {
+            -end
+        } else {
+            0
+        };
+        if dtype == DType::I64 || dtype.is_complex() || (least..end).contains(&i128::from(bound)) {
+            continue;
+        }
+        if !dtype.is_floating_point() {
+            return Err(Error::invalid(format!("{name} is out of bounds for {}", unaliased_cpp_type(dtype))));
+        }
+        warn(&format!(
+            "{name} is out of bounds [{least}, {}]. Due to precision limitations {} can support discrete uniform distribution only within \
+             this range.",
+            end - 1,
+            unaliased_cpp_type(dtype)
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the end of the integers from 0 on that a dtype holds exactly. One beyond int64 cannot be said; the last number is then not drawn.

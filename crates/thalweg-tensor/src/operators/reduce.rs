@@ -96,20 +96,20 @@ operators! {
         complex: Parts(complex::products);
     /// Returns whether any element is not 0.
     "any(Tensor self) -> Tensor"
-        fn any() = Composite(|call| truth(call, &ANY, None, false)), out_form: "any.all_out";
+        fn any() = Composite(|call| truth(call, &ANY, None, false)), out_form: "any.all_out", out: [Truth];
     /// Returns whether any element along a dimension is not 0.
     "any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2))), out_form: "any.out";
+        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2))), out_form: "any.out", out: [Truth];
     /// Returns whether any element over dimensions is not 0.
     "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
         fn any_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ANY, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns whether no element is 0.
     "all(Tensor self) -> Tensor"
-        fn all() = Composite(|call| truth(call, &ALL, None, false)), out_form: "all.all_out";
+        fn all() = Composite(|call| truth(call, &ALL, None, false)), out_form: "all.all_out", out: [Truth];
     /// Returns whether no element along a dimension is 0.
     "all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2))), out_form: "all.out";
+        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2))), out_form: "all.out", out: [Truth];
     /// Returns whether no element over dimensions is 0.
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
         fn all_dims(dim: optional_ints, keepdim: bool)

@@ -10,7 +10,7 @@ use super::Body::{Composite, Differentiable, Kernel};
 use super::{operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -197,8 +197,10 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
     if n < 0 {
         return Err(Error::invalid("polygamma(n, x) does not support negative n."));
     }
-    if n == 0 {
-        return x.digamma();
+    match n {
+        0 => return x.digamma(),
+        1 => return super::call(built_in!("thalweg::trigamma")?, &[x.into()], None, call.label.location),
+        _ => {}
     }
     // (−1)ⁿ⁺¹ n! ζ(n + 1, x).
     let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(default_dtype())? };

@@ -1,0 +1,70 @@
+"""Functions of complex numbers at extreme points, against PyTorch's results (`goldens/complex.bin.gz`)."""
+
+import gzip
+import math
+import pathlib
+import struct
+
+import complex_points as points
+import thalweg
+
+GOLDENS = pathlib.Path(__file__).resolve().parent / "goldens/complex.bin.gz"
+
+
+def results():
+    """Yields dtype, function, points and PyTorch's results."""
+    data, at = gzip.decompress(GOLDENS.read_bytes()), 0
+    for dtype in points.DTYPES:
+        z = points.points(dtype)
+        kind, size = ("d", 16) if dtype == "complex128" else ("f", 8)
+        for function in points.FUNCTIONS:
+            parts = struct.unpack_from(f"<{2 * len(z)}{kind}", data, at)
+            at += len(z) * size
+            yield dtype, function, z, [complex(a, b) for a, b in zip(parts[::2], parts[1::2])]
+    assert at == len(data)
+
+
+def size(z):
+    """Returns the greater part of a number without its sign; NaN where one is."""
+    return math.nan if z != z else max(abs(z.real), abs(z.imag))
+
+
+def agree(found, expected, whole, tolerance, zeros_have_signs):
+    """Returns whether a part of a number is PyTorch's: what it is, its sign, and its digits as far as those of the whole number go."""
+    if math.isnan(expected) or math.isinf(expected):
+        return math.isnan(found) if math.isnan(expected) else found == expected
+    if expected == 0.0 and found == 0.0:
+        return not zeros_have_signs or math.copysign(1.0, found) == math.copysign(1.0, expected)
+    return abs(found - expected) <= tolerance * (abs(expected) + (0.1 * whole if math.isfinite(whole) else 0.0))
+
+
+def test_functions_are_pytorchs_at_extreme_points():
+    wrong, counted = [], 0
+    for dtype, function, z, expected in results():
+        # PyTorch's arccos beside 1 has ten digits.
+        tolerance = 2e-6 if dtype == "complex64" else 1e-9 if function == "acos" else 1e-13
+        found = points.called(thalweg, function, thalweg.tensor(z, dtype=getattr(thalweg, dtype))).tolist()
+        for point, ours, theirs in zip(z, found, expected):
+            if function in points.FINITE and not (size(point) < 1e9 and size(theirs) < 1e30):
+                continue
+            counted += 1
+            # PyTorch's arccos of the real axis has a zero of another sign than C99 says.
+            # Beside NaN and an angle that is none, C99 leaves signs of zeros open.
+            signs = function in points.EXACT and function != "acos" and not (math.isnan(theirs.real) or math.isnan(theirs.imag))
+            pairs = ((ours.real, theirs.real), (ours.imag, theirs.imag))
+            if not all(agree(one, other, size(theirs), tolerance, signs) for one, other in pairs):
+                wrong.append(f"{dtype} {function}({point}) = {ours}, not {theirs}")
+    assert counted > 6000 and not wrong, f"{len(wrong)} of {counted}:\n" + "\n".join(wrong[:40])
+
+
+def test_gradients_are_derivatives():
+    # The derivative of a holomorphic function, by a difference along each axis, conjugated.
+    z = thalweg.tensor([0.3 + 0.4j, -1.5 + 0.7j, 2.0 - 3.0j, -0.2 - 0.9j], dtype=thalweg.complex128, requires_grad=True)
+    for function in points.EXACT + ("expm1", "log1p", "sinc", "silu", "sigmoid"):
+        value = points.called(thalweg, function, z)
+        gradient, = thalweg.autograd.grad(value, z, thalweg.ones_like(value))
+        for step in (1e-6, 1e-6j):
+            with thalweg.no_grad():
+                high, low = (points.called(thalweg, function, z + sign * step) for sign in (1, -1))
+                slope = ((high - low) / (2 * step)).conj()
+            assert thalweg.allclose(gradient, slope, rtol=1e-6, atol=1e-7), f"{function} {gradient.tolist()} {slope.tolist()}"

@@ -1,0 +1,101 @@
+"""Results at the edges of what operators take: truth values of other bytes, poles, bounds, dtypes that differ, given tensors of another shape.
+
+The numbers are PyTorch's."""
+
+import math
+import warnings
+
+import thalweg as th
+from support import close, raises
+
+
+def test_truth_values_of_any_byte_are_true():
+    x = th.tensor([2, 255, 0, 1], dtype=th.uint8).view(th.bool)
+    assert x.sum().item() == 3 and x.count_nonzero().item() == 3
+    assert x.logical_not().tolist() == [False, False, True, False]
+    assert (x == th.tensor([True, True, False, True])).all().item()
+    assert (x.to(th.int32) + 0).tolist() == [1, 1, 0, 1]
+    assert th.where(x, 1.0, 0.0).tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert x[th.tensor([1, 2])].logical_not().tolist() == [False, True]
+    # A view of the bytes: they are not written.
+    assert x.view(th.uint8).tolist() == [2, 255, 0, 1]
+
+
+def test_gradients_at_poles():
+    x = th.tensor([0.0, -1.0, -2.0, 0.5, math.inf], dtype=th.float64, requires_grad=True)
+    th.digamma(x).sum().backward()
+    close(x.grad[3:].tolist(), [math.pi ** 2 / 2, 0.0])
+    assert all(value > 1e10 for value in x.grad[:3].tolist())
+    assert th.polygamma(1, th.tensor([math.inf, 0.0, 1.0])).tolist()[:2] == [0.0, math.inf]
+    close(th.polygamma(1, th.tensor(1.0)).item(), math.pi ** 2 / 6)
+
+
+def test_logit_with_bounds():
+    x = th.tensor([-0.5, 0.05, 0.1, 0.5, 0.9, 1.5, math.nan], dtype=th.float64, requires_grad=True)
+    y = th.logit(x, 0.1)
+    y.sum().backward()
+    close(y.tolist(), [math.log(0.1 / 0.9)] * 3 + [0.0] + [math.log(0.9 / 0.1)] * 2 + [math.nan])
+    close(x.grad.tolist(), [0.0, 0.0, 1 / 0.09, 4.0, 1 / 0.09, 0.0, math.nan])
+
+
+def test_integers_stay_integers_above_a_threshold():
+    x = th.tensor([1, 2, 3], dtype=th.int16)
+    y = th.nn.functional.threshold(x, 1.5, 7.5)
+    assert (y.dtype, y.tolist()) == (th.int16, [7, 2, 3])
+    with raises(NotImplementedError, "not implemented for 'Bool'"):
+        th.threshold(x.bool(), 0, 0)
+
+
+def test_anomaly_mode_would_look_for_nan():
+    assert (th.is_anomaly_enabled(), th.is_anomaly_check_nan_enabled()) == (False, True)
+    with th.autograd.set_detect_anomaly(True, check_nan=False):
+        assert (th.is_anomaly_enabled(), th.is_anomaly_check_nan_enabled()) == (True, False)
+    assert (th.is_anomaly_enabled(), th.is_anomaly_check_nan_enabled()) == (False, True)
+
+
+def test_dtypes_that_differ_are_refused():
+    with raises(RuntimeError, "heaviside is not yet implemented for tensors with different dtypes."):
+        th.heaviside(th.tensor([1.0]), th.tensor([1]))
+    assert th.heaviside(th.tensor([0, 3]), th.tensor([5, 5])).tolist() == [5, 1]
+
+
+def test_operators_in_place_leave_others_their_say():
+    class Other:
+        def __radd__(self, other):
+            return "said"
+
+    x = th.ones(2)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+        assert getattr(x, f"__i{name}__")(Other()) is NotImplemented, name
+    y = x
+    y += Other()
+    assert y == "said"
+    with raises(TypeError, "unsupported operand type"):
+        x -= Other()
+
+
+def test_given_tensors_of_as_many_elements_keep_their_shape():
+    for fill in (lambda out: th.linspace(0, 3, 4, out=out), lambda out: th.arange(0, 4, out=out), lambda out: th.logspace(0, 3, 4, 2.0, out=out)):
+        x = th.zeros(2, 3)
+        fill(x.narrow(1, 1, 2))
+        assert x[:, 0].tolist() == [0.0, 0.0] and x.shape == (2, 3) and x[1, 2].item() in (3.0, 8.0)
+
+
+def test_integers_are_drawn_within_the_dtype():
+    for from_, to, name in ((-1, 5, "from"), (0, 257, "to - 1"), (256, 300, "from")):
+        with raises(RuntimeError, f"{name} is out of bounds for unsigned char"):
+            th.empty(3, dtype=th.uint8).random_(from_, to)
+    th.empty(3, dtype=th.uint8).random_(0, 256)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        th.empty(3, dtype=th.float16).random_(0, 5000)
+    assert "to - 1 is out of bounds [-2048, 2048]" in str(found[0].message)
+
+
+def test_complex_numbers_are_compared_and_raised():
+    z = th.tensor([1 + 2j, math.nan + 0j])
+    assert th.isclose(z, z).tolist() == [True, False] and th.isclose(z, z, equal_nan=True).tolist() == [True, True]
+    assert not th.isclose(z[:1], z[:1] + 1e-3j).item() and th.allclose(z[:1], z[:1] + 1e-7j)
+    power = th.float_power(z[:1], 2)
+    assert power.dtype is th.complex128
+    close([power.real.item(), power.imag.item()], [-3.0, 4.0])
