@@ -129,7 +129,7 @@ impl OutRule {
             Self::Int64 => other_than(DType::I64)
                 .map(|given| format!("{name} expects Long tensor out, got: {given}")),
             Self::Apart => {
-                let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
+                let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
             Self::Truth => (out.iter().map(Tensor::dtype))
