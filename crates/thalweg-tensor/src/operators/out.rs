@@ -144,7 +144,7 @@ impl OutRule {
             }),
             Self::AnyDType => None,
             Self::Apart => {
-                let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
+                let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
             Self::Truth => (out.iter().map(Tensor::dtype))
