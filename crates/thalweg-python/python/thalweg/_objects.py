@@ -12,7 +12,8 @@ import zipfile
 
 from . import _core
 from ._results import Size
-from ._storage import TypedStorage, UntypedStorage
+from ._storage import UntypedStorage
+from ._typed_storage import TypedStorage
 from ._storages import Shared, attributes, has_memory, plain_class, view, with_attributes
 from ._typed import KINDS
 from .nn.parameter import Buffer, Parameter, UninitializedParameter, is_lazy
