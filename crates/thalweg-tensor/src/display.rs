@@ -76,15 +76,15 @@ impl fmt::Display for Tensor {
 impl Tensor {
     fn printed(&self) -> Result<String> {
         let options = print_options();
-        let (shown, shape) = self.shown(&options)?;
+        let is_meta = self.device().is_meta();
         let mut suffixes = Vec::new();
-        suffixes.push(format!("device='{}'", self.device()));
-        if self.elements() == 0 && self.rank() != 1 {
+        suffixes.push(if is_meta { "device='meta'".into() } else { format!("device='{}'", self.device()) });
+        if is_meta || (self.elements() == 0 && self.rank() != 1) {
             suffixes.push(format!("size={}", size_text(self.shape())));
         }
         let is_default = match self.dtype() {
             DType::F32 => true,
-            DType::I64 | DType::Bool | DType::C64 => self.elements() > 0,
+            DType::I64 | DType::Bool | DType::C64 => self.elements() > 0 && !is_meta,
             _ => false,
         };
         if !is_default {
@@ -96,8 +96,10 @@ impl Tensor {
             false => {}
         }
         let body = match self.elements() {
+            _ if is_meta => "...".to_owned(),
             0 => "[]".to_owned(),
             _ => {
+                let (shown, shape) = self.shown(&options)?;
                 let edge = (self.elements() > options.threshold).then_some(options.edge_items);
                 let layout = Printed { values: &shown, edge, line_width: options.line_width };
                 layout.dimension(&shape, self.shape(), 0, PREFIX.len())

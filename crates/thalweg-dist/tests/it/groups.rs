@@ -164,7 +164,7 @@ fn writes_are_seen_by_autograd() {
         let y = x.mul(&weight)?;
         group.all_reduce(&weight, Sum)?.wait()?;
         let error = y.backward().unwrap_err();
-        assert!(error.to_string().contains("was written in place"), "{error}");
+        assert!(error.to_string().contains("modified by an inplace operation"), "{error}");
         Ok(())
     })
     .unwrap();

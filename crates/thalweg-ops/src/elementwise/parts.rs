@@ -300,8 +300,12 @@ macro_rules! parts_table {
             /// The second derivative of ln Γ(x).
             trigamma(x) Floating {
                 body: x.trigamma(),
-                // ψ′ at the two samples, from tables.
-                reference: if x < 1.0 { 2.541_879_648_764_158 } else { 0.330_357_756_151_839_04 },
+                // At 3/4 it is π² − 8 G, of Catalan's constant G, and at 7/2 π²/2 − 4 (1 + 1/9 + 1/25).
+                reference: {
+                    let square = std::f64::consts::PI.powi(2);
+                    let sum = 1.0 + 1.0 / 9.0 + 1.0 / 25.0;
+                    if x < 1.0 { square - 8.0 * 0.915_965_594_177_219 } else { square / 2.0 - 4.0 * sum }
+                },
                 samples: [[0.75], [3.5]],
                 numbers: [],
             }

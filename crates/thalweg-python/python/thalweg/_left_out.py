@@ -232,7 +232,6 @@ _GIVEN = {
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
-    "_utils": {"_element_size": lambda dtype: dtype.itemsize},
     "utils._python_dispatch": {"is_traceable_wrapper_subclass": _false},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {

@@ -14,4 +14,9 @@ def _unflatten_dense_tensors(flat, tensors):
     return tuple(part.view(tensor.shape) for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors))
 
 
+def _element_size(dtype):
+    """Returns the bytes of an element."""
+    return dtype.itemsize
+
+
 __getattr__ = _rest(__name__)

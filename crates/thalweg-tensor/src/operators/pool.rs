@@ -379,7 +379,8 @@ fn average(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     if let Some(dims) = whole_planes(kind, &pool) {
         return call.tensor(0).detach().mean(&dims, true).map(single);
     }
-    pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
+    let means = pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)?;
+    in_format(&means, format_of(call.tensor(0))).map(single)
 }
 
 /// Returns the dimensions of planes where each is the only window of an adaptive pool.
@@ -413,7 +414,8 @@ fn average_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
         let share = gradient.to_dtype(gradient.dtype().compute())?.div_scalar(points as f64)?;
         return share.to_dtype(gradient.dtype())?.expand(shape)?.copied(call.label.location).map(single);
     }
-    pool.geometry.average_backward(&gradient, pool.planes, shape, call.label).map(single)
+    let spread = pool.geometry.average_backward(&gradient, pool.planes, shape, call.label)?;
+    in_format(&spread, format_of(call.tensor(1))).map(single)
 }
 
 /// Returns a tensor of which only the shape is used: its elements are never read.

@@ -712,8 +712,7 @@ pub(super) fn inverse(order: &[usize]) -> Shape {
 /// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
 pub(super) fn format_of(x: &Tensor) -> i64 {
     match x.rank() {
-        4 if is_channels_last(x) => 2,
-        5 if is_channels_last(x) => 3,
+        rank @ (4 | 5) if x.layout().is_like_channels_last() => rank as i64 - 2,
         _ => 0,
     }
 }

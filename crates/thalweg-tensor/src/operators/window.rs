@@ -358,6 +358,19 @@ impl Convolution {
         Self { stride, padding, dilation, output_padding: Some(output_padding), groups: call.int(6) }
     }
 
+    /// Returns a batch around an input without one, and whether it was made.
+    fn in_batch(&self, input: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
+        in_batch(input, rank).map_err(|_| {
+            let name = if self.output_padding.is_some() { "conv_transpose" } else { "conv" };
+            Error::invalid(format!(
+                "Expected {}D (unbatched) or {rank}D (batched) input to {name}{}d, but got input of size: {:?}",
+                rank - 1,
+                rank - 2,
+                input.shape()
+            ))
+        })
+    }
+
     /// Returns the convolution of the first two tensors of a call, plus the third.
     fn run(&self, call: &Call<'_>) -> Result<Tensors> {
         let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
@@ -369,7 +382,7 @@ impl Convolution {
             )));
         }
         self.check_signs()?;
-        let (input, made) = in_batch(input, rank)?;
+        let (input, made) = self.in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
         if let (Some(bias), None) = (bias, &self.output_padding)
             && let Some(result) = self.by_library(&input, weight, Some(bias), false)?
@@ -408,7 +421,7 @@ impl Convolution {
             return Ok(None);
         }
         self.check_signs()?;
-        let (input, made) = in_batch(input, weight.rank())?;
+        let (input, made) = self.in_batch(input, weight.rank())?;
         self.check(&input, weight, Some(bias))?;
         let result = self.by_library(&input, weight, Some(bias), true)?;
         result.map(|result| out_of_batch(result, made)).transpose()

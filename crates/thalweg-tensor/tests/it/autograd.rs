@@ -84,7 +84,10 @@ fn a_tensor_written_after_it_was_saved_is_an_error() {
     let y = square.mul(&square).unwrap().sum(&[], false).unwrap();
     no_grad(|| square.copy_(&Tensor::zeros(&[2], DType::F64, &device()).unwrap())).unwrap();
     let error = y.backward().unwrap_err().to_string();
-    assert!(error.contains("written in place") && error.contains("backward of mul"), "{error}");
+    assert!(
+        error.contains("modified by an inplace operation") && error.contains("backward of mul"),
+        "{error}"
+    );
     assert!(x.grad().is_none());
 }
 

@@ -255,7 +255,10 @@ fn writes_that_are_forbidden() {
     let x = random(&[3, 1], 1);
     refused(x.expand(&[3, 2]).unwrap().copy_(&x), &["single memory location"]);
     let leaf = x.requires_grad_().unwrap();
-    refused(leaf.copy_(&x), &["requires a gradient", "no_grad"]);
+    refused(
+        leaf.copy_(&x),
+        &["a leaf Variable that requires grad is being used in an in-place operation", "no_grad"],
+    );
     refused(x.copy_(&random(&[4, 1], 2)), &["copy_"]);
     refused(x.backward(), &["reduce it to one"]);
     refused(leaf.backward_with(&random(&[3], 3)), &["the gradient is [3]"]);

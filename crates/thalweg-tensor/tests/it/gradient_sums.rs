@@ -85,7 +85,7 @@ fn all_holders_of_a_gradient_see_the_sum() {
         assert!(now.is_same(&holder));
         assert_ne!(values(&now), before);
         assert_eq!(values(&view), values(&now.narrow(0, 3, 1).unwrap()));
-        assert!(square.backward().unwrap_err().to_string().contains("written in place"));
+        assert!(square.backward().unwrap_err().to_string().contains("modified by an inplace operation"));
     }
 }
 

@@ -287,7 +287,7 @@ fn inputs_may_be_changed_in_place() {
         let leaf = one().requires_grad_().unwrap();
         let product = leaf.mul(&cache).unwrap().sum(&[], false).unwrap();
         tree.call(in_place, vec![cache.clone(), one()]).unwrap();
-        assert!(product.backward().unwrap_err().to_string().contains("in place"));
+        assert!(product.backward().unwrap_err().to_string().contains("inplace operation"));
     });
 }
 

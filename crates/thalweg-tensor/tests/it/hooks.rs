@@ -502,11 +502,12 @@ fn modes_are_set_without_functions() {
     assert!(!set_inference_mode_enabled(true) && is_inference_mode_enabled());
     assert!(tensor(&[1.0], &[1], DType::F32).mul_scalar(2.0).unwrap().is_inference());
     assert!(set_inference_mode_enabled(false) && !is_inference_mode_enabled());
-    assert_eq!(set_anomaly_enabled(true, false), (false, false));
+    // As in PyTorch, NaN are a failure wherever the mode is on, unless said otherwise.
+    assert_eq!(set_anomaly_enabled(true, false), (false, true));
     assert_eq!((is_anomaly_enabled(), is_anomaly_check_nan_enabled()), (true, false));
     assert_eq!(set_anomaly_enabled(true, true), (true, false));
     assert_eq!(set_anomaly_enabled(false, true), (true, true));
-    assert!(!is_anomaly_enabled() && !is_anomaly_check_nan_enabled());
+    assert!(!is_anomaly_enabled() && is_anomaly_check_nan_enabled());
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn a_tensor_that_was_saved_before_the_write_is_an_error() {
     let loss = y.square().unwrap().sum(&[], false).unwrap();
     y.copy_(&x).unwrap();
     let error = loss.backward().unwrap_err().to_string();
-    assert!(error.contains("written in place"), "{error}");
+    assert!(error.contains("modified by an inplace operation"), "{error}");
     // Every way of writing counts.
     let index = Tensor::from_slice(&[1_i64], &[1], &device()).unwrap();
     let pinned = HostTensor::pinned(&[3], DType::F64, &device()).unwrap();
@@ -132,7 +132,7 @@ fn a_tensor_that_was_saved_before_the_write_is_an_error() {
         });
         written.unwrap();
         let error = loss.backward().unwrap_err().to_string();
-        assert!(error.contains("written in place"), "{error}");
+        assert!(error.contains("modified by an inplace operation"), "{error}");
     }
 }
 

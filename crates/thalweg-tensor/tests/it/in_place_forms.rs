@@ -181,7 +181,14 @@ fn writes_through_data_have_a_version_of_their_own() {
     let w = y.square().unwrap();
     y.detach().add_scalar_(1.0).unwrap();
     assert_eq!(y.version(), 1);
-    assert!(w.sum(&[], false).unwrap().backward().unwrap_err().to_string().contains("written in place"));
+    assert!(
+        w.sum(&[], false)
+            .unwrap()
+            .backward()
+            .unwrap_err()
+            .to_string()
+            .contains("modified by an inplace operation")
+    );
     z.sum(&[], false).unwrap().backward().unwrap();
 }
 

@@ -177,7 +177,7 @@ fn every_result_that_was_saved_has_its_version_checked() {
     let (_x, [values_, written]) = sorted();
     written.copy_(&indices).unwrap();
     let error = values_.sum(&[], false).unwrap().backward().unwrap_err().to_string();
-    assert!(error.contains("in place"), "{error}");
+    assert!(error.contains("inplace operation"), "{error}");
 }
 
 #[test]

@@ -322,7 +322,7 @@ fn the_caller_follows_what_ran_before_a_failure() {
         })?;
         hand_over(&runs, &elsewhere, &main)?;
         let error = fails.add(&runs)?.backward().expect_err("what a node saved was overwritten");
-        assert!(error.to_string().contains("in place"), "{error}");
+        assert!(error.to_string().contains("inplace operation"), "{error}");
         let gradient = leaf.grad().expect("its node ran before the failure");
         assert_eq!(gradient.to_vec::<f32>()?, [2.0; 64]);
         Ok(())

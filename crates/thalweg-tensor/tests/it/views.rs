@@ -234,7 +234,13 @@ fn a_view_of_another_dtype_is_outside_the_graph() {
     let squared = y.square().unwrap();
     y.view_dtype(DType::I32).unwrap().zero_().unwrap();
     assert!(
-        squared.sum(&[], false).unwrap().backward().unwrap_err().to_string().contains("written in place")
+        squared
+            .sum(&[], false)
+            .unwrap()
+            .backward()
+            .unwrap_err()
+            .to_string()
+            .contains("modified by an inplace operation")
     );
 }
 
