@@ -23,6 +23,7 @@ use thalweg::snapshot::{Action, Frame};
 use crate::device::or_current;
 use crate::failure::run;
 use crate::handle::{Held, PyTensor};
+use crate::lines::innermost_frame;
 
 /// Whether some history wants stacks.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -129,7 +130,7 @@ pub fn noted_at_drop() -> Option<Noted> {
 /// Returns the frames of Python of the calling thread, innermost first.
 fn walk(py: Python<'_>) -> PyResult<Vec<Frame>> {
     let mut frames = Vec::new();
-    let mut frame = py.import("sys")?.getattr("_getframe")?.call0()?;
+    let Some(mut frame) = innermost_frame(py) else { return Ok(frames) };
     while !frame.is_none() && frames.len() < MOST_FRAMES {
         let code = frame.getattr("f_code")?;
         let (file, name) = (code.getattr("co_filename")?, code.getattr("co_name")?);

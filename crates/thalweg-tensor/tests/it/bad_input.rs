@@ -76,7 +76,7 @@ fn windows_that_do_not_fit() {
     refused(conv2d(&image, &random(&[3, 2, 5, 5], 3), None, options), &["Kernel size: (5)", "(4)"]);
     refused(
         conv2d(&random(&[4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options),
-        &["Expected 3D or 4D (batch mode)"],
+        &["Expected 3D (unbatched) or 4D (batched) input to conv2d"],
     );
     refused(
         conv2d(&image, &random(&[3, 2, 2, 2], 6), Some(&random(&[2], 7)), options),

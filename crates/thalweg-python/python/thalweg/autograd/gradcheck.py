@@ -211,6 +211,8 @@ def _is_right_along_directions(func, outputs, targets, tolerances):
     for place, (target, way) in enumerate(zip(targets, ways)):
         above, below = (_moved_along(func, target, way, step) for step in (eps, -eps))
         for found, weight, one, other in zip(slopes, weights, above, below):
+            if one.shape != other.shape or one.dtype is not other.dtype:
+                return False
             slope = (((one - other) / (2 * eps)) * weight).sum().item()
             if not abs(found[place] - slope) <= atol * (way.sum() * weight.sum()).item() + rtol * abs(slope):
                 return False
