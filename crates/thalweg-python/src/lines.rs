@@ -101,7 +101,7 @@ fn line_of_program(py: Python<'_>) -> PyResult<Option<&'static SourceLine>> {
 /// Returns the innermost frame of Python that runs; `None` where none does.
 ///
 /// `sys._getframe`, called from here, is not the same: while the locals of a function that has returned are dropped, the innermost frame of
-/// CPython 3.12 is one on the interpreter's stack that is no function's, and an object of it outlives its memory.
+/// CPython 3.12 is one on the interpreter's stack that belongs to none, and an object of it outlives its memory.
 pub fn innermost_frame(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     // SAFETY: this thread is attached to the interpreter, as `py` says. The reference is borrowed, and null where no frame is.
     unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) }

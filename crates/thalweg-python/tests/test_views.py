@@ -1,4 +1,4 @@
-"""What a tensor knows of the one that it is a view of, `set_`, gradients as objects, masks of bytes and other subscripts, and older forms of calls."""
+"""Views and the tensors that they are of, `set_`, gradients as objects, masks of bytes and other subscripts, and older forms of calls."""
 
 import copy
 import gc

@@ -27,6 +27,8 @@ pub(crate) enum First {
     Consumed,
     /// Its shape is looked at and its elements are not.
     Ignored,
+    /// As `Ignored`, and all elements get one value, so that several may be the same memory.
+    Filled,
 }
 
 /// Memory for a result.

@@ -1,5 +1,6 @@
 //! Subscripts: `x.i(i![0, 1..3, ..;2, None, ..., &indices, &mask])` as Python's `x[0, 1:3, ::2, None, ..., indices, mask]`.
 
+use std::borrow::Cow;
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 use std::panic::Location;
 
@@ -158,6 +159,25 @@ struct Subscript {
     tensors: Vec<Option<Tensor>>,
 }
 
+/// Returns indices whose masks of bytes are truth values.
+fn truth_values_of_masks(indices: &[Index]) -> Result<Cow<'_, [Index]>> {
+    if !indices.iter().any(Index::is_byte_mask) {
+        return Ok(Cow::Borrowed(indices));
+    }
+    indices.iter().map(Index::with_truth_values).collect::<Result<_>>().map(Cow::Owned)
+}
+
+/// Refuses a mask of another shape than that of the dimensions that it covers.
+fn check_mask(mask: &Tensor, covered: &[usize]) -> Result<()> {
+    if mask.shape() == covered {
+        return Ok(());
+    }
+    Err(Error::index(format!(
+        "The shape of the mask {:?} does not match the shape of the indexed tensor, {covered:?}",
+        mask.shape()
+    )))
+}
+
 impl Subscript {
     fn new(tensor: &Tensor, indices: &[Index]) -> Result<Self> {
         if let (0, [Index::At(_)]) = (tensor.rank(), indices) {
@@ -165,14 +185,7 @@ impl Subscript {
                 "invalid index of a 0-dim tensor. Use `tensor.item()` to convert a 0-dim tensor to a number",
             ));
         }
-        let masked: Vec<Index>;
-        let indices = match indices.iter().any(Index::is_byte_mask) {
-            true => {
-                masked = indices.iter().map(Index::with_truth_values).collect::<Result<_>>()?;
-                &masked
-            }
-            false => indices,
-        };
+        let indices = &truth_values_of_masks(indices)?[..];
         let takes = |index: &Index| match index {
             Index::At(_) | Index::Slice(..) => 1,
             Index::NewAxis | Index::Ellipsis => 0,
@@ -225,13 +238,7 @@ impl Subscript {
                             tensors.extend(tensor.reshape(&[1])?.nonzero_numpy()?.into_iter().map(Some));
                         }
                         DType::Bool => {
-                            let covered = &view.shape()[from..dim];
-                            if tensor.shape() != covered {
-                                return Err(Error::index(format!(
-                                    "The shape of the mask {:?} does not match the shape of the indexed tensor, {covered:?}",
-                                    tensor.shape()
-                                )));
-                            }
+                            check_mask(tensor, &view.shape()[from..dim])?;
                             beyond += tensor.rank() - 1;
                             tensors.push(Some(tensor.clone()));
                         }

@@ -228,6 +228,7 @@ macro_rules! binary_functions_table {
                 samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
                 numbers: [2.0],
                 autocast: Widest,
+                weighs: "mul.Tensor",
             }
             /// x + value · y / z; integers are divided as f32.
             addcdiv(x, y, z; value): "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Floating {
@@ -236,6 +237,7 @@ macro_rules! binary_functions_table {
                 samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
                 numbers: [2.0],
                 autocast: Widest,
+                weighs: "div.Tensor",
             }
             /// x + weight · (y − x).
             lerp_tensor(x, y, weight): "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor" Floating {

@@ -108,7 +108,7 @@ pub(super) fn tanh<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     let angle = is_infinite(a).and(is_finite(b).logical_not()).select(with_sign(b.like(0.0), b), b);
     let (sine, cosine) = (angle.sin(), angle.cos());
     // NaN where there is no angle.
-    let unit = with_sign(a.like(1.0), a) + (sine - sine);
+    let unit = with_sign(a.like(1.0), a) + sine * 0.0;
     let small = 4.0 * sine * cosine * (-2.0 * a.abs()).exp();
     let re = is_far.select(unit, a.eq(0.0).select(a, near));
     (re, b.eq(0.0).select(b, is_far.select(small, t / divisor)))

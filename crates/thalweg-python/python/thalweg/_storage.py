@@ -251,8 +251,8 @@ def _set_(self, source=None, storage_offset=0, size=None, stride=None):
         source = _core.empty(0, dtype=self.dtype, device=self.device)
     if source.device != self.device:
         raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage on different device "{source.device}".  This is no '
-            "longer allowed; the devices must match.")
+            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage on different device "{source.device}".  This '
+            "is no longer allowed; the devices must match.")
     if isinstance(source, Tensor) and source.dtype != self.dtype:
         raise RuntimeError(f"Could not set tensor of type {kind_of(source.dtype)} to a tensor of type {kind_of(self.dtype)}")
     if isinstance(source, Tensor) and size is None:

@@ -222,7 +222,7 @@ impl Pass {
         let joined = left.join(&self.caller);
         outcome?;
         joined?;
-        options.run(|| super::pass::run_callbacks())?;
+        options.run(super::pass::run_callbacks)?;
         let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
         let arrived: Result<_> = arrived
             .into_iter()

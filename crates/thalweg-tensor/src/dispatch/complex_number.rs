@@ -42,14 +42,6 @@ pub(super) fn with_complex_number(
         matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
     });
     let dtype = if is_wide { DType::C128 } else { DType::C64 };
-    if let (
-        "addcmul" | "addcdiv",
-        &[Argument::Tensor(input), Argument::Tensor(a), Argument::Tensor(b), Argument::Complex(value)],
-    ) = (operator.name(), arguments)
-    {
-        let product = if operator.name() == "addcmul" { a.mul(b)? } else { a.div(b)? };
-        return input.add(&product.mul(&tensor(value, dtype, device)?)?).map(|sum| Tensors::from_iter([sum]));
-    }
     if let Complex::Sum(product) = operator.complex {
         return added(arguments, find_operator(product)?, dtype, label);
     }
@@ -125,7 +117,8 @@ fn added(
         Some(other) => Err(Error::invalid(format!("a factor cannot be {}", other.kind()))),
     };
     let product = product.call(&[a.into(), b.into()], None, label)?.swap_remove(0);
-    times(input, 0)?.add(&times(&product, 1)?).map(|sum| Tensors::from_iter([sum]))
+    let input = if factors.len() > 1 { times(input, 0)? } else { input.clone() };
+    input.add(&times(&product, factors.len() - 1)?).map(|sum| Tensors::from_iter([sum]))
 }
 
 /// Multiplies the argument in front of a factor `alpha`.

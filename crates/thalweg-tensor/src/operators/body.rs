@@ -64,7 +64,11 @@ impl OpDef {
 
     /// Makes the entry of an operator that is a loop.
     pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
-        let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
+        let complex = match (entry.complex, entry.weighs) {
+            (Some(operator), _) => Complex::Operator(operator),
+            (None, Some(product)) => Complex::Sum(product),
+            (None, None) => Complex::ByBody,
+        };
         let part = Self { first: First::Consumed, ..Self::part(leaked(entry.schema()), Body::Loop(entry)) };
         Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
     }
@@ -93,8 +97,8 @@ pub(crate) enum Complex {
     Operator(&'static str),
     /// As `ByBody`; an argument that is a complex number makes two calls, one with each part.
     EachPart,
-    /// As `ByBody`; with a factor that is a complex number, as the first tensor times `beta` plus the product that the operator of
-    /// this name computes times `alpha`.
+    /// As `ByBody`; with a factor that is a complex number, as the first tensor, times `beta` where there is one, plus the product that the
+    /// operator of this name computes times the last factor.
     Sum(&'static str),
 }
 

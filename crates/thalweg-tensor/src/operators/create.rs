@@ -118,7 +118,7 @@ operators! {
                 Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
             },
             &FILL,
-        ), first: Ignored, complex: Taken;
+        ), first: Filled, complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
     "fill.Tensor(Tensor self, Tensor value) -> Tensor"
         fn fill_tensor(value: tensor)
@@ -131,7 +131,7 @@ operators! {
             )));
         }
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
-    }, &FILL), first: Ignored, complex: Taken;
+    }, &FILL), first: Filled, complex: Taken;
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));

@@ -12,7 +12,7 @@ use thalweg_runtime::{Error, Result};
 use super::body::{Body, single};
 use super::offers::{Taker, offer};
 use crate::autograd::is_grad_enabled;
-use crate::destination::{Offer, are_same, offered};
+use crate::destination::{First, Offer, are_same, offered};
 use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
@@ -80,7 +80,7 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     let target = call.tensor(0);
     // As in PyTorch, autocast casts for no form in place.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
-    if matches!(functional.base_name(), "fill" | "zero") && target.layout().may_overlap() {
+    if functional.first() == First::Filled && target.layout().may_overlap() {
         let filled = functional.call(call.arguments, None, call.label)?.swap_remove(0);
         check_cast(&filled, target)?;
         write_once(target, &filled)?;

@@ -24,7 +24,7 @@ pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Opt
     let is_read = match (taker.first, others) {
         _ if taker.is_of_loop => false,
         _ if are_apart(operands) => false,
-        (First::Ignored, Some(others)) if are_apart(others) => false,
+        (First::Ignored | First::Filled, Some(others)) if are_apart(others) => false,
         (First::Consumed, Some(others)) if are_apart(others) && !taker.is_by_parts => true,
         _ => return None,
     };
