@@ -9,8 +9,8 @@ use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
 use super::view::{
-    check_options, copied_in_format, diagonal, dtype_of, extents, format_order, in_format, inverse,
-    made_like, wrap, wrap_all,
+    check_options, copied_in_format, diagonal, dtype_of, extents, format_of, format_order, in_format,
+    inverse, made_like, wrap, wrap_all,
 };
 use super::{operators, single};
 use crate::autograd::formula::Formula;
@@ -503,11 +503,15 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         }
         copy_into(call, &source, &result.with_layout(layout), x.dtype())?;
     }
-    Ok(single(result))
+    in_format(&result, format_of(x)).map(single)
 }
 
 /// Returns the tensor with its last dimensions mirrored, or their ends repeated.
 fn border(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
+    in_format(&bordered(call, dimensions, reflects)?, format_of(call.tensor(0)))
+}
+
+fn bordered(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
     let (x, padding) = (call.tensor(0), call.ints(1));
     let name = call.operator.name();
     if padding.len() != 2 * dimensions {

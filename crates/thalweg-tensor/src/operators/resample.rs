@@ -64,11 +64,11 @@ operators! {
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
     "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
         fn pixel_shuffle(upscale_factor: int)
-        = Composite(|call| pixel_shuffle(call).map(single));
+        = Composite(|call| as_input(call, pixel_shuffle(call)?));
     /// Returns images (…, channels, height · r, width · r) as (…, channels · r², height, width).
     "pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor"
         fn pixel_unshuffle(downscale_factor: int)
-        = Composite(|call| pixel_unshuffle(call).map(single));
+        = Composite(|call| as_input(call, pixel_unshuffle(call)?));
     /// Returns images whose channels, in so many groups, are dealt out one of each group after another.
     "channel_shuffle(Tensor self, SymInt groups) -> Tensor"
         fn channel_shuffle(groups: int)
@@ -166,7 +166,8 @@ impl Axis {
 
     /// Clamps places to indices inside of the axis.
     fn inside(&self, places: &Tensor) -> Result<Tensor> {
-        places.floor()?.clamp(0, self.extent as i64 - 1)?.to_dtype(DType::I64)
+        // Floats of few digits may not hold the last place.
+        places.floor()?.to_dtype(DType::I64)?.clamp(0, self.extent as i64 - 1)
     }
 
     /// Returns the elements at indices of the axis.
