@@ -99,3 +99,9 @@ def test_complex_numbers_are_compared_and_raised():
     power = th.float_power(z[:1], 2)
     assert power.dtype is th.complex128
     close([power.real.item(), power.imag.item()], [-3.0, 4.0])
+
+
+def test_a_range_of_one_number_that_is_given_holds():
+    x = th.tensor([-3.0, 0.25, 1.0, 2.0])
+    found = th.histogram(x, 2, range=(0.5, 0.5))
+    assert found.hist.tolist() == [1.0, 1.0] and found.bin_edges.tolist() == [0.0, 0.5, 1.0]

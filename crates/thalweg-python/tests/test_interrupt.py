@@ -9,7 +9,9 @@ import time
 import thalweg as th
 
 PROGRAM = """if True:
-    import io, sys
+    import io, signal, sys
+    # A process in the background may have been started without it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path.insert(0, sys.argv[1])
     import thalweg as th
 

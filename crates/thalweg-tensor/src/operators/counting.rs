@@ -309,6 +309,8 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
         Some([low, high]) if low > high => {
             return Err(Error::invalid("torch.histogramdd: min should not exceed max"));
         }
+        // A range that is given holds, whatever the elements are.
+        Some([low, high]) if low == high && low.is_finite() => [low - 0.5, high + 0.5],
         None if x.elements() == 0 => [0.0, 1.0],
         range => bounds(x, range.unwrap_or([0.0; 2]), 0.5)?,
     };

@@ -20,7 +20,7 @@ use super::unspecified::{
 use crate::support::{device, on_own_device};
 
 /// Operators of which the layout decides whether they take a tensor.
-const BY_LAYOUT: &[&str] = &["view", "view_copy"];
+const BY_LAYOUT: &[&str] = &["view", "view_as", "view_copy"];
 
 /// How many of the things that were asked for hold.
 #[derive(Clone, Copy, Default)]
