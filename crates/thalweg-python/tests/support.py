@@ -1,7 +1,10 @@
 """Helpers of several tests."""
 
 import contextlib
+import io
 import math
+
+import thalweg
 
 
 @contextlib.contextmanager
@@ -28,3 +31,11 @@ def close(found, expected, tolerance=1e-5):
         assert math.isnan(found), f"{found} is a number"
     else:
         assert abs(found - expected) <= tolerance * max(1.0, abs(expected)), f"{found} is not {expected}"
+
+
+def saved(value):
+    """Returns the file that a value is saved in, at its start."""
+    file = io.BytesIO()
+    thalweg.save(value, file)
+    file.seek(0)
+    return file

@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 
 import thalweg as th
-from support import close, raises
+from support import close, raises, saved
 from thalweg import nn
 from thalweg.serialization import add_safe_globals, clear_safe_globals, get_safe_globals, safe_globals
 
@@ -28,13 +28,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.decoder(self.activation(self.embedding(x)) * self.mask)
-
-
-def saved(value):
-    file = io.BytesIO()
-    th.save(value, file)
-    file.seek(0)
-    return file
 
 
 def test_a_module_comes_back():

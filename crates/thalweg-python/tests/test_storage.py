@@ -1,14 +1,13 @@
 """Storages as objects, and pinned memory."""
 
 import copy
-import io
 import pickle
 
 import thalweg as th
 from thalweg import testing
 from thalweg.utils.data import DataLoader, TensorDataset
 
-from support import raises
+from support import raises, saved
 
 
 def test_a_storage_gives_its_memory_back_while_its_tensors_stay():
@@ -110,7 +109,7 @@ def test_helpers_of_programs():
     assert detached.is_leaf and detached.requires_grad and not other.requires_grad and mark == "mark"
     with raises(RuntimeError, "Only tuple"):
         th.utils.checkpoint.detach_variable([x])
-    assert th.load(_saved(th.ones(2)), map_location=lambda storage, place: storage.to(device="meta")).is_meta
+    assert th.load(saved(th.ones(2)), map_location=lambda storage, place: storage.to(device="meta")).is_meta
 
 
 def test_checks_of_conditions():
@@ -134,13 +133,6 @@ def test_checks_of_conditions():
     assert not x.detach().module_load(th.ones(2, dtype=th.float64)).requires_grad
     region = th.set_grad_enabled(True).clone()
     assert isinstance(region, th.set_grad_enabled) and region.mode is True
-
-
-def _saved(value):
-    file = io.BytesIO()
-    th.save(value, file)
-    file.seek(0)
-    return file
 
 
 def test_typed_storages_of_older_programs():

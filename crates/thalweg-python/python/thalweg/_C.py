@@ -8,6 +8,7 @@ from . import _c_functions, _core
 from ._core import (  # noqa: F401
     Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
+from ._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 # `torch._C._distributed_c10d` and others are imported as if they were there.
 __path__ = []
@@ -95,19 +96,8 @@ def _functional(name):
     return None if name.startswith("__") else getattr(functional, name, None) or getattr(_core, name, None)
 
 
-def flatten_dense_tensors(tensors):
-    """Returns the elements of tensors as one row."""
-    return _core.cat([tensor.contiguous().view(-1) for tensor in tensors])
-
-
-def unflatten_dense_tensors(flat, tensors):
-    """Returns parts of a row with the shapes of tensors, one after the other."""
-    parts = flat.split([tensor.numel() for tensor in tensors]) if tensors else ()
-    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors))
-
-
 _nn = _of("_nn", _functional)
-_nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, flatten_dense_tensors, unflatten_dense_tensors
+_nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, _flatten_dense_tensors, _unflatten_dense_tensors
 _of("_linalg", lambda name: None if name.startswith("__") else getattr(_core, name, None))
 _WeakTensorRef = _c_functions._WeakTensorRef
 globals().update(_c_functions.install(__name__))

@@ -11,7 +11,8 @@ def _flatten_dense_tensors(tensors):
 
 def _unflatten_dense_tensors(flat, tensors):
     """Returns views of elements that are one after the other, in the shapes of tensors."""
-    return tuple(part.view(tensor.shape) for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors))
+    parts = flat.split([tensor.numel() for tensor in tensors]) if tensors else ()
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors))
 
 
 def _element_size(dtype):
