@@ -63,6 +63,17 @@ pub fn contiguous_strides(shape: &[usize]) -> Shape {
     strides
 }
 
+/// Returns the order that takes an order of dimensions back.
+///
+/// ```
+/// assert_eq!(thalweg_ir::inverse_order(&[1, 2, 0]).as_slice(), [2, 0, 1]);
+/// ```
+pub fn inverse_order(order: &[usize]) -> Shape {
+    let mut inverse = Shape::from_elem(0, order.len());
+    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+    inverse
+}
+
 /// Returns the shape that both broadcast to (`torch.broadcast_shapes`).
 pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> {
     let rank = a.len().max(b.len());

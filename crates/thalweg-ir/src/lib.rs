@@ -49,5 +49,6 @@ pub use kernel::{
 };
 pub use layout::{
     Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
+    inverse_order,
 };
 pub use scalar::Scalar;

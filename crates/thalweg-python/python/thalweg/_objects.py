@@ -16,7 +16,7 @@ from ._storage import UntypedStorage
 from ._typed_storage import TypedStorage
 from ._storages import Shared, attributes, has_memory, plain_class, view, with_attributes
 from ._typed import KINDS
-from .nn.parameter import Buffer, Parameter, UninitializedParameter, is_lazy
+from .nn.parameter import Buffer, Parameter, is_lazy
 
 _STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"

@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_ir::Layout;
+use thalweg_ir::{Layout, inverse_order};
 use thalweg_runtime::Result;
 
 use super::{Backward, Gradients, HookList, is_grad_enabled};
@@ -110,9 +110,7 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
     if is_ours && arrived.layout().permute(&order)?.is_contiguous() {
         return Ok(arrived.clone());
     }
-    let mut back = order.clone();
-    order.iter().enumerate().for_each(|(place, &dimension)| back[dimension] = place);
-    arrived.permute(&order)?.copied(Location::caller())?.permute(&back)
+    arrived.permute(&order)?.copied(Location::caller())?.permute(&inverse_order(&order))
 }
 
 /// A leaf: adds what arrives to the leaf's gradient.

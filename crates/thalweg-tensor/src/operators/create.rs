@@ -1,7 +1,7 @@
 //! New tensors: of one value, counted, copied and converted, padded, repeated.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count};
+use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count, inverse_order};
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Device, Error, Result};
 
@@ -10,7 +10,7 @@ use super::index::{index_select, number_like};
 use super::join::copy_into;
 use super::view::{
     check_options, copied_in_format, diagonal, dtype_of, extents, format_of, format_order, in_format,
-    inverse, made_like, wrap, wrap_all,
+    made_like, wrap, wrap_all,
 };
 use super::{operators, single};
 use crate::autograd::formula::Formula;
@@ -49,7 +49,7 @@ operators! {
                 None => make(&shape).map(single),
                 Some(order) => {
                     let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
-                    make(&nested)?.permute(&inverse(&order)).map(single)
+                    make(&nested)?.permute(&inverse_order(&order)).map(single)
                 }
             }
         }), out_form: "empty.out";

@@ -9,13 +9,13 @@
 //! counts the kept half twice.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape, inverse_order};
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::create::options;
-use super::view::{inverse, wrap};
+use super::view::wrap;
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, Ints, built_in};
@@ -501,7 +501,7 @@ fn one(x: &Tensor, dim: usize, forward: bool, label: Label) -> Result<Tensor> {
     let transform =
         Transform { sign: if forward { -1.0 } else { 1.0 }, dtype: x.dtype(), device: x.device(), label };
     let lines = moved.reshape(&[x.elements() / size, size])?.contiguous()?;
-    transform.lines(&lines)?.reshape(&shape)?.permute(&inverse(&order))
+    transform.lines(&lines)?.reshape(&shape)?.permute(&inverse_order(&order))
 }
 
 /// Returns the order of dimensions in which some are behind the others.
@@ -513,7 +513,7 @@ fn innermost(rank: usize, dims: &[usize]) -> Shape {
 /// Returns the result of a transform without gaps, the dimensions that were transformed innermost in memory, as PyTorch has them.
 fn laid_out(result: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let order = innermost(result.rank(), dims);
-    result.permute(&order)?.contiguous()?.permute(&inverse(&order))
+    result.permute(&order)?.contiguous()?.permute(&inverse_order(&order))
 }
 
 /// Transforms of one direction and dtype.

@@ -1,7 +1,7 @@
 //! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Shape, element_count};
+use thalweg_ir::{DType, Layout, Shape, element_count, inverse_order};
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
@@ -702,13 +702,6 @@ pub(crate) fn is_channels_last(x: &Tensor) -> bool {
     !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
 }
 
-/// Returns the order that takes an order of dimensions back.
-pub(super) fn inverse(order: &[usize]) -> Shape {
-    let mut inverse: Shape = SmallVec::from_elem(0, order.len());
-    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-    inverse
-}
-
 /// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
 pub(super) fn format_of(x: &Tensor) -> i64 {
     match x.rank() {
@@ -721,14 +714,14 @@ pub(super) fn format_of(x: &Tensor) -> i64 {
 pub(super) fn layout_in(shape: &[usize], format: i64) -> Result<Layout> {
     let Some(order) = format_order(shape.len(), format)? else { return Ok(Layout::contiguous(shape)) };
     let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
-    Ok(Layout::contiguous(&nested).permute(&inverse(&order))?)
+    Ok(Layout::contiguous(&nested).permute(&inverse_order(&order))?)
 }
 
 pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
     match format_order(x.rank(), format)? {
         None => x.contiguous(),
         Some(order) if x.layout().permute(&order)?.is_contiguous() => Ok(x.clone()),
-        Some(order) => x.permute(&order)?.contiguous()?.permute(&inverse(&order)),
+        Some(order) => x.permute(&order)?.contiguous()?.permute(&inverse_order(&order)),
     }
 }
 
@@ -748,7 +741,7 @@ fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
 pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>) -> Result<Tensor> {
     match order_like(x, format)? {
         None => x.copied(call.label.location),
-        Some(order) => x.permute(&order)?.copied(call.label.location)?.permute(&inverse(&order)),
+        Some(order) => x.permute(&order)?.copied(call.label.location)?.permute(&inverse_order(&order)),
     }
 }
 
@@ -764,7 +757,7 @@ pub(super) fn made_like(
         None => make(x.shape()),
         Some(order) => {
             let shape: Shape = order.iter().map(|&dim| x.shape()[dim]).collect();
-            make(&shape)?.permute(&inverse(&order))
+            make(&shape)?.permute(&inverse_order(&order))
         }
     }
 }
