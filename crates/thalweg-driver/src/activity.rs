@@ -1,7 +1,7 @@
-//! [`ActivityTracer`]: what ran on devices, by the devices' own clocks.
+//! [`ActivityTracer`]: a record of the work of devices, by the devices' own clocks.
 //!
-//! A profiler marks the calls of the host by numbers ([`ActivityTracer::enter`]) and gets, for each kernel, copy and fill that
-//! they caused, when it ran. On real GPUs this is CUPTI ([`CudaDriver`](crate::cuda::CudaDriver)).
+//! A profiler numbers the calls of the host ([`ActivityTracer::enter`]) and gets, for each kernel, copy and fill that they
+//! caused, its number and when it ran. On real GPUs this is CUPTI ([`CudaDriver`](crate::cuda::CudaDriver)).
 
 use std::fmt;
 use std::time::Instant;
@@ -13,24 +13,26 @@ use crate::Result;
 pub enum ActivityKind {
     /// A kernel.
     Kernel,
-    /// A copy, from the host, to it, within a device, or between two.
+    /// A copy from the host, to the host, within a device, or between two devices.
     Copy,
     /// A fill.
     Fill,
 }
 
-/// Something that ran on a device.
+/// A kernel, copy or fill that ran on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Activity {
     /// The kind of work.
     pub kind: ActivityKind,
-    /// A kernel's name as the compiler wrote it, mangled if it is of C++; empty for copies and fills.
+    /// A kernel's name as the compiler wrote it, mangled if it is C++; empty for copies and fills.
     pub name: String,
-    /// The number that was given to [`ActivityTracer::enter`] around the call that caused it; `None` outside of such calls.
+    /// The number that was passed to [`ActivityTracer::enter`] around the call that caused it; `None` outside of such
+    /// calls.
     pub call: Option<u64>,
     /// The device.
     pub device: u32,
-    /// The tracer's number of the stream. A graph's work has those of streams that the driver keeps for graphs, too.
+    /// The tracer's number of the stream. Work of a graph may also have the numbers of streams that the driver keeps for
+    /// graphs.
     pub stream: u32,
     /// The moment when it began.
     pub start: Instant,
@@ -40,7 +42,7 @@ pub struct Activity {
     pub bytes: u64,
     /// Details of a kernel.
     pub kernel: Option<KernelActivity>,
-    /// The node of the graph that it was part of, by the tracer's number.
+    /// The node of the graph that contains the activity, by the tracer's number.
     pub graph_node: Option<u64>,
 }
 
@@ -62,27 +64,29 @@ pub struct KernelActivity {
 pub struct Activities {
     /// The activities, in the order in which they began.
     pub list: Vec<Activity>,
-    /// The number of further ones that the tracer had no room for.
+    /// The number of activities that the tracer had no room for.
     pub dropped: u64,
 }
 
 /// A record of what runs on all devices of the process, between [`start`](Self::start) and [`stop`](Self::stop).
 pub trait ActivityTracer: Send + Sync + fmt::Debug {
-    /// Begins to trace. The first time may take seconds, if kernels are loaded already: the library instruments them.
+    /// Starts tracing. The first call may take seconds if kernels are loaded already, because the library instruments them.
     ///
     /// # Errors
-    /// [`InvalidValue`](crate::Code::InvalidValue) if it traces already; what the library refuses, such as a second profiler in the process.
+    /// [`InvalidValue`](crate::Code::InvalidValue) if tracing is on already; the library's refusals, such as for a second
+    /// profiler in the process.
     fn start(&self) -> Result<()>;
 
-    /// Says that what the calling thread submits from now on is of the call with this number, until [`leave`](Self::leave). Calls nest.
+    /// Attributes the work that the calling thread submits from now on to the call with this number, until
+    /// [`leave`](Self::leave). Calls nest.
     fn enter(&self, call: u64);
 
-    /// Undoes the newest [`enter`](Self::enter) of the calling thread.
+    /// Undoes the latest [`enter`](Self::enter) of the calling thread.
     fn leave(&self);
 
-    /// Ends the trace, and returns what ran. Work that is still under way is left out: synchronize the devices before.
+    /// Stops tracing and returns what ran. Work that is still under way is left out, so synchronize the devices first.
     ///
     /// # Errors
-    /// [`InvalidValue`](crate::Code::InvalidValue) if it does not trace; what the library answers.
+    /// [`InvalidValue`](crate::Code::InvalidValue) if tracing is off; the library's errors.
     fn stop(&self) -> Result<Activities>;
 }

@@ -1,5 +1,5 @@
-//! Memory of the host, straight from the operating system: what the simulator's pinned memory is made of, and what a GPU's
-//! driver is given to pin.
+//! Host memory straight from the operating system. The simulator's pinned memory consists of it, and a GPU's driver pins
+//! it.
 
 use std::io;
 use std::ptr::NonNull;
@@ -11,17 +11,17 @@ pub struct Anonymous {
     bytes: u64,
 }
 
-// SAFETY: plain memory that is owned by this value and not tied to a thread. The value hands out a raw pointer only: code that
-// follows it argues why nothing else touches those bytes in conflict.
+// SAFETY: plain memory that is owned by this value and not tied to a thread. The value exposes only a raw pointer: code
+// that dereferences it argues why nothing else touches those bytes in conflict.
 unsafe impl Send for Anonymous {}
 // SAFETY: as for `Send`; the methods that take `&self` touch no memory.
 unsafe impl Sync for Anonymous {}
 
-/// The way in which mappings without a file are made: no swap is set aside for them. (Miri, which has none, does not know the flag.)
+/// The flags for mappings without a file: no swap is reserved for them. (Miri, which has no swap, does not know the flag.)
 pub const PRIVATE: i32 =
     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
 
-/// Maps `bytes` without a file, with the protection.
+/// Maps `bytes` of memory without a file, with the given protection.
 pub fn map(bytes: u64, protection: i32) -> io::Result<NonNull<u8>> {
     let length = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     // SAFETY: a new anonymous mapping at an address that the system chooses touches nothing that exists.
@@ -39,13 +39,13 @@ impl Anonymous {
         Ok(Self { pointer, bytes })
     }
 
-    /// Returns its first byte.
+    /// Returns the address of the first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
 
-    /// Makes the system find all pages now, by so many threads side by side; by none, it does nothing. A thread that cannot be
-    /// started leaves its part to be found later, when it is touched.
+    /// Makes the system back all pages now, with `threads` parallel threads; does nothing if `threads` is 0. If a thread
+    /// cannot be started, the pages of its part are backed later, when they are touched.
     pub fn prefault(&mut self, threads: u32) {
         let page = page_bytes();
         let pages = self.bytes.div_ceil(page);
@@ -78,7 +78,7 @@ impl Drop for Anonymous {
 }
 
 fn page_bytes() -> u64 {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: reads a constant of the system.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(bytes).ok().filter(|&bytes| bytes > 0).unwrap_or(4096)
 }
@@ -87,7 +87,7 @@ fn page_bytes() -> u64 {
 mod tests {
     use super::*;
 
-    /// Returns how many pages the system has found.
+    /// Returns the number of pages that the system has backed.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn resident_pages(memory: &Anonymous) -> usize {
         let pages = memory.bytes.div_ceil(page_bytes()) as usize;

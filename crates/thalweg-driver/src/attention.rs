@@ -37,7 +37,7 @@ pub struct AttentionShape {
     pub queries: u64,
     /// Positions of keys and values.
     pub keys: u64,
-    /// Elements a head.
+    /// Elements per head.
     pub head_size: u64,
     /// Whether query `i` sees the keys `0..=i` only.
     pub causal: bool,
@@ -45,29 +45,29 @@ pub struct AttentionShape {
     pub format: ElementFormat,
 }
 
-/// One operand, of shape [batch, heads, positions, head size]: the elements of a head follow one another.
+/// One operand, of shape [batch, heads, positions, head size]. The elements of a head are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionOperand {
-    /// Its first element, aligned to 16 bytes.
+    /// The address of the first element, aligned to 16 bytes.
     pub address: DevicePointer,
-    /// Elements from one batch, one head and one position to the next: multiples of 8 where there is a next one. 0 repeats
-    /// (never in what is written).
+    /// Elements from one batch, one head and one position to the next: multiples of 8 where there is a next one. A stride
+    /// of 0 repeats (never in an operand that is written).
     pub strides: [u64; 3],
 }
 
-/// Numbers that are added to the scaled scores, of shape [batch, heads, queries, keys]: those of a query's keys follow one another.
+/// A tensor that is added to the scaled scores, of shape [batch, heads, queries, keys]. The elements of a query's keys are
+/// contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionMask {
-    /// Its first element, aligned to 16 bytes.
+    /// The address of the first element, aligned to 16 bytes.
     pub address: DevicePointer,
-    /// Elements from one batch, one head and one query to the next: multiples of 8. 0 repeats.
+    /// Elements from one batch, one head and one query to the next: multiples of 8. A stride of 0 repeats.
     pub strides: [u64; 3],
 }
 
 /// Attention over queries, keys and values; or, with `gradients`, its backward pass.
 ///
-/// How much scratch memory a call needs is asked beforehand
-/// ([`Driver::library_workspace`](crate::Driver::library_workspace)).
+/// [`Driver::library_workspace`](crate::Driver::library_workspace) returns the size of the workspace that a call needs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AttentionCall {
     /// The sizes.
@@ -78,30 +78,31 @@ pub struct AttentionCall {
     pub query: AttentionOperand,
     /// The keys.
     pub key: AttentionOperand,
-    /// The values, which are averaged.
+    /// The values, of which the output is a weighted average.
     pub value: AttentionOperand,
     /// The mask that is added to the scores, in the operands' format.
     pub mask: Option<AttentionMask>,
-    /// The averages: written forward, read backward.
+    /// The output: written in the forward pass, read in the backward pass.
     pub output: AttentionOperand,
-    /// The logarithms of the sums of exponentials, contiguous f32 of shape [batch, heads, queries]: written forward, read
-    /// backward. Aligned to 16 bytes.
+    /// The logarithms of the sums of exponentials, contiguous f32 of shape [batch, heads, queries]: written in the forward
+    /// pass, read in the backward pass. Aligned to 16 bytes.
     pub log_sum_exp: DevicePointer,
     /// The gradients, of a backward pass.
     pub gradients: Option<AttentionGradients>,
-    /// Whether a backward pass must give the same bits each time. The library adds up the query's gradient in whatever order its
-    /// blocks end, or keeps all scores' gradients in the workspace and adds them up behind, which takes longer. A forward pass gives the same bits always.
+    /// Whether a backward pass must return the same bits each time. If not, the library adds up the query's gradient in
+    /// whatever order its blocks end. If so, it keeps the gradients of all scores in the workspace and adds them up
+    /// afterwards, which takes longer. A forward pass always returns the same bits.
     pub deterministic: bool,
-    /// Scratch memory that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
+    /// The workspace that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
 }
 
-/// The gradients of a backward pass: each has the shape of what it belongs to, and strides of its own.
+/// The gradients of a backward pass: each has the shape of its tensor, and strides of its own.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AttentionGradients {
     /// The gradient of the output: read.
     pub output: AttentionOperand,
-    /// The gradient of the queries: written, like the two below.
+    /// The gradient of the queries: written, like the next two.
     pub query: AttentionOperand,
     /// The gradient of the keys.
     pub key: AttentionOperand,

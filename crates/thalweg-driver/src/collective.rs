@@ -1,32 +1,34 @@
-//! Collectives: what the devices of a communicator do together.
+//! Collectives: operations of all devices of a communicator.
 //!
-//! A *communicator* is a set of devices, each with a *rank*, a number from 0 on. Each rank calls every collective for itself
-//! ([`Collective`]): its call, a *part*, is a command of its stream like any other, with the memory that it touches. The parts
-//! that belong together meet, and each stream goes on when its part is done. The verbs and their meaning are NCCL's.
+//! A *communicator* is a set of devices, each with a *rank*, a number from 0 on. Each rank calls every collective itself
+//! ([`Collective`]). Its call, a *part*, is a command of its stream like any other, with the memory that it touches. The
+//! parts of all ranks run together, and each stream continues when its part is done. The verbs and their meaning are
+//! NCCL's.
 //!
-//! One call makes all ranks ([`communicators_create`](crate::Driver::communicators_create)), or each joins by itself under a
-//! name that they share ([`communicator_join`](crate::Driver::communicator_join)), from threads of one process or from several.
-//! A communicator may be split into others ([`communicator_split`](crate::Driver::communicator_split)).
+//! One call creates all ranks ([`communicators_create`](crate::Driver::communicators_create)), or each rank joins under a
+//! shared identifier ([`communicator_join`](crate::Driver::communicator_join)), from threads of one process or of several.
+//! A communicator can be split into others ([`communicator_split`](crate::Driver::communicator_split)).
 //!
 //! # Which parts belong together
-//! The *k*-th collective of a rank meets the *k*-th of every other rank of its communicator, counted in the order of the
-//! calls. A send meets a receive in the same way, counted for each pair of ranks and apart from the collectives. Calls that
-//! belong together agree in operation, root, reduction, format and count; what happens where they do not is the driver's
-//! affair (NCCL hangs or computes nonsense, the simulator says whose calls they are).
+//! The *k*-th collective of a rank belongs to the *k*-th of every other rank of its communicator, counted in the order of
+//! the calls. Sends and receives are matched in the same way, counted for each pair of ranks, separately from the
+//! collectives. Parts that belong together agree in operation, root, reduction, format and count. If they do not, the
+//! result depends on the driver: NCCL hangs or computes nonsense, the simulator names the calls.
 //!
-//! # What is ordered
-//! A part comes after the earlier work of its stream. The parts of one call of
-//! [`Driver::collectives_async`](crate::Driver::collectives_async), a *group*, are not ordered among each other, on the same
-//! stream neither. A rank that receives data comes after what the ranks that gave it did before. Nothing else is promised:
-//! neither that a broadcast makes its root wait, nor that it does not.
+//! # Order
+//! A part runs after the earlier work of its stream. The parts of one call of
+//! [`Driver::collectives_async`](crate::Driver::collectives_async), a *group*, have no order among each other, even on the
+//! same stream. A rank that receives data runs after the earlier work of the ranks that sent it. Nothing else is promised:
+//! a broadcast may or may not make its root wait.
 //!
-//! What holds streams up is more: the groups of a rank in one communicator run one after the other, whatever their streams.
+//! Streams may wait for more than this: the groups of a rank in one communicator run one after the other, on whatever
+//! streams.
 
 use crate::command::{Access, Label};
 use crate::library::ElementFormat;
 use crate::{CommunicatorHandle, DevicePointer, StreamHandle};
 
-/// The way in which elements of several ranks become one.
+/// An operation that combines elements of several ranks into one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reduction {
     /// Their sum; integers wrap.
@@ -37,12 +39,12 @@ pub enum Reduction {
     Maximum,
     /// The smallest.
     Minimum,
-    /// Their sum divided by the number of ranks; of integers rounded towards 0.
+    /// Their sum divided by the number of ranks; rounded towards 0 for integers.
     Average,
 }
 
 impl Reduction {
-    /// Returns its name in texts.
+    /// Returns the name for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -57,38 +59,38 @@ impl Reduction {
 /// The operation of a collective. `count` is [`Collective::count`], and *n* the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CollectiveOperation {
-    /// Every rank gets the reduction of what all gave: `count` elements in, `count` out.
+    /// Every rank gets the reduction of all ranks' elements: `count` elements in, `count` out.
     AllReduce(Reduction),
-    /// Every rank gets `count` elements that the root gave, the root too.
+    /// Every rank, the root included, gets `count` elements of the root.
     Broadcast {
-        /// The rank that gives.
+        /// The rank that sends.
         root: u32,
     },
-    /// The root gets the reduction of what all gave: `count` elements each.
+    /// The root gets the reduction of all ranks' elements, `count` elements each.
     Reduce {
-        /// The rank that gets.
+        /// The rank that receives.
         root: u32,
-        /// The way in which it is reduced.
+        /// The reduction.
         reduction: Reduction,
     },
-    /// Every rank gets what all gave, in the order of the ranks: `count` elements in, *n* · `count` out.
+    /// Every rank gets the elements of all ranks, in the order of the ranks: `count` elements in, *n* · `count` out.
     AllGather,
-    /// Rank *r* gets the *r*-th part of the reduction of what all gave: *n* · `count` elements in, `count` out.
+    /// Rank *r* gets the *r*-th part of the reduction of all ranks' elements: *n* · `count` elements in, `count` out.
     ReduceScatter(Reduction),
-    /// `count` elements go to another rank, that receives them. It is done when they have been taken.
+    /// Sends `count` elements to another rank, which receives them. The part is done when they have been received.
     Send {
-        /// The rank that it goes to.
+        /// The receiving rank.
         peer: u32,
     },
-    /// `count` elements come from another rank, that sends them.
+    /// Receives `count` elements from another rank, which sends them.
     Receive {
-        /// The rank that it comes from.
+        /// The sending rank.
         peer: u32,
     },
 }
 
 impl CollectiveOperation {
-    /// Returns the rank that it names: root or peer.
+    /// Returns the rank that the operation names: root or peer.
     pub const fn named_rank(self) -> Option<u32> {
         match self {
             Self::Broadcast { root: rank }
@@ -104,7 +106,7 @@ impl CollectiveOperation {
         matches!(self, Self::Send { .. } | Self::Receive { .. })
     }
 
-    /// Returns how many elements the part of `rank` reads and writes; `None` where that is more than there are numbers.
+    /// Returns how many elements the part of `rank` reads and writes; `None` if the numbers overflow.
     pub const fn elements(self, count: u64, rank: u32, ranks: u32) -> Option<(u64, u64)> {
         let Some(all) = count.checked_mul(ranks as u64) else { return None };
         Some(match self {
@@ -118,7 +120,8 @@ impl CollectiveOperation {
         })
     }
 
-    /// Returns whether what `rank` gets depends on what `other` gives: then `rank` comes after what `other` did before.
+    /// Returns whether the result of `rank` depends on data of `other`. If so, `rank` runs after the earlier work of
+    /// `other`.
     pub const fn is_fed_by(self, rank: u32, other: u32) -> bool {
         match self {
             Self::AllReduce(_) | Self::AllGather | Self::ReduceScatter(_) => true,
@@ -149,28 +152,29 @@ impl std::fmt::Display for CollectiveOperation {
 /// One rank's part of a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Collective {
-    /// The rank, by its handle in the communicator.
+    /// The rank, by its handle.
     pub communicator: CommunicatorHandle,
     /// A stream of the rank's device.
     pub stream: StreamHandle,
-    /// The operation, the same for all of them.
+    /// The operation, the same for all ranks.
     pub operation: CollectiveOperation,
     /// The format of the elements.
     pub format: ElementFormat,
-    /// The number of elements; each operation says of what.
+    /// The number of elements, as each operation defines it.
     pub count: u64,
     /// The memory that this rank sends. Ignored where the rank sends nothing.
     pub send: DevicePointer,
-    /// The place where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send`
-    /// itself, for a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
+    /// The address of this rank's result. Ignored if the rank receives nothing. The result may overlap the data that the
+    /// rank sends only as follows: it is `send` itself, for a gather `send` is this rank's part of `receive`, for a scatter
+    /// `receive` is this rank's part of `send`.
     pub receive: DevicePointer,
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 
 impl Collective {
-    /// Returns what the part touches when it is the part of this rank: what it reads, and what it writes, 0 bytes for nothing.
-    /// `None` where the format is unknown, or the sizes are more than there are addresses.
+    /// Returns the bytes that the part of `rank` reads and those that it writes, 0 bytes for nothing. `None` if the format
+    /// is unknown or the sizes exceed the address space.
     pub fn accesses(&self, rank: u32, ranks: u32) -> Option<[Access; 2]> {
         let (read, written) = self.operation.elements(self.count, rank, ranks)?;
         let bytes = self.format.bytes()?;
@@ -182,26 +186,26 @@ impl Collective {
 /// Memory of a rank's device that is registered with its communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// The rank, by its handle in the communicator.
+    /// The rank, by its handle.
     pub communicator: CommunicatorHandle,
-    /// The address at which the memory begins.
+    /// The first address of the memory.
     pub pointer: DevicePointer,
     /// The size of the memory.
     pub bytes: u64,
-    /// Whether it is one memory with what the other ranks register in the same call, which all ranks make: so many bytes on each (a window of NCCL's, with
+    /// Whether the memory is symmetric: all ranks register memory of the same size in the same call (an NCCL window with
     /// `NCCL_WIN_COLL_SYMMETRIC`).
     pub symmetric: bool,
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 
-/// The name of a communicator whose ranks join it one by one, from one process or several (`ncclUniqueId`). Its bytes mean
-/// something to the driver that made it alone; the program carries them to the other ranks.
+/// The identifier of a communicator whose ranks join it one by one, from one process or several (`ncclUniqueId`). Only the
+/// driver that created it can interpret its bytes; the program passes them to the other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CommunicatorId(pub [u8; Self::BYTES]);
 
 impl CommunicatorId {
-    /// Bytes of a name.
+    /// Bytes of an identifier.
     pub const BYTES: usize = 128;
 }
 
@@ -223,10 +227,10 @@ pub struct CommunicatorInfo {
 }
 
 impl CommunicatorInfo {
-    /// Returns this rank's number in the part of a split that has these ranks; `None` where it has none.
+    /// Returns this rank's number in the part of a split that consists of these ranks; `None` if it is not in the part.
     ///
     /// # Errors
-    /// Why there can be no such part.
+    /// The reason why such a part is impossible.
     pub fn rank_in_part(&self, part: &[u32]) -> std::result::Result<Option<u32>, String> {
         let Self { rank: own, ranks, .. } = *self;
         for (place, rank) in part.iter().enumerate() {

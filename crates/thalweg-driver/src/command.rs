@@ -1,13 +1,13 @@
 //! The commands that a stream carries, with the byte ranges that they touch and a label.
 //!
-//! CUDA's launch takes a function and its arguments. Ours takes two things more, which cost the CUDA driver nothing (it
-//! ignores them) and on which everything else rests:
+//! CUDA's launch takes a function and its arguments. Ours takes two more things. They cost nothing in the CUDA driver,
+//! which ignores them, and everything else is based on them:
 //!
-//! - **accesses**, the byte ranges that the command reads and writes: the simulator orders commands by them (two
-//!   commands whose ranges conflict never run at once), race detection and reuse in capture read them;
-//! - a **label**, the operator and the source line: what an asynchronous error, a trace and a report name.
+//! - **accesses**, the byte ranges that the command reads and writes: the simulator orders commands by them (commands with
+//!   conflicting ranges never run at once), and race detection and reuse in captures read them;
+//! - a **label**, the operator and the source line, which asynchronous errors, traces and reports name.
 //!
-//! This module and `host` use each other: a launch carries a host function, which sees the ranges of the launch.
+//! This module and `host` use each other: a launch contains a host function, which can access the ranges of the launch.
 
 use std::fmt;
 use std::panic::Location;
@@ -20,7 +20,7 @@ use crate::library::GpuCall;
 use crate::program_line::{SourceLine, program_line};
 use crate::{DevicePointer, FunctionHandle, HostPointer};
 
-/// The origin of a command: the operator's name and the line of source.
+/// The origin of a command: the operator's name and the source line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Label {
     /// The operator (`add`, `matmul`, `copy`).
@@ -43,12 +43,12 @@ impl Label {
         Self { operator, location, program: program_line() }
     }
 
-    /// Returns the line that people look for: that of the program in another language, where there is one.
+    /// Returns the source line to show: that of the program in another language if there is one.
     pub fn source(self) -> SourceLine {
         self.program.copied().unwrap_or_else(|| self.location.into())
     }
 
-    /// Returns a key that labels of one operator and line share, as long as the process lives.
+    /// Returns a key that is equal for labels of one operator and line, for the lifetime of the process.
     pub fn key(self) -> (usize, usize) {
         let line = self
             .program
@@ -70,10 +70,10 @@ impl fmt::Debug for Label {
     }
 }
 
-/// The flags with which an event is made.
+/// The flags for creating an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventFlags {
-    /// Whether it takes the time when it is reached. Events without are cheaper.
+    /// Whether the event records the time when it is reached. Events without timing are cheaper.
     pub timing: bool,
     /// Whether `event_synchronize` sleeps instead of spinning.
     pub blocking_sync: bool,
@@ -87,9 +87,9 @@ pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
 pub enum AccessMode {
     /// It reads.
     Read,
-    /// It writes, and may read what it wrote.
+    /// It writes, and may read the bytes that it wrote.
     Write,
-    /// It reads what was there before and writes.
+    /// It reads earlier contents and writes.
     ReadWrite,
 }
 
@@ -100,12 +100,12 @@ impl AccessMode {
     }
 }
 
-/// Bytes again and again at one distance.
+/// A repetition at a constant distance.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StrideStep {
-    /// Bytes from each to the next.
+    /// Bytes from one repetition to the next.
     pub bytes: u64,
-    /// The number of times; with 1 the step is none.
+    /// The number of repetitions; 1 means that there is no step.
     pub count: u64,
 }
 
@@ -114,53 +114,53 @@ impl StrideStep {
     pub const NONE: Self = Self { bytes: 0, count: 1 };
 }
 
-/// The number of steps that can be said of a strided operand.
+/// The number of steps that describe a strided operand at most.
 pub const STEPS: usize = 4;
 
-/// The bytes of its range that a command touches. Drivers order commands by whole ranges; a sanitizer would
-/// raise false alarms over the gaps of strided operands if it did.
+/// The bytes of its range that a command touches. Drivers order commands by entire ranges. A sanitizer that did so would
+/// report false races in the gaps of strided operands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Touch {
     /// Every byte.
     #[default]
     All,
-    /// The first `chunk_bytes` from the start on, and the same again at each step, and all of that at each of the next step,
-    /// and nothing between: the bytes of a block of a matrix, say, or of a tensor. Each step is as long at least as
-    /// what it repeats.
+    /// The first `chunk_bytes` of the range, repeated at each step, and all of that repeated at each of the next step, and
+    /// nothing between: for example, the bytes of a block of a matrix or of a tensor. Each step is at least as long as the
+    /// bytes that it repeats.
     Strided {
-        /// Bytes that follow one another; at least 1.
+        /// Contiguous bytes; at least 1.
         chunk_bytes: u64,
-        /// From the shortest step to the longest.
+        /// The steps, from the shortest to the longest.
         steps: [StrideStep; STEPS],
     },
-    /// Some bytes, which ones is not said.
+    /// Some bytes, unspecified which.
     Some {
         /// The greatest number of bytes.
         most_bytes: u64,
     },
-    /// Some bytes, which data chooses: a host function says which when it runs
+    /// Some bytes, which depend on data: a host function reports them when it runs
     /// ([`HostLaunch::touched`](crate::HostLaunch::touched)).
     Chosen {
         /// The greatest number of bytes.
         most_bytes: u64,
-        /// The number under which it is noted which they are; 0 if they need not be.
+        /// The number under which the touched bytes are recorded; 0 if they need not be.
         ticket: u64,
     },
 }
 
 impl Touch {
-    /// Creates the first `chunk_bytes` of every `step_bytes`, `count` times.
+    /// Returns the touch of the first `chunk_bytes` of every `step_bytes`, `count` times.
     pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
         let first = StrideStep { bytes: step_bytes, count };
         Self::Strided { chunk_bytes, steps: [first, StrideStep::NONE, StrideStep::NONE, StrideStep::NONE] }
     }
 
-    /// Creates the touch of some bytes that data chooses, as a launch declares it.
+    /// Returns the touch of some bytes that depend on data, as a launch declares it.
     pub const fn chosen(most_bytes: u64) -> Self {
         Self::Chosen { most_bytes, ticket: 0 }
     }
 
-    /// Returns which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
+    /// Returns the touch of an operand whose dimensions have these extents and strides, in elements of `element_bytes`.
     pub fn of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Self {
         let (mut sorted, mut points) = (SmallVec::<[(u64, u64); 8]>::new(), 1_u64);
         for (extent, stride) in dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0) {
@@ -168,20 +168,20 @@ impl Touch {
             points = points.saturating_mul(extent);
         }
         sorted.sort_unstable_by_key(|&(_, stride)| stride);
-        // Elements that follow one another, elements from the first to behind the last, and the steps between.
+        // `chunk`: contiguous elements. `reach`: elements from the first to the end of the last.
         let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[StrideStep; STEPS]>::new());
         for (extent, stride) in sorted {
             let whole = (extent - 1) * stride;
             let nests = stride >= reach && steps.len() < STEPS;
             match steps.last_mut() {
-                // Within the chunk, or right behind it.
+                // Within the chunk, or directly after it.
                 None if stride <= chunk => chunk += whole,
-                // The same step goes on.
+                // The same step continues.
                 Some(last) if stride % last.bytes == 0 && stride / last.bytes <= last.count => {
                     last.count += whole / last.bytes;
                 }
                 _ if nests => steps.push(StrideStep { bytes: stride, count: extent }),
-                // They interleave, or are too many.
+                // The steps interleave, or are too many.
                 _ => return Self::Some { most_bytes: points.saturating_mul(element_bytes) },
             }
             reach += whole;
@@ -197,48 +197,48 @@ impl Touch {
     }
 }
 
-/// A range of bytes that a command touches, in device memory or in pinned host memory (their addresses never meet).
+/// A range of bytes that a command touches, in device memory or in pinned host memory, whose addresses never overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Access {
     /// The first address.
     pub start: u64,
     /// The number of bytes.
     pub bytes: u64,
-    /// The way in which they are accessed.
+    /// The mode of the access.
     pub mode: AccessMode,
     /// The bytes of the range that are touched.
     pub touch: Touch,
 }
 
 impl Access {
-    /// Touches all `bytes` from the address `start` on.
+    /// Creates an access to all `bytes` from the address `start` on.
     pub const fn new(start: u64, bytes: u64, mode: AccessMode) -> Self {
         Self { start, bytes, mode, touch: Touch::All }
     }
 
-    /// Returns the range, of which only these bytes are touched.
+    /// Returns the access, restricted to these bytes of its range.
     #[must_use]
     pub const fn touching(mut self, touch: Touch) -> Self {
         self.touch = touch;
         self
     }
 
-    /// Declares a read of `bytes` from `start` on.
+    /// Creates a read of `bytes` from `start` on.
     pub const fn read(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::Read)
     }
 
-    /// Writes `bytes` from `start` on.
+    /// Creates a write of `bytes` from `start` on.
     pub const fn write(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::Write)
     }
 
-    /// Declares a read and a write of `bytes` from `start` on.
+    /// Creates a read and a write of `bytes` from `start` on.
     pub const fn read_write(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::ReadWrite)
     }
 
-    /// Returns the number under which it is noted which bytes data chose; 0 for none.
+    /// Returns the number under which data-dependent bytes are recorded; 0 if they are not.
     pub const fn ticket(&self) -> u64 {
         match self.touch {
             Touch::Chosen { ticket, .. } => ticket,
@@ -246,7 +246,7 @@ impl Access {
         }
     }
 
-    /// Returns whether both touch a byte in common.
+    /// Returns whether the two ranges overlap.
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.bytes > 0
             && other.bytes > 0
@@ -254,30 +254,32 @@ impl Access {
             && other.start < self.start.saturating_add(self.bytes)
     }
 
-    /// Returns whether both touch a byte in common and one of them writes it.
+    /// Returns whether the two ranges overlap and at least one access writes.
     pub const fn conflicts(&self, other: &Self) -> bool {
         (self.mode.writes() || other.mode.writes()) && self.overlaps(other)
     }
 }
 
-/// The time when a kernel may begin, and whether its blocks may wait for each other.
+/// The condition on which a kernel may begin, and whether its blocks may wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum LaunchMode {
-    /// The kernel begins when what is in front of it on its stream is complete, and its blocks run in any order.
+    /// The kernel begins when the earlier work of its stream is complete, and its blocks run in any order.
     #[default]
     InOrder,
-    /// The kernel may begin before the kernel in front of it on its stream is complete (CUDA's programmatic dependent launch).
+    /// The kernel may begin before the previous kernel of its stream is complete (CUDA's programmatic dependent launch).
     ///
-    /// Such a kernel executes `griddepcontrol.wait` in every thread before the first access to memory that has a value or takes one (prefetches
-    /// into the L2 have none), which waits until the kernel in front is complete and what it wrote is visible. That kernel
-    /// waited likewise for the one before, so all that the stream was given before is complete behind the wait, as if launches had not overlapped.
-    /// How early it begins is up to the kernel in front: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended.
-    /// GPUs before compute capability 9.0, drivers before CUDA 11.8 and the simulator launch it behind what is in front of it.
+    /// Every thread of such a kernel executes `griddepcontrol.wait` before its first access to memory that another kernel
+    /// writes, or that it writes itself; prefetches into the L2 are exempt. The instruction waits until the previous kernel
+    /// is complete and its writes are visible. That kernel waited in the same way for the one before it, so after the wait
+    /// all earlier work of the stream is complete, as if launches did not overlap. The previous kernel decides how early
+    /// this one begins: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended. GPUs before
+    /// compute capability 9.0, drivers before CUDA 11.8 and the simulator launch the kernel after the earlier work.
     Programmatic,
-    /// All blocks of the kernel run at once, so that they may wait for each other (CUDA's cooperative launch). While a stream captures, the kernel has one
-    /// argument, a structure, and the driver is of CUDA 12.4 or later. A grid that the GPU cannot hold
-    /// at once is refused ([`Code::CooperativeLaunchTooLarge`](crate::Code::CooperativeLaunchTooLarge)), and drivers before CUDA 11.8 refuse every one
-    /// ([`Code::NotSupported`](crate::Code::NotSupported)).
+    /// All blocks of the kernel run at once, so that they may wait for each other (CUDA's cooperative launch). While a
+    /// stream captures, the kernel must have one argument, a structure, and the driver must be of CUDA 12.4 or later. A
+    /// grid that does not fit on the GPU at once is refused
+    /// ([`Code::CooperativeLaunchTooLarge`](crate::Code::CooperativeLaunchTooLarge)). Drivers before CUDA 11.8 refuse every
+    /// grid ([`Code::NotSupported`](crate::Code::NotSupported)).
     Cooperative,
 }
 
@@ -288,17 +290,17 @@ pub struct Launch<'a> {
     pub function: FunctionHandle,
     /// Blocks in x, y, z.
     pub grid: [u32; 3],
-    /// Threads a block in x, y, z.
+    /// Threads per block in x, y, z.
     pub block: [u32; 3],
-    /// Dynamic shared memory a block.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_memory_bytes: u32,
     /// The condition on which the kernel may begin, and whether its blocks may wait for each other.
     pub mode: LaunchMode,
-    /// The arguments, laid out as a C struct with one field an argument (natural alignment, little endian).
+    /// The arguments, packed like a C struct with one field per argument (natural alignment, little endian).
     pub arguments: &'a [u8],
     /// Every byte that the kernel may touch.
     pub accesses: &'a [Access],
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 
@@ -307,13 +309,13 @@ pub struct Launch<'a> {
 pub struct LibraryLaunch<'a> {
     /// The call of the library.
     pub gpu: &'a GpuCall,
-    /// The implementation on the host, of equal results.
+    /// The implementation on the host, with equal results.
     pub host: &'a Arc<dyn HostKernel>,
-    /// The arguments of the host function, in a layout that it knows.
+    /// The arguments of the host function, in a layout of its own.
     pub arguments: &'a [u8],
     /// Every byte that the work may touch, its workspace included.
     pub accesses: &'a [Access],
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 
@@ -338,13 +340,13 @@ pub enum Endpoint {
 /// An asynchronous copy between device memory and device memory or pinned host memory, in any direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// The place where the bytes go.
+    /// The destination of the bytes.
     pub target: Endpoint,
-    /// The place where they come from.
+    /// The source of the bytes.
     pub source: Endpoint,
     /// The number of bytes.
     pub bytes: u64,
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 
@@ -353,11 +355,11 @@ pub struct Copy {
 pub struct Fill {
     /// The first byte, aligned to the pattern.
     pub target: DevicePointer,
-    /// The pattern that is written.
+    /// The pattern.
     pub pattern: FillPattern,
     /// The number of times that the pattern is written.
     pub count: u64,
-    /// The operator and the line of source that asked for it.
+    /// The operator and the source line that submitted it.
     pub label: Label,
 }
 

@@ -1,14 +1,15 @@
-//! Conditional nodes: parts of a graph that run or not, or again, as a value on the device says.
+//! Conditional nodes: parts of a graph that a value on the device skips, selects or repeats.
 //!
-//! A *condition* is a number that belongs to a graph and lives where its launches run. Each launch starts it at its initial
-//! value; captured work sets it from device memory ([`Driver::condition_set_async`](crate::Driver::condition_set_async)). One
-//! *conditional node* ([`Driver::conditional_node_add`](crate::Driver::conditional_node_add)) reads it, and has *bodies*: graphs
-//! of which it runs one in its own place, so that what comes after the node comes after all that the body did. A body is filled
-//! by a capture ([`Driver::stream_begin_capture_to_graph`](crate::Driver::stream_begin_capture_to_graph)), may have conditional
-//! nodes of its own, and belongs to the graph that it is in: it is never destroyed, instantiated or updated by itself.
+//! A *condition* is a number that belongs to a graph and is stored on the device. Each launch starts it at its initial
+//! value; captured work sets it from device memory ([`Driver::condition_set_async`](crate::Driver::condition_set_async)).
+//! One *conditional node* ([`Driver::conditional_node_add`](crate::Driver::conditional_node_add)) reads it. The node has
+//! *bodies*: graphs of which it runs one in its own place, so that the node's successors run after all work of the body. A
+//! body is filled by a capture ([`Driver::stream_begin_capture_to_graph`](crate::Driver::stream_begin_capture_to_graph)),
+//! may have conditional nodes of its own, and belongs to the graph that contains it: it is never destroyed, instantiated or
+//! updated separately.
 //!
-//! A body holds kernels, library work, copies, fills and conditional nodes, all of one device. Host functions, stream-ordered
-//! memory and collectives have no place there.
+//! A body contains kernels, library work, copies, fills and conditional nodes, all of one device. It cannot contain host
+//! functions, stream-ordered memory or collectives.
 
 use std::fmt;
 
@@ -17,11 +18,11 @@ use std::fmt;
 pub enum Conditional {
     /// Runs its body if the condition is not 0.
     If,
-    /// Runs its first body if the condition is not 0, and its second if it is.
+    /// Runs its first body if the condition is not 0, and its second if it is 0.
     IfElse,
-    /// Runs its body as long as the condition is not 0, which it reads before each time. The body sets it anew.
+    /// Runs its body while the condition is not 0, which it checks before each iteration. The body sets the condition anew.
     While,
-    /// Runs the body whose number the condition is, counted from 0; none if there are not so many.
+    /// Runs the body whose number, counted from 0, is the condition; no body if the number is too large.
     Switch {
         /// The number of bodies: 1 to [`Conditional::MOST_CASES`].
         cases: u32,
@@ -32,7 +33,7 @@ impl Conditional {
     /// The number of cases that a switch may have.
     pub const MOST_CASES: u32 = 1024;
 
-    /// Returns how many bodies such a node has.
+    /// Returns the number of bodies that such a node has.
     pub const fn bodies(self) -> u32 {
         match self {
             Self::If | Self::While => 1,
@@ -41,7 +42,7 @@ impl Conditional {
         }
     }
 
-    /// Returns why there can be no such node, if so.
+    /// Checks whether such a node is possible; the error is the reason why not.
     pub fn check(self) -> Result<(), String> {
         match self {
             Self::Switch { cases } if cases == 0 || cases > Self::MOST_CASES => {
@@ -51,7 +52,7 @@ impl Conditional {
         }
     }
 
-    /// Returns what the body of this number is called: `then`, `else`, `body`, `case 3`.
+    /// Returns the name of the body with this number: `then`, `else`, `body`, `case 3`.
     pub fn body_name(self, number: usize) -> String {
         match self {
             Self::If | Self::IfElse if number == 0 => "then".to_owned(),
@@ -73,7 +74,7 @@ impl fmt::Display for Conditional {
     }
 }
 
-/// The way in which the value of a condition lies in device memory.
+/// The format of a condition's value in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConditionFormat {
     /// One byte: a truth value, or a number below 256.

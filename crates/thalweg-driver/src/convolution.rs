@@ -1,18 +1,20 @@
 //! Convolution, as data: a call of a vendor's library ([`GpuCall::Convolution`](crate::GpuCall::Convolution)).
 //!
-//! For image `n`, output channel `k` of group `g`, input channel `c` of that group and places `p` of the output, `r` of the kernel:
+//! For image `n`, output channel `k` of group `g`, input channel `c` of that group, output position `p` and kernel position
+//! `r`:
 //!
 //! ```text
 //! y[n, k, p]            = Σ_c Σ_r w[k, c, r] · x[n, g·C + c, p·stride + r·dilation − padding]
 //! ```
 //!
-//! where what lies outside of the input counts as 0 and `C` is the number of input channels of a group. The gradients of input and weight
-//! are the transposes of this sum: each of the three operands from the other two.
+//! where positions outside of the input count as 0 and `C` is the number of input channels of a group. The gradients of
+//! input and weight are the transposes of this sum: each of the three operands is computed from the other two.
 
 use crate::library::ElementFormat;
 use crate::{DevicePointer, GpuCall};
 
-/// The sizes of a convolution of volumes. Images have a depth of 1, sequences a height of 1, too; their numbers come last.
+/// The sizes of a convolution of volumes. Images have a depth of 1, and sequences also a height of 1; the remaining sizes
+/// are the last ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ConvolutionShape {
     /// Images.
@@ -21,7 +23,7 @@ pub struct ConvolutionShape {
     pub input_channels: u64,
     /// Channels of the output, in all groups.
     pub output_channels: u64,
-    /// Parts that the channels fall into, each of which sees only itself: a divisor of both.
+    /// Groups that divide the channels; each group is independent. A divisor of both numbers of channels.
     pub groups: u64,
     /// The extents of the input.
     pub input: [u64; 3],
@@ -29,15 +31,16 @@ pub struct ConvolutionShape {
     pub kernel: [u64; 3],
     /// The extents of the output.
     pub output: [u64; 3],
-    /// The way from one window to the next.
+    /// The distance between windows.
     pub stride: [u64; 3],
     /// The border of zeros, on both sides.
     pub padding: [u64; 3],
-    /// The way from one element of the kernel to the next.
+    /// The distance between elements of the kernel.
     pub dilation: [u64; 3],
     /// The format of all operands' elements: floats of 16 or 32 bits.
     pub format: ElementFormat,
-    /// Whether the channels of a place follow one another (NHWC), in all operands; else the places of a channel do (NCHW).
+    /// Whether the channels of a position are contiguous (NHWC), in all operands; else the positions of a channel are
+    /// (NCHW).
     pub channels_last: bool,
 }
 
@@ -52,7 +55,7 @@ pub enum ConvolutionPass {
     WeightGradient,
 }
 
-/// An addition to the output of a forward pass: `y + bias[k]`, and what is below 0 becomes 0 if `relu` says so.
+/// An addition to the output of a forward pass: `y + bias[k]`, followed by `max(y, 0)` if `relu` is set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConvolutionEpilogue {
     /// One element per output channel, aligned to 16 bytes.
@@ -63,15 +66,14 @@ pub struct ConvolutionEpilogue {
 
 /// One of the three passes of a convolution. Operands are contiguous in the layout of the shape.
 ///
-/// How much scratch memory a call needs is asked beforehand
-/// ([`Driver::library_workspace`](crate::Driver::library_workspace)).
+/// [`Driver::library_workspace`](crate::Driver::library_workspace) returns the size of the workspace that a call needs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ConvolutionCall {
     /// The sizes.
     pub shape: ConvolutionShape,
     /// The operand that is written; the other two are read.
     pub pass: ConvolutionPass,
-    /// The input, or its gradient: aligned to 16 bytes, like the two below.
+    /// The input, or its gradient: aligned to 16 bytes, like the next two.
     pub input: DevicePointer,
     /// The weight, or its gradient, of shape [output channels, input channels / groups, kernel].
     pub weight: DevicePointer,
@@ -79,26 +81,27 @@ pub struct ConvolutionCall {
     pub output: DevicePointer,
     /// Whether 32-bit floats may be rounded to TF32 before they are multiplied.
     pub allow_tf32: bool,
-    /// Whether the same operands must give the same bits each time.
+    /// Whether the same operands must result in the same bits each time.
     pub deterministic: bool,
     /// The addition to the output before it is rounded, in a forward pass; `None` in the others.
     pub epilogue: Option<ConvolutionEpilogue>,
-    /// The number of the library's engines that may be tried at the first call of such sizes, the fastest of which is kept; with at most
-    /// one the library's heuristics choose. The call that tries *blocks*; one that is captured tries none.
+    /// The number of the library's engines that may be tried at the first call with such sizes; the fastest is kept. With
+    /// at most one, the library's heuristics choose. A call that tries engines *blocks*; a call that is captured tries
+    /// none.
     pub most_engines: u32,
-    /// Scratch memory that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
+    /// The workspace that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
 }
 
 impl ConvolutionShape {
-    /// Returns the extents of the output that the other numbers give along an axis; `None` where no window fits.
+    /// Returns the extent of the output along an axis, as the other sizes determine it; `None` if no window fits.
     pub fn windows(&self, axis: usize) -> Option<u64> {
         let reach = self.dilation[axis].checked_mul(self.kernel[axis].checked_sub(1)?)?.checked_add(1)?;
         let padded = self.padding[axis].checked_mul(2)?.checked_add(self.input[axis])?;
         padded.checked_sub(reach)?.checked_div(self.stride[axis])?.checked_add(1)
     }
 
-    /// Returns the elements of input, weight and output; `None` where they are more than any memory has.
+    /// Returns the numbers of elements of input, weight and output; `None` if they exceed any memory.
     pub fn elements(&self) -> Option<[u64; 3]> {
         let product = |sizes: [u64; 2], extents: [u64; 3]| {
             sizes
@@ -115,7 +118,7 @@ impl ConvolutionShape {
         ])
     }
 
-    /// Says what makes no convolution of these numbers; `None` where nothing does.
+    /// Returns why these sizes are not a valid convolution; `None` if they are valid.
     pub fn fault(&self) -> Option<String> {
         let sizes = [self.batch, self.input_channels, self.output_channels, self.groups];
         let extents = [self.input, self.kernel, self.output, self.stride, self.dilation];

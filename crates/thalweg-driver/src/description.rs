@@ -1,10 +1,11 @@
 //! A graph as data, and as a drawing.
 //!
-//! What is here is what a driver can say of a graph that it holds, in plain values: two graphs can be compared, counted and
-//! printed without the driver. Nodes are numbered in the order of the list, and edges are pairs of these numbers.
+//! A [`GraphDescription`] contains all that a driver knows about a graph, as plain values: two graphs can be compared,
+//! counted and printed without the driver. Nodes are numbered in the order of the list, and edges are pairs of these
+//! numbers.
 //!
-//! [`GraphDescription::to_dot`] writes it in the language of Graphviz. Handles and addresses are left out of it: the same
-//! program gives the same text.
+//! [`GraphDescription::to_dot`] writes it in Graphviz format. Handles and addresses are left out, so the same program
+//! results in the same text.
 
 use std::fmt::{self, Write as _};
 
@@ -26,26 +27,26 @@ pub enum GraphNodeKind {
     Fill,
     /// A host function.
     Host,
-    /// Nothing but dependencies.
+    /// A node without work, which only has dependencies.
     Empty,
     /// A wait for an event from outside the graph.
     WaitEvent,
-    /// The record of an event for the outside.
+    /// The record of an event that work outside the graph waits for.
     RecordEvent,
     /// A stream-ordered allocation.
     Allocate,
-    /// Its counterpart.
+    /// A stream-ordered free.
     Free,
-    /// Bodies that run as a value on the device says.
+    /// A conditional node, with its bodies.
     Conditional,
-    /// Something that this version has no name for.
+    /// A kind that this version has no name for.
     Other,
 }
 
 /// A graph as data.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GraphDescription {
-    /// The nodes, in an order in which they may run where the driver knows one.
+    /// The nodes, in an order in which they may run if the driver knows one.
     pub nodes: Vec<GraphNode>,
     /// The edges: the second node runs after the first. Indices into `nodes`.
     pub edges: Vec<(usize, usize)>,
@@ -54,32 +55,32 @@ pub struct GraphDescription {
 /// One node as data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GraphNode {
-    /// Its handle.
+    /// The node's handle.
     pub handle: GraphNodeHandle,
-    /// The kind of its work.
+    /// The kind of the work.
     pub kind: GraphNodeKind,
-    /// The operator and line that submitted it, where the driver knows.
+    /// The operator and the source line that submitted it, if the driver knows them.
     pub label: Option<Label>,
-    /// The amount of it.
+    /// The amount of work.
     pub work: GraphNodeWork,
 }
 
-/// The size of a node's work, as far as the driver says.
+/// The amount of a node's work, as far as the driver knows it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum GraphNodeWork {
-    /// There is nothing to say.
+    /// The driver knows nothing about it.
     #[default]
     Unknown,
     /// A kernel is launched.
     Kernel {
-        /// Its name in its module; of library work in the simulator, the operator that asked for it.
+        /// The kernel's name in its module; for library work in the simulator, the operator that submitted it.
         name: Option<String>,
         /// Blocks in x, y, z.
         grid: [u32; 3],
-        /// Threads a block in x, y, z.
+        /// Threads per block in x, y, z.
         block: [u32; 3],
-        /// Dynamic shared memory a block.
+        /// Dynamic shared memory per block, in bytes.
         shared_memory_bytes: u32,
     },
     /// Bytes are copied.
@@ -92,17 +93,17 @@ pub enum GraphNodeWork {
         /// The number of bytes.
         bytes: u64,
     },
-    /// Other graphs run, or not, or several times.
+    /// Other graphs run, possibly not at all or several times.
     Conditional {
-        /// The choice among them, as the condition says.
+        /// The control flow.
         conditional: Conditional,
-        /// The graphs.
+        /// The bodies.
         bodies: Vec<GraphDescription>,
     },
 }
 
 impl fmt::Display for GraphNodeWork {
-    /// Writes the node in a few words; writes nothing where nothing is known.
+    /// Writes the node in a few words; writes nothing if nothing is known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sides = |sides: &[u32; 3]| format!("{}×{}×{}", sides[0], sides[1], sides[2]);
         match self {
@@ -122,8 +123,8 @@ impl fmt::Display for GraphNodeWork {
 }
 
 impl GraphDescription {
-    /// Returns the graph in the language of Graphviz: what each node does, its size, and which operator submitted it. The bodies of
-    /// conditional nodes are frames beside their nodes.
+    /// Returns the graph in Graphviz format: each node's work, its size, and the operator that submitted it. The bodies of
+    /// conditional nodes are frames next to their nodes.
     pub fn to_dot(&self) -> String {
         let mut text =
             String::from("digraph graph_of_commands {\n    node [shape=box fontname=monospace];\n");
@@ -161,13 +162,13 @@ impl GraphDescription {
     }
 }
 
-/// Returns lines as one quoted string of the language, each at the left.
+/// Returns lines as one quoted Graphviz string, with each line aligned left.
 fn quoted(lines: &[String]) -> String {
     let mut text = String::from("\"");
     for character in lines.iter().flat_map(|line| line.chars().chain(['\n'])) {
         match character {
             '"' | '\\' => text.extend(['\\', character]),
-            // A line break that sets what stands before it at the left.
+            // A line break that aligns the text before it left.
             '\n' => text.push_str("\\l"),
             character if character.is_control() => text.push(char::REPLACEMENT_CHARACTER),
             character => text.push(character),

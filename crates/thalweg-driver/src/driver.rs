@@ -1,34 +1,36 @@
-//! [`Driver`]: the narrow waist below.
+//! [`Driver`]: the interface between Thalweg and a GPU.
 //!
 //! # Contract
 //!
 //! **Validation.** The driver validates. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
 //! error ([`Code::InvalidHandle`], [`InvalidDevice`](crate::Code::InvalidDevice),
-//! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
-//! it was given is the kernel's affair: on a GPU a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
-//! and sticky; in the simulator it is the same, at the first byte outside the declared accesses.
+//! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. The addresses that a *kernel* uses are
+//! not validated: on a GPU an invalid address is a later, sticky [`IllegalAddress`](crate::Code::IllegalAddress). The
+//! simulator reports the same error for the first byte outside the declared accesses.
 //!
 //! **State after an error.** A call that fails changes nothing, unless its documentation says otherwise.
 //!
 //! **Asynchronous errors.** Work runs later than the call that submits it. When it fails, the device's context is lost, and
-//! *every* later call on that device may answer with the sticky code; [`Error::is_asynchronous`](crate::Error::is_asynchronous)
-//! is true of it. No error is ever parked for a call on another device, and dropping things reports nothing.
+//! *every* later call on that device may fail with the sticky code, for which
+//! [`Error::is_asynchronous`](crate::Error::is_asynchronous) returns `true`. An error is never reported by a call on
+//! another device, and dropping a value reports nothing.
 //!
-//! **What is asynchronous.** Methods that end in `_async`, and `event_record`, `stream_wait_event`, `launch`,
-//! `graph_launch`: they return when the command is queued. Everything else is done when it returns. The methods that wait
-//! for the device say *blocks*. A stream takes about a thousand commands that are not complete: a call that queues more waits
-//! until there is room.
+//! **Asynchronous calls.** Methods whose names end in `_async`, and `event_record`, `stream_wait_event`, `launch`,
+//! `graph_launch`: they return when the command is queued. All other calls are complete when they return. Methods that wait
+//! for the device are marked *blocks*. A stream takes about a thousand commands that are not complete: a call that queues
+//! more waits until there is room.
 //!
-//! **Refused waits.** A call that waits may be refused, by a [`Timeout`](crate::Code::Timeout) or an [interruption](crate::set_interruption),
-//! while what it waits for goes on. It uses memory of its caller no more then: a copy to the host writes nothing later.
+//! **Refused waits.** A call that waits may be refused, by a [`Timeout`](crate::Code::Timeout) or an
+//! [interruption](crate::set_interruption), while what it waits for goes on. After that it no longer uses the caller's
+//! memory: a copy to the host writes nothing later.
 //!
 //! **Streams.** [`Driver::default_stream`] is CUDA's legacy default stream: it waits for all earlier work of the device's
 //! blocking streams, and they wait for its. All streams that [`Driver::stream_create`] makes are non-blocking: they have
 //! no such ties.
 //!
-//! **Capture.** While a stream captures, commands on it become nodes of a graph and nothing runs. The calls that are
-//! marked *not in capture* answer [`StreamCaptureUnsupported`](crate::Code::StreamCaptureUnsupported) and break the capture,
-//! when a capture forbids them to the calling thread ([`CaptureMode`]).
+//! **Capture.** While a stream captures, commands on it become nodes of a graph and nothing runs. The calls that are marked
+//! *not in capture* fail with [`StreamCaptureUnsupported`](crate::Code::StreamCaptureUnsupported) and break the capture if
+//! a capture forbids them to the calling thread ([`CaptureMode`]).
 //!
 //! **Threads.** Every method may be called from every thread at any time. There is no current device and no current
 //! context: handles know their device.
@@ -62,28 +64,30 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Returns `cuda` or `sim`.
     fn name(&self) -> &'static str;
 
-    /// Returns the driver that this one stands around, if it does: every call that is not implemented here goes there. A
-    /// driver that stands alone answers such a call with [`NotSupported`](crate::Code::NotSupported).
+    /// Returns the driver that this one wraps, if it wraps one. Calls that are not implemented here are forwarded to it; a
+    /// driver that wraps none fails such a call with [`NotSupported`](crate::Code::NotSupported).
     fn inner(&self) -> Option<&dyn Driver> {
         None
     }
 
-    /// Returns the sanitizer, if there is one, which must be told what the driver cannot see: blocks of allocators that live
-    /// above it, and what host threads tell one another. `None` where there is no sanitizer, and then nothing need be told.
+    /// Returns the sanitizer, if there is one. It must be notified of everything that the driver cannot see: the blocks of
+    /// allocators above the driver, and the synchronisation between host threads.
     fn instrument(&self) -> Option<&dyn crate::Instrument> {
         self.inner().and_then(Driver::instrument)
     }
 
-    /// Returns what traces the work of devices by their own clocks. It is the process's, and any library's work is in it.
+    /// Returns the tracer that records the work of devices by their own clocks. There is one per process, and it also
+    /// records the work of other libraries.
     ///
     /// # Errors
-    /// [`NotSupported`](crate::Code::NotSupported) where there is none, as on the simulated GPU; [`LibraryMissing`](crate::Code::LibraryMissing).
+    /// [`NotSupported`](crate::Code::NotSupported) if there is no tracer, as on the simulated GPU;
+    /// [`LibraryMissing`](crate::Code::LibraryMissing).
     fn activity_tracer(&self) -> Result<&dyn crate::ActivityTracer> {
         forwarded(self.inner(), "activity_tracer")?.activity_tracer()
     }
 
-    /// Returns whether the driver, or a sanitizer around it, reads the ranges that a launch says it touches. Where none does, launches
-    /// may leave them out.
+    /// Returns whether the driver, or a sanitizer around it, reads the accesses that launches declare. If not, launches may
+    /// leave them out.
     fn reads_accesses(&self) -> bool {
         self.instrument().is_some() || self.inner().is_none_or(Driver::reads_accesses)
     }
@@ -94,12 +98,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Returns how many devices there are. Creates no context.
     fn device_count(&self) -> u32;
 
-    /// Returns what a device is. Creates no context, except on the first call where the driver can only learn it that way.
+    /// Returns the properties of a device. Creates no context, except on the first call if the driver cannot learn them
+    /// otherwise.
     fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
         forwarded(self.inner(), "device_properties")?.device_properties(device)
     }
 
-    /// Returns whether the device has a context already. Creates none.
+    /// Returns whether the device has a context already. Does not create one.
     fn context_is_active(&self, device: u32) -> Result<bool> {
         forwarded(self.inner(), "context_is_active")?.context_is_active(device)
     }
@@ -110,7 +115,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "context_initialize")?.context_initialize(device)
     }
 
-    /// Blocks until all work of the device is done. *Not in capture*: while a stream of the device captures, in no mode.
+    /// Blocks until all work of the device is done. *Not in capture*: refused in every mode while a stream of the device
+    /// captures.
     fn device_synchronize(&self, device: u32) -> Result<()> {
         forwarded(self.inner(), "device_synchronize")?.device_synchronize(device)
     }
@@ -131,7 +137,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "enable_peer_access")?.enable_peer_access(device, peer)
     }
 
-    /// Disables peer access. Where it is not enabled: [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
+    /// Disables peer access. If it is not enabled, the error is
+    /// [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
     fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
         forwarded(self.inner(), "disable_peer_access")?.disable_peer_access(device, peer)
     }
@@ -148,7 +155,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_create")?.stream_create(device, priority)
     }
 
-    /// Gives the stream up. Work on it still runs to its end.
+    /// Destroys the stream. Work that is queued on it still runs.
     fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "stream_destroy")?.stream_destroy(stream)
     }
@@ -163,8 +170,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_priority")?.stream_priority(stream)
     }
 
-    /// Returns whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
-    /// stream's for its. Streams of `stream_create` have none; those that were made elsewhere may. True of the legacy default
+    /// Returns whether the stream synchronizes with the legacy default stream: each waits for all earlier work of the
+    /// other. Streams of `stream_create` never do; streams that were made elsewhere may. `true` for the legacy default
     /// stream itself.
     fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
         forwarded(self.inner(), "stream_is_blocking")?.stream_is_blocking(stream)
@@ -181,26 +188,26 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Makes later work on the stream wait for the latest record of the event before this call. An event that was never
-    /// recorded holds nothing up. Recording the event again changes nothing for this wait. An event of a capture pulls the
-    /// stream into that capture.
+    /// recorded does not delay the stream. Recording the event again changes nothing for this wait. An event of a capture
+    /// pulls the stream into that capture.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "stream_wait_event")?.stream_wait_event(stream, event)
     }
 
-    /// Returns a stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
-    /// stream alone.
+    /// Returns a handle for a stream that was made elsewhere, such as by PyTorch. `stream_destroy` only forgets the handle;
+    /// the stream itself lives on.
     fn stream_from_external(&self, device: u32, stream: crate::ExternalStream) -> Result<StreamHandle> {
         forwarded(self.inner(), "stream_from_external")?.stream_from_external(device, stream)
     }
 
-    /// Returns the driver's own number for the stream (`CUstream`), to be given to other libraries.
+    /// Returns the driver's own number for the stream (`CUstream`), to be passed to other libraries.
     fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
         forwarded(self.inner(), "cuda_stream")?.cuda_stream(stream)
     }
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    /// Returns the driver's own number for the event (`CUevent`), to be given to other libraries.
+    /// Returns the driver's own number for the event (`CUevent`), to be passed to other libraries.
     fn cuda_event(&self, event: EventHandle) -> Result<u64> {
         forwarded(self.inner(), "cuda_event")?.cuda_event(event)
     }
@@ -210,31 +217,30 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "event_create")?.event_create(device, flags)
     }
 
-    /// Gives the event up. Waits that were queued on it keep their meaning.
+    /// Destroys the event. Waits that were queued on it remain valid.
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "event_destroy")?.event_destroy(event)
     }
 
     /// Records the event on a stream of the same device: it is complete when all earlier work on the stream is. On a
-    /// capturing stream it marks the place in the graph.
+    /// capturing stream it marks a position in the graph.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "event_record")?.event_record(event, stream)
     }
 
-    /// Returns whether the latest record is complete. *Not in capture.* An event of a capture under way is
-    /// [`CapturedEvent`](crate::Code::CapturedEvent), of one that is over or broken
+    /// Returns whether the latest record is complete. *Not in capture.* For an event of a capture under way the error is
+    /// [`CapturedEvent`](crate::Code::CapturedEvent), for one of a capture that has ended or is broken
     /// [`InvalidValue`](crate::Code::InvalidValue).
     fn event_query(&self, event: EventHandle) -> Result<bool> {
         forwarded(self.inner(), "event_query")?.event_query(event)
     }
 
-    /// Blocks until the latest record is complete. *Not in capture.* Events of captures are refused as `event_query`
-    /// refuses them.
+    /// Blocks until the latest record is complete. *Not in capture.* Fails for events of captures as `event_query` does.
     fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "event_synchronize")?.event_synchronize(event)
     }
 
-    /// Returns milliseconds from one record to another. Both events need timing and must be recorded
+    /// Returns the milliseconds between two records. Both events need timing and must be recorded
     /// ([`InvalidHandle`](crate::Code::InvalidHandle)) and complete ([`NotReady`](crate::Code::NotReady)).
     fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         forwarded(self.inner(), "event_elapsed_ms")?.event_elapsed_ms(start, end)
@@ -242,39 +248,40 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Device memory --------------------------------------------------------------------------------------------
 
-    /// Allocates `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May
-    /// block. *Not in capture.*
+    /// Allocates `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. The memory is uninitialised.
+    /// May block. *Not in capture.*
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "memory_allocate")?.memory_allocate(device, bytes)
     }
 
     /// Allocates `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and
-    /// there may be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that
-    /// cannot answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    /// there may be more of it than the device has memory. The memory is uninitialised and is freed by `memory_free`. On
+    /// devices without managed memory the error is [`NotSupported`](crate::Code::NotSupported). May block. *Not in
+    /// capture.*
     fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "memory_allocate_managed")?.memory_allocate_managed(device, bytes)
     }
 
-    /// Says how a part of managed memory will be used. A device that is named must be able to touch managed memory while
-    /// the host does (the properties say so).
+    /// Advises the driver how a part of managed memory will be used. A device that is named must support concurrent managed
+    /// access (see its properties).
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
         forwarded(self.inner(), "memory_advise")?.memory_advise(pointer, bytes, advice)
     }
 
-    /// Gives memory of `memory_allocate`, or of another call that says so, back. Blocks until the work that may use it is done.
-    /// *Not in capture.*
+    /// Frees memory of `memory_allocate`, or of another call that names this one. Blocks until the work that may use it is
+    /// done. *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         forwarded(self.inner(), "memory_free")?.memory_free(pointer)
     }
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
 
-    /// Returns a range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
+    /// Reserves a range of addresses without memory. `bytes` is a multiple of the device's granularity.
     fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "address_reserve")?.address_reserve(device, bytes)
     }
 
-    /// Gives a reserved range back; all of it must be unmapped.
+    /// Releases a reserved range; all of it must be unmapped.
     fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
         forwarded(self.inner(), "address_free")?.address_free(pointer, bytes)
     }
@@ -284,14 +291,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "physical_create")?.physical_create(device, bytes, flags)
     }
 
-    /// Gives up the handle. The memory lives on while it is mapped.
+    /// Releases the handle. The memory lives on while it is mapped.
     fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
         forwarded(self.inner(), "physical_release")?.physical_release(physical)
     }
 
-    /// Maps the physical memory, from `offset` on, at an address of a reserved range. It cannot be touched before
-    /// `memory_set_access`. The same memory may be mapped at several addresses at a time: they are the same bytes to work
-    /// that is ordered (by its stream, an event, the host), and one kernel does not use two of them.
+    /// Maps the physical memory, from `offset` on, at an address of a reserved range. The range cannot be used before
+    /// `memory_set_access`. The same memory may be mapped at several addresses at once: ordered work (by its stream, an
+    /// event, the host) sees the same bytes at each of them, and one kernel must not use two of them.
     fn memory_map(
         &self,
         pointer: DevicePointer,
@@ -302,8 +309,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "memory_map")?.memory_map(pointer, bytes, physical, offset)
     }
 
-    /// Unmaps whole mappings: all of them, or none where it fails. The caller has waited for the work that uses these
-    /// addresses: work that comes later finds nothing there, which is sticky. Other mappings of the same memory stay.
+    /// Unmaps entire mappings: all of them or, on failure, none. The caller has waited for the work that uses these
+    /// addresses; later work that uses them fails with a sticky error. Other mappings of the same memory stay.
     fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
         forwarded(self.inner(), "memory_unmap")?.memory_unmap(pointer, bytes)
     }
@@ -321,86 +328,86 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Memory of several processes ------------------------------------------------------------------------------
 
-    /// Exports physical memory as a handle that another process can open; it was made with
+    /// Exports physical memory as a handle that another process can open. The memory was created with
     /// [`share_as`](PhysicalFlags::share_as), or imported.
     fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
         forwarded(self.inner(), "physical_export")?.physical_export(physical)
     }
 
-    /// Returns the physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
-    /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping keeps
-    /// it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
+    /// Imports physical memory that a process exported, possibly this one: `bytes` of `device`, as it was created. The
+    /// caller keeps `handle`. The simulator imports only from its own process, while a handle or a mapping keeps the memory
+    /// alive; another process gets [`NotSupported`](crate::Code::NotSupported).
     fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
         forwarded(self.inner(), "physical_import")?.physical_import(device, bytes, handle)
     }
 
-    /// Exports memory of `memory_allocate`, by its first address, as a handle that another process can open. It must not be
-    /// freed while a process has it open.
+    /// Exports memory of `memory_allocate`, by its first address, as a handle that another process can open. The memory
+    /// must not be freed while a process has it open.
     fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
         forwarded(self.inner(), "ipc_export")?.ipc_export(pointer)
     }
 
-    /// Opens memory that another process exported, of a device that is `device` here. The process that exported it is
-    /// refused by a GPU ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
+    /// Opens memory that another process exported, from a device that is `device` in this process. On a GPU, the process
+    /// that exported it must not be this one ([`InvalidContext`](crate::Code::InvalidContext)); in the simulator it must be
     /// ([`NotSupported`](crate::Code::NotSupported) otherwise). *Not in capture.*
     fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
         forwarded(self.inner(), "ipc_open")?.ipc_open(device, handle)
     }
 
-    /// Closes what `ipc_open` opened, once for each time that it did. The caller has waited for the work that uses it.
+    /// Closes memory of `ipc_open`, once for each time that it was opened. The caller has waited for the work that uses it.
     /// *Not in capture.*
     fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
         forwarded(self.inner(), "ipc_close")?.ipc_close(pointer)
     }
 
-    /// Returns the allocation that an address lies in: its first address, and its size in bytes. It knows what
-    /// `memory_allocate` and `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how
-    /// large it is. (A GPU may hold small allocations of one process in one piece, and opens all of it: then the piece is what
-    /// is answered.) Any other address is [`InvalidValue`](crate::Code::InvalidValue).
+    /// Returns the allocation that contains an address: its first address, and its size in bytes. Works for memory of
+    /// `memory_allocate`, `memory_allocate_managed` and `ipc_open`, whose handle does not contain the size. (A GPU may keep
+    /// small allocations of one process in one piece and open all of it; then the piece is returned.) Any other address is
+    /// [`InvalidValue`](crate::Code::InvalidValue).
     fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
         forwarded(self.inner(), "address_range")?.address_range(pointer)
     }
 
     // ---- Stream-ordered memory ------------------------------------------------------------------------------------
 
-    /// Returns a new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
-    /// until it is trimmed.
+    /// Returns a new pool of the stream-ordered allocator, with the default attributes of this crate: the pool keeps its
+    /// memory until it is trimmed.
     fn pool_create(&self, device: u32) -> Result<PoolHandle> {
         forwarded(self.inner(), "pool_create")?.pool_create(device)
     }
 
-    /// Gives the pool up; its memory goes back when the last allocation from it is freed.
+    /// Destroys the pool. Its memory is returned to the device when the last allocation from it is freed.
     fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
         forwarded(self.inner(), "pool_destroy")?.pool_destroy(pool)
     }
 
-    /// Gives unused memory of the pool back to the device, down to `keep_bytes`.
+    /// Returns unused memory of the pool to the device, down to `keep_bytes`.
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()> {
         forwarded(self.inner(), "pool_trim")?.pool_trim(pool, keep_bytes)
     }
 
-    /// Returns how the pool behaves.
+    /// Returns the pool's attributes.
     fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
         forwarded(self.inner(), "pool_attributes")?.pool_attributes(pool)
     }
 
-    /// Changes how the pool behaves. Where it fails, some of the attributes may have changed.
+    /// Sets the pool's attributes. On failure, some of them may have changed.
     fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
         forwarded(self.inner(), "pool_set_attributes")?.pool_set_attributes(pool, attributes)
     }
 
-    /// Returns what the pool holds.
+    /// Returns the pool's usage.
     fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
         forwarded(self.inner(), "pool_usage")?.pool_usage(pool)
     }
 
-    /// Sets the peaks of a pool's usage to what it holds and uses now.
+    /// Sets the peaks of a pool's usage to the current values.
     fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
         forwarded(self.inner(), "pool_reset_peaks")?.pool_reset_peaks(pool)
     }
 
-    /// Allocates memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes
-    /// a node, and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
+    /// Allocates memory of the pool's device, usable by later work on the stream. On a capturing stream the allocation
+    /// becomes a node and the memory belongs to the graph: it exists from that node on, at this address, in every launch.
     fn memory_allocate_async(
         &self,
         pool: PoolHandle,
@@ -410,47 +417,47 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "memory_allocate_async")?.memory_allocate_async(pool, bytes, stream)
     }
 
-    /// Frees such memory once earlier work on the stream is done. On a capturing stream it becomes a node, and only memory
-    /// that the same capture allocated is taken. What a graph allocates and does not free is freed by this call after a
-    /// launch, or by the next launch.
+    /// Frees memory of `memory_allocate_async` once earlier work on the stream is done. On a capturing stream the free
+    /// becomes a node, and only memory that the same capture allocated is accepted. Memory that a graph allocates and does
+    /// not free is freed by this call after a launch, or by the next launch.
     fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "memory_free_async")?.memory_free_async(pointer, stream)
     }
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
 
-    /// Allocates page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
+    /// Allocates page-locked host memory, which every device can copy to and from asynchronously. Zeroed. *Not in capture.*
     fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         forwarded(self.inner(), "host_allocate")?.host_allocate(bytes, flags)
     }
 
-    /// Gives it back. Blocks until the work of every device that uses it is done. *Not in capture*, in no mode where a device
-    /// that used it captures.
+    /// Frees pinned memory. Blocks until the work of every device that uses it is done. *Not in capture*: refused in every
+    /// mode while a device that used it captures.
     fn host_free(&self, pointer: HostPointer) -> Result<()> {
         forwarded(self.inner(), "host_free")?.host_free(pointer)
     }
 
-    /// Reads pinned memory from the host, now. Nothing orders it after work that writes there: synchronise first.
+    /// Reads pinned memory from the host, now. Nothing orders the read after work that writes there: synchronise first.
     fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
         forwarded(self.inner(), "host_read")?.host_read(source, target)
     }
 
-    /// Writes pinned memory from the host, now. Nothing orders it after work that reads there: synchronise first.
+    /// Writes pinned memory from the host, now. Nothing orders the write after work that reads there: synchronise first.
     fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
         forwarded(self.inner(), "host_write")?.host_write(target, source)
     }
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
-    /// Copies between device memory and device or pinned memory, in stream order. Memory of another device than the stream's
-    /// may be copied if it is plain, with peer access or without, and if it is mapped where it was opened to the stream's
-    /// device (`memory_set_access`).
+    /// Copies between device memory and device or pinned memory, in stream order. Plain memory of another device than the
+    /// stream's may be copied with or without peer access; mapped memory only if `memory_set_access` gave the stream's
+    /// device access.
     fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
         forwarded(self.inner(), "copy_async")?.copy_async(stream, copy)
     }
 
     /// Copies ordinary host memory to the device in stream order. Returns when `source` may change; the copy itself may
-    /// still be under way. Blocks for all but small sizes. *Not in capture of this stream.*
+    /// still be running. Blocks for all but small sizes. *Not in capture of this stream.*
     fn copy_from_host(
         &self,
         stream: StreamHandle,
@@ -478,37 +485,37 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "fill_async")?.fill_async(stream, fill)
     }
 
-    /// Runs a function of the host in stream order; later work on the stream waits for it. In a capture it becomes a node
-    /// and runs at each launch.
+    /// Runs a function of the host in stream order; later work on the stream waits for it. On a capturing stream the
+    /// function becomes a node and runs at each launch.
     fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
         forwarded(self.inner(), "host_function_async")?.host_function_async(stream, function, label)
     }
 
     // ---- Code -----------------------------------------------------------------------------------------------------
 
-    /// Loads an image. An image of a kind that the device does not take is
+    /// Loads an image. If the device does not accept images of this kind, the error is
     /// [`InvalidImage`](crate::Code::InvalidImage).
     fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
         forwarded(self.inner(), "module_load")?.module_load(device, image)
     }
 
-    /// Unloads it, with its functions. Blocks until the work that uses it is done.
+    /// Unloads the module with its functions. Blocks until the work that uses them is done.
     fn module_unload(&self, module: ModuleHandle) -> Result<()> {
         forwarded(self.inner(), "module_unload")?.module_unload(module)
     }
 
-    /// Returns a kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
+    /// Returns a kernel by name; [`NotFound`](crate::Code::NotFound) if there is none.
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         forwarded(self.inner(), "function_get")?.function_get(module, name)
     }
 
-    /// Returns what the kernel needs.
+    /// Returns the resources that the kernel needs.
     fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
         forwarded(self.inner(), "function_attributes")?.function_attributes(function)
     }
 
-    /// Returns how many of a kernel's clusters run at once. A driver older than CUDA 11.8, and a device that has no room for one, answer
-    /// [`NotSupported`](crate::Code::NotSupported).
+    /// Returns how many of a kernel's clusters run at once. With a driver older than CUDA 11.8, or if the device has no
+    /// room for one cluster, the error is [`NotSupported`](crate::Code::NotSupported).
     fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
         forwarded(self.inner(), "max_active_clusters")?.max_active_clusters(function, cluster)
     }
@@ -519,34 +526,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "launch")?.launch(stream, launch)
     }
 
-    /// Returns a tensor and its tiles as an argument of kernels whose multiprocessors copy tiles by themselves: those of compute capability 9.0 and later. The
-    /// memory is not looked at. A driver older than CUDA 12.0 answers [`NotSupported`](crate::Code::NotSupported).
+    /// Returns a tensor and its tiles as an argument of kernels that copy tiles with the multiprocessor's copy engine
+    /// (compute capability 9.0 and later). Does not access the tensor's memory. With a driver older than CUDA 12.0 the
+    /// error is [`NotSupported`](crate::Code::NotSupported).
     fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
         forwarded(self.inner(), "tensor_map")?.tensor_map(tiles)
     }
 
-    /// Returns the bytes of scratch memory that a call of a vendor's library must be given; the call's addresses and its workspace are
-    /// not looked at, apart from their alignment. Prepares the call, which may take some tenths of a second the first time that a
-    /// device meets its shape.
+    /// Returns the bytes of scratch memory that a call of a vendor's library needs. Of the call's addresses and its
+    /// workspace only the alignment matters. Prepares the call, which may take some tenths of a second for the first call
+    /// of a shape on a device.
     ///
-    /// A library that cannot do the call is [`NotSupported`](crate::Code::NotSupported), and says why; a missing one is
-    /// [`LibraryMissing`](crate::Code::LibraryMissing).
+    /// The error is [`NotSupported`](crate::Code::NotSupported), with the reason, if the library cannot do the call, and
+    /// [`LibraryMissing`](crate::Code::LibraryMissing) if the library is missing.
     fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64> {
         forwarded(self.inner(), "library_workspace")?.library_workspace(device, call)
     }
 
-    /// Returns algorithms of the library for a product, at most so many: the one that the library would choose first, and all of
-    /// them able to do it with the call's workspace. Addresses and workspace are not looked at, apart from their alignment. May take
-    /// some tenths of a second.
+    /// Returns up to `most` algorithms of the library for a product. The library's own first choice is first, and all of
+    /// them work with the call's workspace. Of addresses and workspace only the alignment matters. May take some tenths of
+    /// a second.
     ///
-    /// A product that the library cannot do is [`Library`](crate::Code::Library), a missing library
-    /// [`LibraryMissing`](crate::Code::LibraryMissing).
+    /// The error is [`Library`](crate::Code::Library) for a product that the library cannot do, and
+    /// [`LibraryMissing`](crate::Code::LibraryMissing) if the library is missing.
     fn matmul_algorithms(&self, device: u32, call: &MatmulCall, most: u32) -> Result<Vec<MatmulAlgorithm>> {
         forwarded(self.inner(), "matmul_algorithms")?.matmul_algorithms(device, call, most)
     }
 
-    /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the
-    /// properties say so beforehand.
+    /// Queues work of a vendor's library. If the library is missing, the error is
+    /// [`LibraryMissing`](crate::Code::LibraryMissing); the device's properties show this beforehand.
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
         forwarded(self.inner(), "library_async")?.library_async(stream, launch)
     }
@@ -559,14 +567,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "communicators_create")?.communicators_create(devices)
     }
 
-    /// Returns the name of a communicator that does not exist yet, for [`communicator_join`](Self::communicator_join). *Not in
-    /// capture.*
+    /// Returns the identifier of a new communicator, for [`communicator_join`](Self::communicator_join). *Not in capture.*
     fn communicator_id(&self) -> Result<CommunicatorId> {
         forwarded(self.inner(), "communicator_id")?.communicator_id()
     }
 
-    /// Makes a device the rank `rank` of the `ranks` ranks of a communicator. All of them join with the same name, each from a
-    /// host thread of its own. A GPU blocks until all have come; the simulator does not, and the first collective waits for the
+    /// Joins a device to a communicator as rank `rank` of `ranks`. All ranks join with the same identifier, each from its
+    /// own host thread. A GPU blocks until all have joined; the simulator does not, and the first collective waits for the
     /// rank instead. A device has one rank. *Not in capture.*
     fn communicator_join(
         &self,
@@ -578,25 +585,27 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "communicator_join")?.communicator_join(id, device, rank, ranks)
     }
 
-    /// Returns which rank of how many a handle is.
+    /// Returns the rank of a handle, and the number of ranks.
     fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
         forwarded(self.inner(), "communicator_info")?.communicator_info(communicator)
     }
 
-    /// Gives a rank up. Blocks until the collectives that it was given are done. *Not in capture.*
+    /// Destroys a rank. Blocks until the collectives submitted to it are done. *Not in capture.*
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         forwarded(self.inner(), "communicator_destroy")?.communicator_destroy(communicator)
     }
 
-    /// Gives a rank up without waiting: collectives of it that have not met end unfinished, and their streams go on (in the
-    /// simulator they cost the communicator's devices, with an error that says which rank gave up). *Not in capture.*
+    /// Destroys a rank without waiting. Its collectives that are still waiting for other ranks end unfinished, and their
+    /// streams continue. (In the simulator the communicator's devices are lost, with an error that names the aborted rank.)
+    /// *Not in capture.*
     fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         forwarded(self.inner(), "communicator_abort")?.communicator_abort(communicator)
     }
 
-    /// Makes a rank of a communicator one of a part of it (`ncclCommSplit`), a communicator of its own, which has these of its ranks in this order. *All* ranks
-    /// call it, in the same order as their other splits, with nothing under way: those of one part name the same ranks, and a rank that is in none names none and
-    /// gets none. A GPU blocks until all have come. NCCL before 2.18 is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
+    /// Splits a communicator (`ncclCommSplit`): returns this rank's handle in a new communicator that consists of the given
+    /// ranks, in this order. *All* ranks call it, in the same order as their other splits, with no collective under way.
+    /// Ranks of one part name the same ranks; a rank that is in no part names none and gets `None`. A GPU blocks until all
+    /// ranks have called. With NCCL before 2.18 the error is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
     fn communicator_split(
         &self,
         own: CommunicatorHandle,
@@ -605,32 +614,36 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "communicator_split")?.communicator_split(own, part)
     }
 
-    /// Allocates device memory that NCCL can open to other GPUs (`ncclMemAlloc`). It is given back by `memory_free`. NCCL before 2.19 is
-    /// [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    /// Allocates device memory that NCCL can open to other GPUs (`ncclMemAlloc`). It is freed by `memory_free`. With NCCL
+    /// before 2.19 the error is [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
     fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "memory_allocate_collective")?.memory_allocate_collective(device, bytes)
     }
 
-    /// Registers memory of a rank's device with its communicator (`ncclCommRegister`): collectives that use it may do without copies. It stays registered
-    /// until `memory_deregister`, or until the rank is given up, and is not to be freed before: the simulator refuses that. Memory that overlaps what is
-    /// registered already is [`InvalidValue`](crate::Code::InvalidValue). All ranks register symmetric memory, each as much as the others and in the same order; a
-    /// GPU blocks until all have come. NCCL before 2.19, for symmetric memory 2.27.3, is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
+    /// Registers memory of a rank's device with its communicator (`ncclCommRegister`), so that collectives on it may avoid
+    /// copies. It stays registered until `memory_deregister`, or until the rank is destroyed, and must not be freed before
+    /// then; the simulator refuses that. Memory that overlaps a registration is
+    /// [`InvalidValue`](crate::Code::InvalidValue). Symmetric memory is registered by all ranks, with the same size and in
+    /// the same order, and a GPU blocks until all have called. With NCCL before 2.19 (2.27.3 for symmetric memory) the
+    /// error is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
     fn memory_register(&self, registration: &Registration) -> Result<()> {
         forwarded(self.inner(), "memory_register")?.memory_register(registration)
     }
 
-    /// Takes the registration of the memory that begins there back. No collective that uses it is under way.
+    /// Removes the registration of the memory that begins at `pointer`. No collective that uses the memory may be under
+    /// way.
     fn memory_deregister(&self, communicator: CommunicatorHandle, pointer: DevicePointer) -> Result<()> {
         forwarded(self.inner(), "memory_deregister")?.memory_deregister(communicator, pointer)
     }
 
-    /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
-    /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
-    /// ranks submits their parts as one group: a GPU may wait, in this call, for the others.
+    /// Queues a group of parts of collectives, for one rank or for several. On failure the simulator queues none of them.
+    /// The [module](crate::collective) defines which parts belong together and what is ordered. A host thread that submits
+    /// for several ranks submits their parts as one group: on a GPU this call may wait for the other ranks.
     ///
-    /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the
-    /// communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed), [`LaunchTimeout`](crate::Code::LaunchTimeout)) and
-    /// name the calls; a rank whose part is never submitted keeps the others waiting. A GPU hangs in all these cases.
+    /// In the simulator, parts that belong together and differ, and parts that wait for each other in a circle, are errors
+    /// that name the calls and lose the communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed),
+    /// [`LaunchTimeout`](crate::Code::LaunchTimeout)). If the part of a rank is never submitted, the other ranks keep
+    /// waiting. A GPU hangs in all these cases.
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
         forwarded(self.inner(), "collectives_async")?.collectives_async(collectives)
     }
@@ -642,22 +655,23 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_begin_capture")?.stream_begin_capture(stream, mode)
     }
 
-    /// Ends it, on the stream that started it, and gives the graph. A forked stream that was not joined is
-    /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined), a broken capture
-    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated), another thread than the one that began a
-    /// capture that is not relaxed [`StreamCaptureWrongThread`](crate::Code::StreamCaptureWrongThread); in these cases the
-    /// capture is over and the streams are usable again.
+    /// Ends a capture, on the stream that started it, and returns the graph. The error is
+    /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined) if a forked stream was not joined,
+    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated) if the capture is broken, and
+    /// [`StreamCaptureWrongThread`](crate::Code::StreamCaptureWrongThread) if another thread began a capture that is not
+    /// relaxed. In these cases the capture is over and the streams are usable again.
     fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         forwarded(self.inner(), "stream_end_capture")?.stream_end_capture(stream)
     }
 
-    /// Returns whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
-    /// [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
+    /// Returns whether and how the stream captures. For the legacy default stream, while a blocking stream captures, the
+    /// error is [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
     fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
         forwarded(self.inner(), "stream_capture_info")?.stream_capture_info(stream)
     }
 
-    /// Changes what the next command on a capturing stream will depend on. Nodes are of the graph under construction.
+    /// Changes the dependencies of the next command on a capturing stream. The nodes belong to the graph under
+    /// construction.
     fn stream_update_capture_dependencies(
         &self,
         stream: StreamHandle,
@@ -671,22 +685,22 @@ pub trait Driver: Send + Sync + fmt::Debug {
         )
     }
 
-    /// Returns a new condition of the graph that the stream captures into, which each launch starts at `initial`. One
-    /// conditional node of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a
-    /// condition that no node reads, in the simulator and with drivers for CUDA 12.8 and later. It goes with the graph that
-    /// the capture began.
+    /// Returns a new condition of the graph that the stream captures into. Each launch starts it at `initial`. Exactly one
+    /// conditional node of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with
+    /// a condition that no node reads, in the simulator and with drivers for CUDA 12.8 and later. The condition is
+    /// destroyed with the graph that the capture began.
     ///
-    /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
-    /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
-    /// [properties](DeviceProperties::conditional_nodes) say. See the [module](crate::conditional).
+    /// The calls about conditions and conditional nodes fail with [`IllegalState`](crate::Code::IllegalState) on a stream
+    /// that does not capture, and with [`NotSupported`](crate::Code::NotSupported) where the device's
+    /// [properties](DeviceProperties::conditional_nodes) lack such nodes. See the [module](crate::conditional).
     fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
         forwarded(self.inner(), "condition_create")?.condition_create(stream, initial)
     }
 
-    /// Captures a kernel that sets a condition to the value that is at `source` when it runs: in front of the node that reads
-    /// it, or in a body. A condition of another graph or device is [`InvalidValue`](crate::Code::InvalidValue), and so is a
-    /// `source` that is not aligned to the format. Where two executables of one graph run at once, each may see what the other
-    /// set.
+    /// Captures a kernel that sets a condition to the value that `source` has when the kernel runs: before the node that
+    /// reads the condition, or in a body. A condition of another graph or device, or a `source` that is not aligned to the
+    /// format, is [`InvalidValue`](crate::Code::InvalidValue). If two executables of one graph run at once, each may see
+    /// the value that the other set.
     fn condition_set_async(
         &self,
         stream: StreamHandle,
@@ -699,9 +713,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
             .condition_set_async(stream, condition, source, format, label)
     }
 
-    /// Puts a conditional node behind what the next command on the capturing stream would depend on; the next command then
-    /// depends on the node. Answers its bodies, which are empty and to be captured into before the graph is instantiated. A
-    /// condition that another node reads is [`InvalidValue`](crate::Code::InvalidValue).
+    /// Adds a conditional node after the nodes that the next command on the capturing stream would depend on; the next
+    /// command then depends on the node. Returns the node's bodies. They are empty, and must be filled by captures before
+    /// the graph is instantiated. A condition that another node reads is [`InvalidValue`](crate::Code::InvalidValue).
     fn conditional_node_add(
         &self,
         stream: StreamHandle,
@@ -717,10 +731,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
         )
     }
 
-    /// Starts a capture on a stream into a body of a conditional node, which must be empty and of the stream's device; any other
-    /// graph is [`InvalidValue`](crate::Code::InvalidValue). It is ended by `stream_end_capture`, which answers the body. The
-    /// capture that the node belongs to may be over by then or go on meanwhile on its own streams. Commands that cannot be in a
-    /// body are refused when they are captured, when the capture ends or by `graph_instantiate`.
+    /// Starts a capture on a stream into a body of a conditional node. The body must be empty and of the stream's device;
+    /// any other graph is [`InvalidValue`](crate::Code::InvalidValue). `stream_end_capture` ends the capture and returns
+    /// the body. The capture that contains the node may have ended by then, or continue on its own streams. Commands that a
+    /// body cannot contain are refused when they are captured, when the capture ends, or by `graph_instantiate`.
     fn stream_begin_capture_to_graph(
         &self,
         stream: StreamHandle,
@@ -731,14 +745,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
             .stream_begin_capture_to_graph(stream, body, mode)
     }
 
-    /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
+    /// Sets how the calling thread is bound by other threads' captures. Returns the previous mode.
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         forwarded(self.inner(), "thread_exchange_capture_mode")?.thread_exchange_capture_mode(mode)
     }
 
-    /// Returns the nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
-    /// graph. Each call costs the same, however large the graph is, as long as the node is one that was learned from
-    /// [`CaptureInfo::dependencies`] or from this call.
+    /// Returns the nodes that a node of the graph depends on directly, in no particular order; also while a capture builds
+    /// the graph. The cost does not depend on the size of the graph, if the node came from [`CaptureInfo::dependencies`] or
+    /// from this call.
     fn graph_node_predecessors(
         &self,
         graph: GraphHandle,
@@ -747,53 +761,54 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_node_predecessors")?.graph_node_predecessors(graph, node)
     }
 
-    /// Returns the graph as data, also while a capture builds it. Takes a few calls per node on a GPU.
+    /// Returns the graph as data, also while a capture builds it. On a GPU this takes a few calls per node.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         forwarded(self.inner(), "graph_describe")?.graph_describe(graph)
     }
 
-    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz, `verbose` with everything. A
-    /// file that cannot be written is [`OperatingSystem`](crate::Code::OperatingSystem), or
-    /// [`InvalidValue`](crate::Code::InvalidValue) where the path is none. For a text that is the same on every driver see
+    /// Writes the driver's own description of the graph to a file in Graphviz format, with all details if `verbose`. The
+    /// error is [`OperatingSystem`](crate::Code::OperatingSystem) if the file cannot be written, and
+    /// [`InvalidValue`](crate::Code::InvalidValue) if the path is invalid. For a text that is the same on every driver see
     /// [`GraphDescription::to_dot`].
     fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()> {
         forwarded(self.inner(), "graph_debug_dot_print")?.graph_debug_dot_print(graph, path, verbose)
     }
 
-    /// Gives the graph up, with its bodies and conditions. Its executables live on. A body by itself, and a graph of which a
-    /// body is being captured, is [`IllegalState`](crate::Code::IllegalState).
+    /// Destroys the graph, with its bodies and conditions. Its executables live on. The error is
+    /// [`IllegalState`](crate::Code::IllegalState) for a body, and for a graph one of whose bodies is being captured.
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
         forwarded(self.inner(), "graph_destroy")?.graph_destroy(graph)
     }
 
-    /// Returns an executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and
-    /// a graph of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
-    /// conditional nodes that has an executable already is [`NotSupported`](crate::Code::NotSupported).
+    /// Returns an executable of the graph for one device. Blocks while it is built. The error is
+    /// [`IllegalState`](crate::Code::IllegalState) for a graph that a capture is building, for a body, and for a graph one
+    /// of whose bodies is being captured or failed to be. It is [`NotSupported`](crate::Code::NotSupported) for a graph
+    /// with conditional nodes that has an executable already.
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         forwarded(self.inner(), "graph_instantiate")?.graph_instantiate(graph, device)
     }
 
-    /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would
-    /// do, launches that were queued before are not affected. It costs a fraction of an instantiation.
+    /// Replaces the work of the executable by that of another graph, node by node. Later launches do what a new executable
+    /// of that graph would do; launches that were queued before are not affected. It costs a fraction of an instantiation.
     ///
-    /// The graphs must have the same shape. Nodes that nothing depends on are paired in their order, and what paired nodes
-    /// depend on is paired in the order of the edges, so two captures of one program fit. Paired nodes are of one kind. A
-    /// kernel may be replaced by any other of the same device and stream priority; a copy keeps the devices and the kinds of
-    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a GPU may
-    /// insist on its size; stream-ordered allocations and frees, and conditional nodes, cannot be updated at all. Where any of this does not hold, the
-    /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
+    /// The graphs must have the same shape. Nodes without successors are paired in their order, and the dependencies of
+    /// paired nodes are paired in the order of the edges, so two captures of one program match. Paired nodes are of one
+    /// kind. A kernel may be replaced by any other of the same device and stream priority. A copy keeps the devices and the
+    /// kinds of memory (device, pinned) that it copies between. A fill keeps its device and the width of its pattern, and a
+    /// GPU may insist on its size. Stream-ordered allocations and frees, and conditional nodes, cannot be updated at all.
+    /// If any of this does not hold, the result is [`GraphExecUpdate::Refused`] and the executable is unchanged.
     ///
-    /// The executable's nodes keep their names: those of the graph that it was instantiated from.
+    /// The executable's nodes keep their handles: those of the graph that it was instantiated from.
     fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
         forwarded(self.inner(), "graph_exec_update")?.graph_exec_update(exec, graph)
     }
 
-    /// Gives a kernel of an executable graph other work: another kernel of the same device, grid, block, arguments, and the
-    /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
+    /// Replaces the work of a kernel node of an executable: another kernel of the same device, grid, block, arguments and
+    /// accesses. Later launches do the new work; the graph and launches that were queued before are not affected.
     ///
-    /// `node` is named as in the graph that the executable was instantiated from, which must still be there, and was a
-    /// [`launch`](Self::launch) when it was captured, in the graph itself and not in a body. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
-    /// what `launch` would refuse.
+    /// `node` is a node of the graph that the executable was instantiated from, which must still exist. It was captured
+    /// from a [`launch`](Self::launch), in the graph itself and not in a body. Anything else is
+    /// [`InvalidValue`](crate::Code::InvalidValue), and so is everything that `launch` would refuse.
     fn graph_exec_kernel_node_set_params(
         &self,
         exec: GraphExecHandle,
@@ -804,19 +819,19 @@ pub trait Driver: Send + Sync + fmt::Debug {
             .graph_exec_kernel_node_set_params(exec, node, launch)
     }
 
-    /// Gives the executable up; a launch that is under way runs to its end.
+    /// Destroys the executable. A launch that is under way runs to its end.
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
         forwarded(self.inner(), "graph_exec_destroy")?.graph_exec_destroy(exec)
     }
 
-    /// Queues the whole graph as one piece of work on the stream. Launches of one executable run one after the other.
-    /// *Not in capture of this stream.*
+    /// Queues the entire graph as one piece of work on the stream. Launches of one executable run one after the other. *Not
+    /// in capture of this stream.*
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "graph_launch")?.graph_launch(exec, stream)
     }
 }
 
-/// Returns the driver that a call goes to which a driver does not implement itself.
+/// Returns the inner driver, which handles a call that this driver does not implement.
 fn forwarded<'d>(inner: Option<&'d dyn Driver>, call: &'static str) -> Result<&'d dyn Driver> {
     inner.ok_or_else(|| Error::new(Code::NotSupported, call, "this driver does not implement the call"))
 }

@@ -1,7 +1,6 @@
 //! One error type for every driver, in CUDA's own codes.
 //!
-//! The simulator answers with the codes that CUDA would have answered with, so that code above never asks which driver
-//! it talks to.
+//! The simulator fails with the codes that CUDA would return, so code above never distinguishes the drivers.
 
 use std::fmt;
 
@@ -90,19 +89,19 @@ codes! {
     InvalidHandle = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// The object is in a state that does not allow the call.
     IllegalState = 401, "CUDA_ERROR_ILLEGAL_STATE";
-    /// There is no object of that name.
+    /// There is no object with that name.
     NotFound = 500, "CUDA_ERROR_NOT_FOUND";
-    /// Work is still running. Only a query answers this, and the trait turns it into `Ok(false)`.
+    /// Work is still running. Only queries return this code, and the trait turns it into `Ok(false)`.
     NotReady = 600, "CUDA_ERROR_NOT_READY";
-    /// A kernel touched memory that is not there. Sticky: the context is lost.
+    /// A kernel accessed memory that does not exist. Sticky: the context is lost.
     IllegalAddress = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
-    /// A launch asked for more registers, threads or shared memory than there are.
+    /// A launch requested more registers, threads or shared memory than there are.
     LaunchOutOfResources = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
     /// A kernel ran for too long. Sticky.
     LaunchTimeout = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
-    /// Peer access is on already.
+    /// Peer access is enabled already.
     PeerAccessAlreadyEnabled = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
-    /// Peer access is not on.
+    /// Peer access is not enabled.
     PeerAccessNotEnabled = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
     /// The context was destroyed.
     ContextIsDestroyed = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
@@ -116,7 +115,7 @@ codes! {
     CooperativeLaunchTooLarge = 720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE";
     /// The operation is not permitted.
     NotPermitted = 800, "CUDA_ERROR_NOT_PERMITTED";
-    /// The device or the driver cannot do this.
+    /// The device or the driver does not support this.
     NotSupported = 801, "CUDA_ERROR_NOT_SUPPORTED";
     /// The call is forbidden while a stream captures.
     StreamCaptureUnsupported = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
@@ -146,13 +145,13 @@ codes! {
     LibraryMissing = 100_000, "THALWEG_LIBRARY_MISSING";
     /// The run-time compiler refused the source.
     Compilation = 100_001, "THALWEG_COMPILATION";
-    /// A vendor library (cuBLASLt, say) answered with an error.
+    /// A vendor library (cuBLASLt, say) returned an error.
     Library = 100_002, "THALWEG_LIBRARY";
     /// The process is a child of one that had initialised the driver.
     Forked = 100_003, "THALWEG_FORKED";
-    /// A checker found something wrong with what the program submitted, and was told to fail such calls.
+    /// A sanitizer found an error in the program's calls and is configured to fail such calls.
     Finding = 100_004, "THALWEG_FINDING";
-    /// A call needed another rank, which has ended or cannot be reached. The communicator can only be aborted.
+    /// A call needs another rank, which has ended or cannot be reached. The communicator can only be aborted.
     CommunicatorFailed = 100_005, "THALWEG_COMMUNICATOR_FAILED";
 }
 
@@ -172,7 +171,7 @@ impl Code {
     }
 }
 
-/// An error of a driver: a [`Code`], the call that answered it, and what is known about the cause.
+/// An error of a driver: a [`Code`], the call that failed, and the known cause.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
@@ -188,20 +187,20 @@ struct Inner {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Creates an error of `call` (CUDA's name of the entry point, `cuMemAlloc`) with a detail for a person: what was asked
-    /// for, and what to do.
+    /// Creates an error of `call` (CUDA's name of the entry point, `cuMemAlloc`) with a detail for people: the request, and
+    /// how to fix it.
     pub fn new(code: Code, call: &'static str, detail: impl Into<String>) -> Self {
         Self(Box::new(Inner { code, call, detail: detail.into(), asynchronous: false }))
     }
 
-    /// Returns the error, marked as caused by work submitted earlier.
+    /// Returns the error, marked as caused by earlier work.
     #[must_use]
     pub fn asynchronous(mut self) -> Self {
         self.0.asynchronous = true;
         self
     }
 
-    /// Returns the error with more to say at its end.
+    /// Returns the error with `more` appended to its detail.
     #[must_use]
     pub fn with_detail(mut self, more: &str) -> Self {
         if !self.0.detail.is_empty() {
@@ -211,12 +210,12 @@ impl Error {
         self
     }
 
-    /// Returns what went wrong.
+    /// Returns the code.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// Returns the entry point that answered (`cuMemAlloc`).
+    /// Returns the entry point that failed (`cuMemAlloc`).
     pub fn call(&self) -> &'static str {
         self.0.call
     }
@@ -251,12 +250,12 @@ impl Error {
         self.0.code == Code::LibraryMissing
     }
 
-    /// Returns whether the driver cannot do what was asked for at all.
+    /// Returns whether the driver does not support the request at all.
     pub fn is_not_supported(&self) -> bool {
         self.0.code == Code::NotSupported
     }
 
-    /// Returns whether earlier asynchronous work is the cause, not the call that answered.
+    /// Returns whether earlier asynchronous work is the cause, not the call that failed.
     pub fn is_asynchronous(&self) -> bool {
         self.0.asynchronous || self.0.code.is_sticky()
     }

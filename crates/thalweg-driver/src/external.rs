@@ -16,14 +16,15 @@ impl ExternalStream {
     /// Names a stream by its `CUstream` as a number.
     ///
     /// # Safety
-    /// `cuda_stream` is a live stream of the device that it is wrapped for (0 and 1 are the legacy default stream), and its
-    /// owner keeps it alive while a handle of it is in use. During a call of
-    /// [`Driver::stream_capture_info`](crate::Driver::stream_capture_info) no other thread uses the stream except by that handle.
+    /// `cuda_stream` is a live stream of the device for which it is wrapped (0 and 1 are the legacy default stream), and
+    /// its owner keeps it alive while a handle of it is in use. During a call of
+    /// [`Driver::stream_capture_info`](crate::Driver::stream_capture_info) other threads use the stream through that handle
+    /// only.
     pub const unsafe fn new(cuda_stream: u64) -> Self {
         Self { cuda_stream, context: 0 }
     }
 
-    /// Names the legacy default stream of a context that is not its device's primary one: of a green context, which
+    /// Names the legacy default stream of a context that is not its device's primary one, such as a green context, which
     /// [`CudaDriver::green_context`](crate::cuda::CudaDriver::green_context) finds.
     ///
     /// # Safety
@@ -33,7 +34,7 @@ impl ExternalStream {
         Self { cuda_stream: 0, context }
     }
 
-    /// Returns the context whose legacy default stream this is, if that is not the primary one.
+    /// Returns the context whose legacy default stream this is; `None` if it is the primary context, or another stream.
     pub const fn context(self) -> Option<u64> {
         if self.context == 0 { None } else { Some(self.context) }
     }
@@ -44,7 +45,8 @@ impl ExternalStream {
     }
 }
 
-/// Memory of a device that another library made (a tensor that came by DLPack), with what keeps it: dropping the owner gives it back.
+/// Memory of a device that another library allocated (a tensor received through DLPack), with its owner: dropping the owner
+/// frees the memory.
 pub struct ExternalMemory {
     pointer: DevicePointer,
     size_bytes: u64,
@@ -55,8 +57,8 @@ impl ExternalMemory {
     /// Names memory by its address, with its size and its owner.
     ///
     /// # Safety
-    /// From `pointer` on, `size_bytes` bytes are memory of the device that it is wrapped for, which can be read and written, and stay so
-    /// until `owner` is dropped: on any thread, once work that used the memory is done.
+    /// The `size_bytes` bytes from `pointer` on are memory of the device for which it is wrapped. They can be read and
+    /// written until `owner` is dropped. The owner may be dropped on any thread, once work that uses the memory is done.
     pub unsafe fn new(pointer: DevicePointer, size_bytes: u64, owner: impl Any + Send + Sync) -> Self {
         Self { pointer, size_bytes, owner: Box::new(owner) }
     }
@@ -71,7 +73,7 @@ impl ExternalMemory {
         self.size_bytes
     }
 
-    /// Returns the owner, whose drop gives the memory back.
+    /// Returns the owner. Dropping it frees the memory.
     pub fn into_owner(self) -> Box<dyn Any + Send + Sync> {
         self.owner
     }

@@ -1,15 +1,15 @@
-//! Noticing that a driver was inherited through `fork`.
+//! Detection of a driver that was inherited through `fork`.
 //!
-//! A child gets a copy of its parent's memory and none of its threads, and CUDA's contexts stay with the parent. A driver that
-//! was opened before the fork would answer with misleading errors there, or wait for ever for a thread that does not exist.
-//! So each driver remembers in which process it was opened, and refuses to work in another.
+//! A child gets a copy of its parent's memory and none of its threads, and CUDA's contexts stay with the parent. In the
+//! child, a driver that was opened before the fork would fail with misleading errors, or wait forever for a thread that
+//! does not exist. So each driver remembers the process in which it was opened, and refuses to work in another.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Code, Error, Result};
 
-/// The number of forks that lie between the first process and this one.
+/// The number of forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn in_child() {
@@ -17,8 +17,8 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process in which something was opened. Code that keeps state of a device apart from its driver (an allocator behind a C
-/// interface) asks it before touching that state: in a child, its locks may be held by threads that do not exist.
+/// The process in which an object was opened. Code that keeps state of a device outside of its driver (an allocator with a
+/// C interface) checks it before it touches that state: in a child, threads that do not exist may hold its locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process(u32);
 
@@ -35,16 +35,17 @@ impl Process {
         Self(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this is a child of that process.
+    /// Returns whether the calling process is a child of that process.
     #[inline]
     pub fn is_left(self) -> bool {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 
-    /// Returns an error of `call` ([`Code::Forked`]) where this is a child of that process; `what` was opened there.
+    /// Returns an error of `call` ([`Code::Forked`]) if the calling process is a child of that process; `what` was opened
+    /// there.
     ///
     /// # Errors
-    /// That one.
+    /// [`Code::Forked`], as described.
     #[inline]
     pub fn check(self, call: &'static str, what: &str) -> Result<()> {
         if self.is_left() { Err(forked(call, what)) } else { Ok(()) }

@@ -1,8 +1,8 @@
-//! Stream capture and graphs, as the driver speaks of them.
+//! Types of stream captures and graphs.
 
 use crate::GraphNodeHandle;
 
-/// The calls that a capture forbids, and the threads of which (`cudaStreamCaptureMode`).
+/// The calls that a capture forbids, and the threads to which this applies (`cudaStreamCaptureMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CaptureMode {
     /// Potentially unsafe calls (synchronous allocation, say) of every thread break the capture.
@@ -21,7 +21,7 @@ pub enum CaptureStatus {
     None,
     /// The stream captures.
     Active,
-    /// The stream captured, and an error broke the capture: it must be ended, and will give no graph.
+    /// The stream captured, and an error broke the capture: it must be ended, and will return no graph.
     Invalidated,
 }
 
@@ -30,9 +30,9 @@ pub enum CaptureStatus {
 pub struct CaptureInfo {
     /// The status of the capture.
     pub status: CaptureStatus,
-    /// The number of the capture, unique in the process; 0 where there is none.
+    /// The number of the capture, unique in the process; 0 if there is no capture.
     pub id: u64,
-    /// The graph under construction; `None` where there is none. It belongs to the capture: it can be read, and extended
+    /// The graph under construction; `None` if there is no capture. It belongs to the capture: it can be read, and extended
     /// through the stream, but not destroyed.
     pub graph: Option<crate::GraphHandle>,
     /// The nodes that the next command on the stream will depend on.
@@ -49,9 +49,9 @@ impl CaptureInfo {
 /// The effect of an update on the dependencies of a capturing stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DependencyUpdate {
-    /// The new ones are added.
+    /// The nodes are added to the dependencies.
     Add,
-    /// The new ones replace them.
+    /// The nodes replace the dependencies.
     Set,
 }
 
@@ -60,7 +60,7 @@ pub enum DependencyUpdate {
 pub enum GraphExecUpdate {
     /// Later launches do the other graph's work.
     Updated,
-    /// The other graph does not fit, and the executable is as it was: instantiate the graph instead.
+    /// The other graph does not match, and the executable is unchanged: instantiate the graph instead.
     Refused(UpdateRefusal),
 }
 
@@ -76,9 +76,9 @@ impl GraphExecUpdate {
 pub struct UpdateRefusal {
     /// The difference.
     pub reason: UpdateReason,
-    /// The node of the other graph at which it was noticed; `None` where it is more than one node, or none.
+    /// The node of the other graph at which the difference was noticed; `None` if it is not one particular node.
     pub node: Option<GraphNodeHandle>,
-    /// The place where the topology differs: the dependency of `node` that has no counterpart, if it is one.
+    /// The dependency of `node` that has no counterpart, if that is the difference.
     pub dependency: Option<GraphNodeHandle>,
 }
 
@@ -86,18 +86,18 @@ pub struct UpdateRefusal {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum UpdateReason {
-    /// The nodes are more or fewer, or depend on one another in another way.
+    /// The numbers of nodes differ, or the nodes depend on one another in another way.
     TopologyChanged,
-    /// A node does something of another kind.
+    /// The kinds of two paired nodes differ.
     KindChanged,
-    /// A kernel's place is taken by one that cannot run there: it belongs to another device, say.
+    /// A kernel would be replaced by one that cannot run in its place: it belongs to another device, say.
     FunctionChanged,
     /// Parameters changed in a way that needs a new executable: a copy between other kinds of memory, say.
     ParametersChanged,
-    /// An attribute changed that an executable keeps: the priority of a kernel, say.
+    /// An attribute changed that an executable cannot change: the priority of a kernel, say.
     AttributesChanged,
     /// Nodes of this kind cannot be updated.
     NotSupported,
-    /// Something else, which the driver does not say.
+    /// Another reason, which the driver does not report.
     Other,
 }

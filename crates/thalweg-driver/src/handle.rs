@@ -1,9 +1,9 @@
 //! Plain integer handles.
 //!
-//! A handle names an object that a driver owns. It is `Copy`, carries no lifetime, and means nothing to another
-//! driver. Every driver *checks* the handles it is given: a handle that it never issued, or that has been destroyed,
-//! is [`Code::InvalidHandle`](crate::Code::InvalidHandle), never undefined behaviour. Closing a handle while another
-//! thread uses it is safe too: the call in flight finishes first.
+//! A handle names an object that a driver owns. It is `Copy`, carries no lifetime, and means nothing to another driver.
+//! Every driver *checks* its handles: a handle that it never issued, or that has been destroyed, is
+//! [`Code::InvalidHandle`](crate::Code::InvalidHandle), never undefined behaviour. Closing a handle while another thread
+//! uses it is also safe: the call in flight finishes first.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ macro_rules! handles {
         pub struct $name(u64);
 
         impl $name {
-            /// Creates the handle with this number. Only the driver that issued the number gives it a meaning.
+            /// Creates the handle with this number. Only the driver that issued the number can interpret it.
             pub const fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
@@ -64,8 +64,8 @@ pub struct DevicePointer(u64);
 
 /// An address in pinned host memory that a driver allocated (bytes).
 ///
-/// It is read and written through [`Driver::host_read`](crate::Driver::host_read) and
-/// [`Driver::host_write`](crate::Driver::host_write), since a copy engine may be using it at the same time.
+/// The memory is read and written through [`Driver::host_read`](crate::Driver::host_read) and
+/// [`Driver::host_write`](crate::Driver::host_write), because a copy engine may use it at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct HostPointer(u64);
 
@@ -82,8 +82,8 @@ macro_rules! pointers {
                 self.0
             }
 
-            /// Creates the pointer `bytes` further on. Wraps around at the end of the address space, as pointers do on the
-            /// GPU: the driver refuses the range when it is used.
+            /// Returns the pointer `bytes` after this one. Wraps around at the end of the address space, as pointers on the
+            /// GPU do: the driver refuses the range when it is used.
             #[must_use]
             pub const fn offset(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))

@@ -1,9 +1,9 @@
-//! Host functions: what the simulator runs where a GPU would run a kernel.
+//! Host functions, which the simulator runs where a GPU would run a kernel.
 //!
-//! A host function sees device memory through [`HostLaunch`] and only inside the ranges that its launch declared. That
-//! is what makes racy user programs safe: the executor never runs two commands at once whose ranges conflict, so within
-//! the declared ranges a command is alone, and [`HostLaunch`] checks that it stays there and that it does not hold a
-//! mutable slice over bytes that it holds otherwise.
+//! A host function sees device memory through [`HostLaunch`], and only inside the ranges that its launch declared. This
+//! makes racy user programs safe: the executor never runs two commands with conflicting ranges at once, so a command has
+//! its declared ranges for itself. [`HostLaunch`] checks that the function stays inside them, and that it has no mutable
+//! slice over bytes that it has also borrowed otherwise.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -45,26 +45,26 @@ impl fmt::Display for HostFault {
 
 impl std::error::Error for HostFault {}
 
-/// The place where the executor finds the bytes of device memory.
+/// The executor's resolution of device addresses to host memory.
 ///
 /// # Safety
-/// For a range inside the declared accesses of the command that is running, `resolve` returns a pointer to `bytes`
-/// contiguous, initialised bytes that stay mapped while the command runs, and no other command that conflicts with the
-/// declared accesses runs meanwhile. Two ranges share bytes exactly where their physical ranges do.
+/// For a range inside the declared accesses of the running command, `resolve` returns a pointer to `bytes` contiguous,
+/// initialised bytes that stay mapped while the command runs. No other command that conflicts with the declared accesses
+/// runs meanwhile. Two ranges share bytes exactly where their physical ranges do.
 pub unsafe trait Resolve {
-    /// Returns the host address of a device range and the physical ranges behind it, or why there are none.
+    /// Returns the host address of a device range and its physical ranges.
     fn resolve(&self, start: u64, bytes: u64) -> Result<(*mut u8, PhysicalRanges), HostFault>;
 }
 
-/// Physical ranges: the first physical address and the bytes of each. Virtual memory can be mapped twice, so two
-/// addresses may mean one byte; physical addresses name bytes.
+/// Physical ranges: the first physical address and the bytes of each. Virtual memory can be mapped twice, so two addresses
+/// may name one byte; physical addresses are unique.
 pub type PhysicalRanges = SmallVec<[(u64, u64); 1]>;
 
-/// The alignment, in bytes, of device memory as a host function sees it: a controlled simulator gives an update a copy, and no
-/// address of a copy is rounder.
+/// The alignment, in bytes, of device memory as a host function sees it. A controlled simulator passes copies to updates,
+/// and these copies are not aligned further.
 pub const ALIGNMENT: usize = align_of::<u128>();
 
-/// The bytes of an access that data chose, in one run of its command.
+/// The data-dependent bytes of an access in one run of its command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Touched {
     /// The ticket of the access ([`Touch::Chosen`](crate::Touch::Chosen)).
@@ -84,20 +84,20 @@ enum Borrow {
 pub struct HostLaunch<'a> {
     /// Blocks in x, y, z.
     pub grid: [u32; 3],
-    /// Threads a block in x, y, z.
+    /// Threads per block in x, y, z.
     pub block: [u32; 3],
     /// The arguments, as the launch packed them.
     pub arguments: &'a [u8],
     accesses: &'a [Access],
     memory: &'a dyn Resolve,
-    /// The physical ranges that the kernel holds.
+    /// The physical ranges that the kernel has borrowed.
     borrows: RefCell<SmallVec<[(u64, u64, Borrow); 16]>>,
-    /// The bytes that the kernel has named, of accesses with a ticket.
+    /// The bytes that the kernel has reported for accesses with a ticket.
     touched: RefCell<Vec<Touched>>,
 }
 
 impl<'a> HostLaunch<'a> {
-    /// Makes the view that a host function has of the launch that it is.
+    /// Creates the view of a launch that its host function gets.
     ///
     /// # Safety
     /// `accesses` are the declared accesses of the command that is running, and no other `HostLaunch` of that run exists.
@@ -119,14 +119,15 @@ impl<'a> HostLaunch<'a> {
         }
     }
 
-    /// Returns whether any of its accesses has a ticket: then it is asked which bytes data chooses.
+    /// Returns whether any of its accesses has a ticket, so that the kernel must report data-dependent bytes.
     pub fn has_tickets(&self) -> bool {
         self.accesses.iter().any(|access| access.ticket() != 0)
     }
 
-    /// Says which bytes of an operand the kernel touches, where its launch has declared that data chooses them: the first address
-    /// and the bytes of each part. `operand` is the access as the launch declared it; its `touch` does not matter. A kernel says
-    /// it of every operand that shares the access, and of all parts, since what it leaves out counts as not touched.
+    /// Reports which bytes of an operand the kernel touches, if its launch declared that data chooses them: the first
+    /// address and the bytes of each part. `operand` is the access as the launch declared it, except for its `touch`, which
+    /// does not matter. A kernel reports all parts of every operand that shares the access, because bytes that it leaves
+    /// out count as not touched.
     pub fn touched(&self, operand: &Access, parts: impl IntoIterator<Item = (u64, u64)>) {
         let is_it = |access: &&Access| {
             let range = (access.start, access.bytes, access.mode);
@@ -140,22 +141,23 @@ impl<'a> HostLaunch<'a> {
         }
     }
 
-    /// Takes out all that [`touched`](Self::touched) was given.
+    /// Takes all bytes that were reported by [`touched`](Self::touched).
     pub fn take_touched(&self) -> Vec<Touched> {
         self.touched.take()
     }
 
-    /// Returns `count` elements from `start` on, to be read. The range must lie inside one declared access. Elements may want
-    /// an alignment of 16 bytes and no more, here and below.
+    /// Borrows `count` elements from `start` on for reading. The range must be inside one declared access. The alignment of
+    /// `T` is at most 16 bytes, here and in the methods below.
     pub fn read<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&[T], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Shared)?;
         // SAFETY: `borrow` checked that the range is declared and mapped, that its address here is aligned, and that this
-        // command holds no mutable slice or cells over it; `Resolve` promises that no conflicting command runs while this one does.
+        // command has no mutable slice or cells over it; `Resolve` promises that no conflicting command runs while this one
+        // does.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
     }
 
-    /// Returns `count` elements from `start` on, to be written. The range must lie inside one declared access that writes, and
-    /// must not meet any other range that this launch has asked for.
+    /// Borrows `count` elements from `start` on for writing. The range must be inside one declared access that writes, and
+    /// must not overlap any other range that this launch has borrowed.
     #[allow(clippy::mut_from_ref)] // the exclusive borrow is checked at run time, as a RefCell's is
     pub fn write<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&mut [T], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Exclusive)?;
@@ -163,8 +165,8 @@ impl<'a> HostLaunch<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
     }
 
-    /// Returns `count` elements from `start` on as cells, which may alias other cells: what an in-place kernel asks for, for
-    /// its output and for the input that overlaps it. The range must lie inside one declared access that writes.
+    /// Borrows `count` elements from `start` on as cells, which may alias other cells: for the output of an in-place kernel
+    /// and the input that overlaps it. The range must be inside one declared access that writes.
     pub fn cells<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&[Cell<T>], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Cells)?;
         // SAFETY: as in `read`; `Cell<T>` has the layout of `T`, cells may alias one another, `borrow` checked that no

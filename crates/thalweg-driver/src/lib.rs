@@ -2,17 +2,17 @@
 //!
 //! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
 //! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
-//!   without CUDA and says what is missing.
-//! - [`activity`] is how a profiler learns what ran on a device, and when.
-//! - [`instrument`] is what the layers above tell a sanitizer around a driver, because no driver sees it.
+//!   without CUDA and reports what is missing.
+//! - [`activity`] records for profilers what ran on a device, and when.
+//! - [`instrument`] is the interface by which the layers above notify a sanitizer of events that no driver sees.
 //!
-//! The simulated GPU, the sanitizer and the conformance suite are crates of their own (`thalweg-sim`, `thalweg-sanitizer`,
+//! The simulated GPU, the sanitizer and the conformance suite are separate crates (`thalweg-sim`, `thalweg-sanitizer`,
 //! `thalweg-conformance`). Everything above this crate is the same code on a GPU and on the simulated one.
 //!
 //! # Invariants
-//! - [`Driver`] is a safe trait: no call of it, however wrong, is undefined behaviour in Rust.
-//! - A driver never names a dtype, a tensor or a policy.
-//! - A missing library is an error that says where it was looked for, never a panic.
+//! - [`Driver`] is a safe trait: no call of a method, however wrong, is undefined behaviour in Rust.
+//! - A driver knows no dtypes, tensors or policies.
+//! - A missing library is an error that lists the searched places, never a panic.
 
 pub mod activity;
 pub mod anonymous;

@@ -1,8 +1,8 @@
 //! Calls of vendor libraries, as data.
 //!
-//! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)): on a GPU the driver makes the
-//! call described here; the simulator runs the host function that comes with it. This module knows no dtypes: element
-//! formats are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
+//! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)). On a GPU the driver makes the call
+//! that is described here; the simulator runs the accompanying host function. This module knows no dtypes: element formats
+//! are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
 //!
 //! This module is a hub: `attention` and `convolution` describe two of its calls, with its element formats.
 
@@ -23,7 +23,7 @@ pub enum GpuCall {
 }
 
 impl GpuCall {
-    /// Returns the library's function that does the work: the name that errors give.
+    /// Returns the library's function that does the work, for errors.
     pub const fn entry_point(&self) -> &'static str {
         match self {
             Self::Matmul(_) => "cublasLtMatmul",
@@ -81,29 +81,30 @@ impl ComputeFormat {
     pub const F32_FAST_TF32: Self = Self(77);
     /// 16-bit floats (`CUBLAS_COMPUTE_16F`), for operands of 16-bit IEEE floats; the factors are 0 or 1.
     pub const F16: Self = Self(64);
-    /// 32-bit floats, each of which is taken as a sum of three 16-bit brain floats (`CUBLAS_COMPUTE_32F_EMULATED_16BFX9`, CUDA
-    /// 12.9 and later).
+    /// 32-bit floats, each of which is treated as a sum of three 16-bit brain floats (`CUBLAS_COMPUTE_32F_EMULATED_16BFX9`,
+    /// CUDA 12.9 and later).
     pub const F32_EMULATED_BF16X9: Self = Self(78);
     /// 64-bit floats (`CUBLAS_COMPUTE_64F`).
     pub const F64: Self = Self(70);
 }
 
-/// The ways of adding up the parts of a product that is split along k which an algorithm may take: a mask of
+/// The schemes by which an algorithm may add up the parts of a product that is split along k: a mask of
 /// `cublasLtReductionScheme_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ReductionSchemes(pub u32);
 
 impl ReductionSchemes {
-    /// No part is rounded to the output's format before it is added, and none is split off.
+    /// No scheme: products are not split along k.
     pub const NONE: Self = Self(0);
     /// Parts are added in the format that products are accumulated in (`CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`).
     pub const COMPUTE_TYPE: Self = Self(2);
-    /// Any, parts in the output's format among them (`CUBLASLT_REDUCTION_SCHEME_MASK`).
+    /// Any scheme, including parts in the output's format (`CUBLASLT_REDUCTION_SCHEME_MASK`).
     pub const ANY: Self = Self(7);
 }
 
-/// An algorithm of the library for a product: cuBLASLt's `cublasLtMatmulAlgoConfigAttributes_t`, by which the same algorithm is found again
-/// in every process with the same library on the same kind of device. Numbers without a meaning outside the library.
+/// An algorithm of the library for a product: cuBLASLt's `cublasLtMatmulAlgoConfigAttributes_t`. It identifies the same
+/// algorithm in every process with the same library on the same kind of device. The numbers have no meaning outside the
+/// library.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct MatmulAlgorithm {
     /// The algorithm's number.
@@ -112,13 +113,13 @@ pub struct MatmulAlgorithm {
     pub tile: u32,
     /// The depth of the pipeline.
     pub stages: u32,
-    /// The number of parts that k is split into; 0 or 1 for one.
+    /// The number of parts that k is split into; 0 or 1 for no split.
     pub split_k: i32,
-    /// The way in which the parts are added up.
+    /// The reduction scheme of the parts.
     pub reduction: u32,
     /// The order of blocks.
     pub swizzle: u32,
-    /// An option of this algorithm alone.
+    /// An option specific to this algorithm.
     pub custom: u32,
     /// The shape of the instruction.
     pub inner_shape: u16,
@@ -126,10 +127,10 @@ pub struct MatmulAlgorithm {
     pub cluster_shape: u16,
 }
 
-/// One matrix of a product: rows lie one after another (row-major).
+/// One matrix of a product, stored row by row (row-major).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Matrix {
-    /// Its first element.
+    /// The address of the first element.
     pub address: DevicePointer,
     /// Elements from one stored row to the next.
     pub leading_dimension: u64,
@@ -139,41 +140,43 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// The library's work on a product before it stores it.
+/// Additional work of the library on a product before it stores it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MatmulEpilogue {
-    /// The first of n numbers in the format of the output that are added to each row before it is rounded. Products in 64-bit floats
-    /// take none.
+    /// The first of n numbers in the format of the output that are added to each row before rounding. Products in 64-bit
+    /// floats have no bias.
     pub bias: Option<DevicePointer>,
-    /// A part in an activation.
+    /// The product's role in an activation.
     pub activation: Option<MatmulActivation>,
 }
 
-/// A product's part in an activation, of 16-bit floats. A batch, a `beta` that is not 0, and an output of another format than the operands are
-/// [`InvalidValue`](crate::Code::InvalidValue).
+/// A product's role in an activation, for 16-bit floats. A batch, a `beta` that is not 0, and an output of another format
+/// than the operands are [`InvalidValue`](crate::Code::InvalidValue).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatmulActivation {
     /// The function.
     pub function: Activation,
-    /// The pass that it is, of the two.
+    /// The pass, forward or backward.
     pub pass: ActivationPass,
-    /// The first of m×n elements or bits that the forward pass keeps for the other: see [`Activation`]. Aligned to 16 bytes.
+    /// The first of m×n elements or bits that the forward pass stores for the backward pass: see [`Activation`]. Aligned to
+    /// 16 bytes.
     pub kept: DevicePointer,
-    /// Elements, or bits, from one row of what is kept to the next: a multiple of [`Activation::row_multiple`].
+    /// Elements, or bits, from one row of `kept` to the next: a multiple of [`Activation::row_multiple`].
     pub leading_dimension: u64,
 }
 
 /// A function of each element of a product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Activation {
-    /// `g(x) = x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`. Its argument is kept, in the format of the elements.
+    /// `g(x) = x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`. Its argument is stored, in the format of the elements.
     Gelu,
-    /// `max(x, 0)`. A bit per element is kept, whether it is above 0, in the library's order.
+    /// `max(x, 0)`. One bit per element is stored, whether the element is above 0, in the library's order.
     Relu,
 }
 
 impl Activation {
-    /// Returns what the distance of rows of what is kept is a multiple of: in elements of [`Gelu`](Self::Gelu), in bits of [`Relu`](Self::Relu).
+    /// Returns the number of which the row distance of the stored values is a multiple: in elements for
+    /// [`Gelu`](Self::Gelu), in bits for [`Relu`](Self::Relu).
     pub const fn row_multiple(self) -> u64 {
         match self {
             Self::Gelu => 8,
@@ -182,12 +185,12 @@ impl Activation {
     }
 }
 
-/// The pass of a network that a [`MatmulActivation`] belongs to.
+/// The pass that a [`MatmulActivation`] belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ActivationPass {
     /// The activation of the product, with its bias, is the output.
     Forward,
-    /// The product is multiplied by the activation's derivative, which what was kept gives. There is no bias.
+    /// The product is multiplied by the activation's derivative, computed from the stored values. There is no bias.
     Backward,
 }
 
@@ -220,11 +223,12 @@ pub struct MatmulCall {
     pub beta: f64,
     /// The work on the product before it is stored.
     pub epilogue: MatmulEpilogue,
-    /// Scratch memory that the library may use while this command runs: address and bytes.
+    /// The workspace that the library may use while this command runs: address and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
-    /// The ways of adding up parts that an algorithm that the library chooses may take.
+    /// The reduction schemes from which the library may choose.
     pub reductions: ReductionSchemes,
-    /// The algorithm, one of [`Driver::matmul_algorithms`](crate::Driver::matmul_algorithms) for this product; `None` leaves the choice to the
-    /// library. One that it does not have for the product is [`NotSupported`](crate::Code::NotSupported).
+    /// The algorithm, one of [`Driver::matmul_algorithms`](crate::Driver::matmul_algorithms) for this product; `None`
+    /// leaves the choice to the library. An algorithm that the library does not have for the product is
+    /// [`NotSupported`](crate::Code::NotSupported).
     pub algorithm: Option<MatmulAlgorithm>,
 }

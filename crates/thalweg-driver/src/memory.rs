@@ -1,28 +1,29 @@
-//! Memory, as the driver speaks of it: how it is made, advised, measured, and shared with other processes.
+//! Types of memory: its creation, advice, usage, and sharing with other processes.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-/// The flags with which an allocation of pinned host memory is made.
+/// The flags for allocating pinned host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct HostFlags {
     /// Whether the host's writes bypass its caches: faster to copy from, very slow to read. With [`HostMethod::Allocate`]
     /// only.
     pub write_combined: bool,
-    /// The side that finds the pages.
+    /// The method of allocation.
     pub method: HostMethod,
 }
 
-/// The way in which pages of the host become pinned memory.
+/// The method by which pages of the host become pinned memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HostMethod {
     /// The driver allocates and pins them in one call (`cuMemHostAlloc`).
     #[default]
     Allocate,
-    /// They are ordinary memory of the process, touched by some threads first, and then pinned where they are
-    /// (`cuMemHostRegister`). Large allocations are faster: the pages are found in parallel, outside the driver's lock.
+    /// Ordinary memory of the process that is first touched by several threads and then pinned in place
+    /// (`cuMemHostRegister`). This is faster for large allocations: the pages are found in parallel, outside the driver's
+    /// lock.
     Register {
-        /// The number of threads that touch the pages: 0 leaves that to the driver, in its one thread.
+        /// The number of threads that touch the pages; with 0 the driver finds them in its one thread.
         prefault_threads: u32,
     },
 }
@@ -41,46 +42,47 @@ pub enum MemoryLocation {
 pub struct MemoryInfo {
     /// The memory that an allocation could still take, in bytes.
     pub free_bytes: u64,
-    /// All there is.
+    /// The total memory, in bytes.
     pub total_bytes: u64,
 }
 
 /// The access of a device to a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryAccess {
-    /// No thread on that device.
+    /// No access.
     None,
-    /// Reads only.
+    /// Read access.
     Read,
-    /// Reads and writes.
+    /// Read and write access.
     ReadWrite,
 }
 
-/// A hint about the use of managed memory (`cuMemAdvise`). Each is a hint: it changes where pages are and what a touch costs,
-/// never what a program computes.
+/// A hint about the use of managed memory (`cuMemAdvise`). A hint affects where pages are and the cost of touching them,
+/// never the result of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryAdvice {
-    /// It is read far more often than written: readers get copies of their own.
+    /// The memory is read far more often than written: readers get copies of their own.
     ReadMostly(bool),
-    /// Pages stay there unless something else touches them and cannot map them; `None` takes that back.
+    /// Pages stay at the location unless something else touches them and cannot map them; `None` removes the hint.
     PreferredLocation(Option<MemoryLocation>),
-    /// The location touches it: it is mapped there in advance, wherever it is.
+    /// The location uses the memory: it is mapped there in advance, wherever it is.
     AccessedBy(MemoryLocation),
-    /// Takes [`AccessedBy`](Self::AccessedBy) back.
+    /// Removes [`AccessedBy`](Self::AccessedBy).
     NotAccessedBy(MemoryLocation),
 }
 
 /// The attributes of a pool of the stream-ordered allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PoolAttributes {
-    /// The bytes that the pool may hold, in use or not, before the driver gives unused memory back whenever the host waits for
-    /// the device. `u64::MAX`: it keeps everything until it is trimmed.
+    /// The bytes that the pool may keep, in use or not. The driver releases unused memory above it whenever the host waits
+    /// for the device. With `u64::MAX` the pool keeps everything until it is trimmed.
     pub release_threshold_bytes: u64,
-    /// Whether memory that was freed on one stream serves another which waited for an event behind the free.
+    /// Whether memory that was freed on one stream can be reused by another that waited for an event recorded after the
+    /// free.
     pub reuse_follow_event_dependencies: bool,
-    /// Whether memory whose free happens to be over serves any stream.
+    /// Whether memory whose free happens to be complete can be reused by any stream.
     pub reuse_allow_opportunistic: bool,
-    /// Whether the driver may make a stream wait for another, to reuse what was freed there.
+    /// Whether the driver may make a stream wait for another, to reuse memory that was freed there.
     pub reuse_allow_internal_dependencies: bool,
 }
 
@@ -97,26 +99,26 @@ impl Default for PoolAttributes {
     }
 }
 
-/// The memory of a pool of the stream-ordered allocator, in bytes. Peaks are since the pool was made, or since
+/// The memory of a pool of the stream-ordered allocator, in bytes. Peaks count from the pool's creation or the last
 /// [`Driver::pool_reset_peaks`](crate::Driver::pool_reset_peaks).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PoolUsage {
-    /// Taken from the device, in use or not.
+    /// Memory taken from the device, in use or not.
     pub reserved_bytes: u64,
-    /// The most that ever was.
+    /// The peak of `reserved_bytes`.
     pub reserved_peak_bytes: u64,
-    /// In allocations. Memory counts until its free is reached in stream order.
+    /// Memory in allocations. It counts until its free is reached in stream order.
     pub used_bytes: u64,
-    /// The most that ever was.
+    /// The peak of `used_bytes`.
     pub used_peak_bytes: u64,
 }
 
-/// The flags with which physical memory is made.
+/// The flags for creating physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PhysicalFlags {
-    /// As what it can be given to other processes; `None` if it cannot.
+    /// The type of handle by which it can be shared with other processes; `None` if it cannot.
     pub share_as: Option<HandleType>,
-    /// Whether network adapters may read and write it directly. Where the properties say that no device can, an error.
+    /// Whether network adapters may read and write it directly. An error if the properties of the device exclude this.
     pub gpu_direct_rdma: bool,
 }
 
@@ -125,22 +127,22 @@ pub struct PhysicalFlags {
 pub enum HandleType {
     /// A file descriptor: within one host.
     FileDescriptor,
-    /// 64 bytes: within one host, or hosts whose GPUs share a fabric. A driver that says it can may still refuse with
-    /// [`NotPermitted`](crate::Code::NotPermitted), where the machine's fabric is not set up.
+    /// 64 bytes: within one host, or between hosts whose GPUs share a fabric. A driver that supports it may still refuse
+    /// with [`NotPermitted`](crate::Code::NotPermitted), if the machine's fabric is not set up.
     Fabric,
 }
 
-/// Physical memory as something that another process can be given.
+/// A handle of physical memory that can be passed to another process.
 pub enum ShareableHandle {
-    /// An open file. It keeps the memory alive on a GPU; to send it, the receiver takes it out of this process
-    /// ([`descriptor_of_process`](crate::descriptor_of_process)), or this one sends it through a socket.
+    /// An open file. It keeps the memory alive on a GPU. The receiver duplicates it from this process
+    /// ([`descriptor_of_process`](crate::descriptor_of_process)), or this process sends it through a socket.
     FileDescriptor(OwnedFd),
     /// Bytes, to be sent as they are.
     Fabric(Box<[u8; 64]>),
 }
 
 impl ShareableHandle {
-    /// Returns which kind it is.
+    /// Returns the type of the handle.
     pub const fn handle_type(&self) -> HandleType {
         match self {
             Self::FileDescriptor(_) => HandleType::FileDescriptor,
@@ -158,7 +160,7 @@ impl fmt::Debug for ShareableHandle {
     }
 }
 
-/// Plain memory of a device as something that another process can be given (`CUipcMemHandle`): bytes, to be sent as they
+/// A handle of plain memory of a device that can be passed to another process (`CUipcMemHandle`): bytes, to be sent as they
 /// are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);

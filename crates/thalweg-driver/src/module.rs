@@ -12,7 +12,7 @@ pub enum Image<'a> {
     Cubin(&'a [u8]),
     /// PTX text, compiled by the driver when it is loaded.
     Ptx(&'a str),
-    /// Host functions: what the simulator takes.
+    /// Host functions, for the simulator.
     Host(&'a HostModule),
 }
 
@@ -29,17 +29,18 @@ impl fmt::Debug for Image<'_> {
 /// The resources that a kernel needs of a multiprocessor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FunctionAttributes {
-    /// The most threads a block of this kernel may have.
+    /// The greatest number of threads per block of this kernel.
     pub max_threads_per_block: u32,
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Static shared memory a block.
+    /// Static shared memory per block.
     pub shared_memory_bytes: u32,
-    /// Local memory a thread (spills and arrays).
+    /// Local memory per thread (spills and arrays).
     pub local_memory_bytes: u32,
 }
 
-/// A cluster of blocks: they run at once, side by side, and read each other's shared memory. A kernel's text fixes how many blocks it has.
+/// A cluster of blocks, which run at once and can read each other's shared memory. The number of blocks is fixed in the
+/// kernel's code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Cluster {
     /// The number of blocks.
@@ -62,14 +63,14 @@ impl HostModule {
         Self { kernels: vec![(name.into(), kernel)] }
     }
 
-    /// Creates the module with one function more.
+    /// Returns the module with one more function.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, kernel: Arc<dyn HostKernel>) -> Self {
         self.kernels.push((name.into(), kernel));
         self
     }
 
-    /// Returns the module with each function put through `wrap`.
+    /// Returns the module with each function wrapped by `wrap`.
     #[must_use]
     pub fn map(&self, wrap: impl Fn(&Arc<dyn HostKernel>) -> Arc<dyn HostKernel>) -> Self {
         Self { kernels: self.kernels.iter().map(|(name, kernel)| (name.clone(), wrap(kernel))).collect() }

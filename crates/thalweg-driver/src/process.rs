@@ -1,4 +1,4 @@
-//! The system's knowledge of processes: the identity of this one, its end, and a file descriptor of another.
+//! System calls about processes: the user of this one, functions at its exit, and file descriptors of another.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::panic::catch_unwind;
@@ -6,14 +6,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Code, Error, Result};
 
-/// Returns a descriptor of our own for what `descriptor` is in the process `process_id`: how memory that was exported as a
+/// Duplicates a file descriptor of the process `process_id` into this one. This is how memory that was exported as a
 /// [`FileDescriptor`](crate::HandleType::FileDescriptor) is received from a process that only sent the number. The other
 /// process keeps the descriptor open until then.
 ///
 /// # Errors
-/// [`OperatingSystem`](Code::OperatingSystem) where there is no such process or descriptor, or where the system does not let
-/// this process look into the other one (it takes the right to trace it: the same user, and where Linux's Yama module is on,
-/// `kernel.yama.ptrace_scope=0` or a call of `prctl(PR_SET_PTRACER)` in the other process);
+/// [`OperatingSystem`](Code::OperatingSystem) if there is no such process or descriptor, or if the system does not allow
+/// this process to access the other one (it needs the right to trace it: the same user, and where Linux's Yama module is
+/// on, `kernel.yama.ptrace_scope=0` or a call of `prctl(PR_SET_PTRACER)` in the other process);
 /// [`NotSupported`](Code::NotSupported) on systems without the call (Linux has it since 5.6).
 pub fn descriptor_of_process(process_id: u32, descriptor: RawFd) -> Result<OwnedFd> {
     #[cfg(target_os = "linux")]
@@ -25,25 +25,26 @@ pub fn descriptor_of_process(process_id: u32, descriptor: RawFd) -> Result<Owned
     }
 }
 
-/// Returns the user by whose rights this process acts.
+/// Returns the effective user of this process.
 pub fn effective_user_id() -> u32 {
     // SAFETY: the call takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// The functions that are called when the process ends, those asked for last at the end.
+/// The functions to call when the process ends, the last registered at the end.
 static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 
 extern "C" fn exiting() {
     let last = AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).pop();
     if let Some(call) = last {
-        // The panic has been reported by the hook, and may not go on through C.
+        // The hook has reported the panic, which must not unwind through C.
         let _ = catch_unwind(call);
     }
 }
 
-/// Has a function called when the process ends, by a return from `main` or by [`std::process::exit`], while other threads go on. What was asked for last
-/// is called first, so a library that is loaded by now is still there. Returns whether it will be called.
+/// Registers a function to be called when the process ends, by a return from `main` or by [`std::process::exit`], while
+/// other threads continue. The function that was registered last is called first, so libraries that are loaded by now are
+/// still there. Returns whether it will be called.
 pub fn at_exit(call: fn()) -> bool {
     AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).push(call);
     // SAFETY: `exiting` is a function of this program, which does not unwind.

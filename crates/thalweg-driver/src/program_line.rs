@@ -1,7 +1,7 @@
-//! Lines of programs in other languages: of Python, whose calls all come through the same lines of Rust.
+//! Source lines of programs in other languages, such as Python, whose calls all come through the same lines of Rust.
 //!
-//! The layer that such a program calls says with [`called_from`] where a call comes from; labels that are made meanwhile have that line
-//! ([`Label::source`](crate::Label::source)).
+//! The layer that such a program calls sets the origin of a call with [`called_from`]. Labels that are created meanwhile
+//! have that line ([`Label::source`](crate::Label::source)).
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use std::panic::Location;
 pub struct SourceLine {
     /// The file, as the compiler or the interpreter names it.
     pub file: &'static str,
-    /// Counted from 1.
+    /// The line number, from 1 on.
     pub line: u32,
 }
 
@@ -31,11 +31,12 @@ thread_local! {
 #[derive(Debug)]
 pub struct CalledFrom {
     former: Option<&'static SourceLine>,
-    /// It belongs to the thread that made it.
+    /// Keeps the guard on the thread that created it.
     thread: PhantomData<*const ()>,
 }
 
-/// Says that the calls of this thread come from a line of a program in another language, until what this returns is dropped.
+/// Sets the line of a program in another language that the calls of this thread come from, until the returned guard is
+/// dropped.
 pub fn called_from(line: &'static SourceLine) -> CalledFrom {
     CalledFrom { former: CURRENT.replace(Some(line)), thread: PhantomData }
 }
@@ -46,7 +47,7 @@ impl Drop for CalledFrom {
     }
 }
 
-/// Returns the line that the calls of this thread come from, if a layer above has said so.
+/// Returns the line that the calls of this thread come from, if a layer above has set one.
 pub fn program_line() -> Option<&'static SourceLine> {
     CURRENT.get()
 }

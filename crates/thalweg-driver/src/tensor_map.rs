@@ -1,15 +1,17 @@
-//! [`TensorMap`]: how the copy engine of a multiprocessor finds the tiles of a tensor (CUDA's `CUtensorMap`, compute capability 9.0 and later).
+//! [`TensorMap`]: a tensor's tiles as the copy engine of a multiprocessor reads them (CUDA's `CUtensorMap`, compute
+//! capability 9.0 and later).
 
 use crate::{Code, DevicePointer, Error, Result};
 
-/// The bytes of a row of a tile in shared memory: [`TensorTiles`] have that many at most.
+/// The greatest number of bytes in a row of a tile in shared memory.
 pub const TILE_ROW_BYTES: u64 = 128;
 
-/// A tensor of 16-bit elements in three dimensions, the last of them contiguous, and the tiles in which it is copied: a tile's rows are 128 bytes at most, and
-/// its chunks of 16 bytes are exchanged within eight rows (`CU_TENSOR_MAP_SWIZZLE_128B`). Elements outside the tensor are read as 0 and not written.
+/// A tensor of 16-bit elements in three dimensions, the last of them contiguous, and the tiles in which it is copied. A
+/// tile's rows are 128 bytes at most, and its chunks of 16 bytes are permuted within eight rows
+/// (`CU_TENSOR_MAP_SWIZZLE_128B`). Elements outside the tensor are read as 0 and not written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorTiles {
-    /// The first element: a multiple of 16.
+    /// The address of the first element, a multiple of 16.
     pub address: DevicePointer,
     /// Matrices, rows, and elements of a row; each at least 1 and below 2³².
     pub extents: [u64; 3],
@@ -19,13 +21,14 @@ pub struct TensorTiles {
     pub tile: [u32; 2],
 }
 
-/// A tensor and its tiles as a kernel's argument: 128 bytes, which only the driver that made them and its device understand. They stay right as long as the
-/// tensor lies where it lies.
+/// A tensor and its tiles as a kernel's argument: 128 bytes, which only the driver that created them and its device can
+/// interpret. Valid as long as the tensor stays at its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorTiles {
-    /// Returns the numbers of the description as a map, of a driver whose kernels do not read it: address, extents, strides and tile, and zeros behind them.
+    /// Returns a map that contains the plain description, for drivers whose kernels do not read it: address, extents,
+    /// strides and tile, followed by zeros.
     #[must_use]
     pub fn described(&self) -> TensorMap {
         let Self { address, extents: [matrices, rows, elements], strides: [matrix, row], tile } = *self;
@@ -34,10 +37,10 @@ impl TensorTiles {
         TensorMap(std::array::from_fn(|at| numbers.get(at).copied().unwrap_or(0)))
     }
 
-    /// Checks whether there is a map of it.
+    /// Checks whether there is a map for these tiles.
     ///
     /// # Errors
-    /// [`InvalidValue`](Code::InvalidValue), which says what is out of range.
+    /// [`InvalidValue`](Code::InvalidValue), naming the number that is out of range.
     pub fn check(&self) -> Result<()> {
         let fail = |why: String| Err(Error::new(Code::InvalidValue, "cuTensorMapEncodeTiled", why));
         if !self.address.address().is_multiple_of(16) {
