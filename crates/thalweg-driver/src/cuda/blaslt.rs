@@ -1,12 +1,12 @@
 //! Matrix products through cuBLASLt.
 //!
 //! Our matrices are row-major and the library's column-major. A row-major matrix read column by column is its transpose,
-//! and `Dᵀ = Bᵀ · Aᵀ`: so the operands are handed over in swapped order, and nothing is moved.
+//! and `Dᵀ = Bᵀ · Aᵀ`: so the operands are passed in swapped order, and nothing is moved.
 //!
-//! What a product needs besides its addresses (descriptor, layouts, and the algorithm that the library's heuristic picks
-//! first) is a *plan*, kept by everything that the choice depends on: shapes, strides, formats, the alignment of the
-//! addresses, the workspace, the device. The same product therefore runs the same algorithm whenever it is asked for in a
-//! process, captured or not, and gives the same bits.
+//! Everything that a product needs besides its addresses (descriptor, layouts, and the first algorithm of the library's
+//! heuristic) is a *plan*. It is kept under everything that the choice depends on: shapes, strides, formats, the alignment
+//! of the addresses, the workspace, the device. The same product therefore always runs the same algorithm in a process,
+//! captured or not, and returns the same bits.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -115,13 +115,13 @@ impl Api {
             let detail = format!("{detail}: the installed cuBLASLt has no such call");
             return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
         }
-        // SAFETY: the function takes any number and answers with a string of the library.
+        // SAFETY: the function takes any number and returns a string of the library.
         let name = self.status_name.map(|name| unsafe { text_at(name(outcome.status)) }).unwrap_or_default();
         Err(Error::new(Code::Library, outcome.call, format!("{name} ({}): {detail}", outcome.status)))
     }
 }
 
-/// An object of the library that goes back when it is dropped.
+/// An object of the library that is destroyed when it is dropped.
 pub(super) struct Owned {
     api: Arc<Api>,
     pub(super) raw: usize,
@@ -148,9 +148,9 @@ struct Layout {
 }
 
 impl Layout {
-    /// Creates the transpose of a row-major operand of `rows` × `columns`.
+    /// Creates the layout of the transpose of a row-major operand of `rows` × `columns`.
     fn new(matrix: &Matrix, rows: u64, columns: u64) -> Self {
-        // As it is stored: a transposed operand has its numbers of rows and columns swapped.
+        // The stored matrix: a transposed operand has its numbers of rows and columns swapped.
         let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
         Self {
             rows: columns,
@@ -172,7 +172,7 @@ pub(super) fn alignment_of(address: DevicePointer) -> u32 {
     1 << address.address().trailing_zeros().min(8)
 }
 
-/// Everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
+/// A cache key: everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Key {
     pub(super) device: u32,
@@ -193,7 +193,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Creates the key of a call whose shapes make sense.
+    /// Creates the key of a call; the error is the reason why its shapes are invalid.
     pub(super) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
         let (m, n, k) = (call.m, call.n, call.k);
         let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
@@ -259,7 +259,7 @@ impl Key {
         })
     }
 
-    /// Returns the format of the factors.
+    /// Returns the format of `alpha` and `beta`.
     pub(super) fn scale(&self) -> ElementFormat {
         match self.compute {
             ComputeFormat::F64 => ElementFormat::R_64F,
@@ -279,18 +279,18 @@ pub(super) struct Problem {
 
 struct MatmulPlan {
     problem: Problem,
-    /// Held from the moment that an epilogue's addresses are written into the descriptor until the library has read them.
+    /// Held from the moment when an epilogue's addresses are written into the descriptor until the library has read them.
     epilogue: Mutex<()>,
     algorithm: Algorithm,
 }
 
-/// Plans are made anew when there are so many.
+/// The number of plans at which all are dropped.
 const PLANS: usize = 4096;
 
 /// The library, with its handles and plans.
 pub(super) struct BlasLt {
     pub(super) api: Arc<Api>,
-    /// One a device, made in its context.
+    /// One handle per device, made in its context.
     handles: Vec<OnceLock<usize>>,
     plans: RwLock<FxHashMap<Key, Arc<MatmulPlan>>>,
 }
@@ -329,7 +329,7 @@ impl BlasLt {
         Ok(Self { api: Arc::new(Api { table, status_name, version }), handles, plans: RwLock::default() })
     }
 
-    /// Returns the library's version, as it numbers it itself.
+    /// Returns the library's version, in its own numbering.
     pub(super) fn version(&self) -> u64 {
         self.api.version
     }
@@ -344,7 +344,7 @@ impl BlasLt {
         // SAFETY: writes one handle.
         let outcome = unsafe { self.api.table.create(&raw mut handle) };
         self.api.check(outcome, || format!("device {device}"))?;
-        // Two threads may come here at once; the handle that is not taken is small, and stays.
+        // Two threads may get here at once; the handle that is not used is small, and leaks.
         Ok(*slot.get_or_init(|| handle))
     }
 
@@ -360,7 +360,7 @@ impl BlasLt {
     }
 
     fn layout(&self, format: ElementFormat, layout: &Layout, count: i32) -> Result<Owned> {
-        // The key has none that are greater.
+        // The key has no greater values.
         let (leading, stride) = (layout.leading_dimension as i64, layout.batch_stride as i64);
         let owned = self.own(BlasTable::layout_destroy, |table, raw| {
             // SAFETY: writes one handle.
@@ -405,7 +405,7 @@ impl BlasLt {
         Ok(owned)
     }
 
-    /// Returns the plan for a key; made at the first call.
+    /// Returns the plan for a key, made at the first call.
     fn plan(
         &self,
         key: Key,
@@ -452,7 +452,7 @@ impl BlasLt {
         Ok(Problem { descriptor, a, b, d })
     }
 
-    /// Returns what the library proposes for a product, best guess first: at least one algorithm, at most `most`.
+    /// Returns at least one and at most `most` algorithms that the library proposes for a product, best guess first.
     pub(super) fn heuristic(&self, key: &Key, problem: &Problem, most: u32) -> Result<Vec<HeuristicResult>> {
         let preference = self.preference(key)?;
         let most = most.clamp(1, 1024);
@@ -460,7 +460,7 @@ impl BlasLt {
         let mut found: c_int = 0;
         let handle = self.handle(key.device)?;
         let Problem { descriptor, a, b, d } = problem;
-        // SAFETY: every object was made above and lives; as many results are asked for as there is room for.
+        // SAFETY: every object was made above and is alive; there is room for the requested number of results.
         let outcome = unsafe {
             self.api.table.heuristic(
                 handle,
@@ -488,7 +488,7 @@ impl BlasLt {
         Ok(results)
     }
 
-    /// Writes what a plan has of an epilogue into its descriptor.
+    /// Writes the constant part of an epilogue into a plan's descriptor.
     fn set_epilogue(&self, descriptor: &Owned, key: &Key, epilogue: &MatmulEpilogue) -> Result<()> {
         let bias = if epilogue.bias.is_some() { EPILOGUE_BIAS } else { 0 };
         let kind = key.activation.map_or(0, ActivationKey::epilogue) | bias;
@@ -500,7 +500,7 @@ impl BlasLt {
             let leading_dimension = activation.leading_dimension.to_ne_bytes();
             let attribute = DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION;
             self.set(descriptor, attribute, &leading_dimension, "the rows of what an activation keeps")?;
-            // Bits have no format.
+            // Bits have no element format.
             if activation.function == Activation::Gelu {
                 let format = key.format.0.to_ne_bytes();
                 self.set(
@@ -534,7 +534,7 @@ impl BlasLt {
 
     /// Sets an attribute of a descriptor.
     fn set(&self, descriptor: &Owned, attribute: u32, value: &[u8], what: &str) -> Result<()> {
-        // SAFETY: the library reads as many bytes as the length says, at once; an address among them is used by kernels only.
+        // SAFETY: the library reads `value.len()` bytes, at once; an address among them is used by kernels only.
         let set = unsafe {
             self.api.table.descriptor_set(descriptor.raw, attribute, value.as_ptr().cast(), value.len())
         };
@@ -559,7 +559,7 @@ impl BlasLt {
         let plan = self.plan(key, &call.epilogue, detail)?;
         let (alpha, beta) = (call.alpha, call.beta);
         let (alpha_32, beta_32) = (alpha as f32, beta as f32);
-        // The bits of 0 and 1, the only factors here.
+        // The bits of 0 and 1, the only values of the factors here.
         let [alpha_16, beta_16] = [alpha, beta].map(|factor| if factor == 0.0 { 0_u16 } else { 0x3c00 });
         let (alpha, beta): (*const c_void, *const c_void) = match call.compute {
             ComputeFormat::F64 => ((&raw const alpha).cast(), (&raw const beta).cast()),
@@ -573,8 +573,9 @@ impl BlasLt {
         let has_addresses = call.epilogue != MatmulEpilogue::default();
         let _addresses = has_addresses.then(|| plan.epilogue.lock().unwrap_or_else(PoisonError::into_inner));
         self.set_addresses(&plan.problem.descriptor, &call.epilogue)?;
-        // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and
-        // are read before the call returns. The addresses are used by kernels only, whose affair they are.
+        // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and are
+        // read before the call returns. The addresses are used by kernels only, and the contract leaves those to the
+        // caller.
         let outcome = unsafe {
             self.api.table.matmul(
                 self.handle(device)?,
@@ -630,7 +631,7 @@ mod tests {
         }
     }
 
-    /// Returns what the library computes from a key: column-major products of the operands it is given.
+    /// Computes a key's product as the library does, column-major from its operands.
     fn column_major(key: &Key, m: u64, n: u64, k: u64, a: &[i64], b: &[i64]) -> Vec<i64> {
         let at = |layout: &Layout, data: &[i64], row: u64, column: u64| {
             let (row, column) = if layout.transposed { (column, row) } else { (row, column) };

@@ -1,4 +1,5 @@
-//! Algorithms of cuBLASLt by their configuration: what its heuristic proposes, as numbers, and the algorithm of such numbers.
+//! Algorithms of cuBLASLt as numbers: the configurations of the algorithms that its heuristic proposes, and the algorithm
+//! for a configuration.
 
 use std::ffi::c_int;
 
@@ -17,7 +18,8 @@ pub(super) const CONFIG_INNER_SHAPE: u32 = 7;
 pub(super) const CONFIG_CLUSTER_SHAPE: u32 = 8;
 
 impl BlasLt {
-    /// Returns the algorithms that the library proposes for a product, best guess first, none twice. The device's context is current.
+    /// Returns the algorithms that the library proposes for a product, best guess first, without duplicates. The device's
+    /// context is current.
     pub(super) fn algorithms(
         &self,
         device: u32,
@@ -37,7 +39,7 @@ impl BlasLt {
         Ok(algorithms)
     }
 
-    /// Returns the algorithm of a configuration, if the library has it for the product and it makes do with the workspace.
+    /// Returns the algorithm of a configuration, if the library has it for the product and the workspace suffices.
     pub(super) fn configured(
         &self,
         key: &Key,
@@ -63,7 +65,7 @@ impl BlasLt {
         self.api.configure(&mut algorithm, &wanted).map_err(|error| unsupported(&error.to_string()))?;
         let mut result = HeuristicResult::default();
         let Problem { descriptor, a, b, d } = problem;
-        // SAFETY: all objects live, and one result is written.
+        // SAFETY: all objects are alive, and one result is written.
         let checked = unsafe {
             let (algorithm, result) = (&raw const algorithm, &raw mut result);
             table.algorithm_check(handle, descriptor.raw, a.raw, b.raw, d.raw, d.raw, algorithm, result)
@@ -104,7 +106,7 @@ impl Api {
         })
     }
 
-    /// Gives an algorithm a configuration.
+    /// Applies a configuration to an algorithm.
     fn configure(&self, algorithm: &mut Algorithm, wanted: &MatmulAlgorithm) -> Result<()> {
         let attributes = [
             (CONFIG_TILE, wanted.tile, 4),

@@ -1,4 +1,5 @@
-//! Epilogues of products by cuBLASLt: the library's numbers, and what an activation keeps.
+//! Epilogues of products by cuBLASLt: the library's numbers, and the values that an activation stores for its backward
+//! pass.
 
 use super::blaslt::alignment_of;
 use crate::library::{
@@ -21,7 +22,7 @@ pub(super) struct ActivationKey {
 }
 
 impl ActivationKey {
-    /// Creates the key of a call's activation, if it has one that makes sense.
+    /// Creates the key of a call's activation, if it has one; the error is the reason why it is invalid.
     pub(super) fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
         let Some(MatmulActivation { function, pass, kept, leading_dimension: rows }) =
             call.epilogue.activation
@@ -61,7 +62,7 @@ impl ActivationKey {
     }
 }
 
-/// Returns what an epilogue does, for messages.
+/// Returns the description of an epilogue, for messages.
 pub(super) fn epilogue_text(epilogue: &MatmulEpilogue) -> String {
     let bias = if epilogue.bias.is_some() { " + bias" } else { "" };
     match epilogue.activation {

@@ -15,11 +15,12 @@ use super::sys;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
 
-/// The time that an abort waits for a call that has begun: far longer than one that does not wait for another rank; and for one that was
-/// told to end: NCCL looks at the latest every 3.4 s, while it tries to reach a rank again.
+/// The limits of an abort's waits: `grace` for a call that has begun is far longer than one that does not wait for another
+/// rank; `told` is for a call that was aborted: NCCL checks at the latest every 3.4 s, while it tries to reach a rank
+/// again.
 const WAITS: Waits = Waits { grace: Duration::from_secs(1), told: Duration::from_secs(30) };
 
-/// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
+/// The objects of a group, each looked up once, because a thread must not hold two guards of one slot.
 struct Members<'a> {
     ranks: SmallVec<[(u64, Entry<'a, Communicator>); 1]>,
     streams: SmallVec<[(u64, Entry<'a, Stream>); 1]>,
@@ -39,7 +40,7 @@ pub(super) fn aborted(handle: u64, call: &'static str) -> Error {
 }
 
 impl CudaDriver {
-    /// Returns NCCL, or why there is none. Loaded at the first call.
+    /// Returns NCCL, or the error of loading it. Loaded at the first call.
     pub(super) fn nccl(&self) -> Result<&Nccl> {
         self.nccl.get_or_init(|| Nccl::load(&self.environment)).as_ref().map_err(Error::clone)
     }
@@ -99,7 +100,7 @@ impl CudaDriver {
         let nccl = self.nccl()?;
         self.enter(device)?;
         let mut raw: RawCommunicator = 0;
-        // SAFETY: there is room for a communicator; the device's context is current, which is where the library looks.
+        // SAFETY: there is room for a communicator; the device's context is current, and the library uses the current one.
         let outcome = unsafe { nccl.table.init_rank(&raw mut raw, count, RawId(id.0), number) };
         nccl.check(outcome, || format!("rank {rank} of {ranks} on device {device}"))?;
         let info = CommunicatorInfo { rank, ranks, device };
@@ -121,7 +122,8 @@ impl CudaDriver {
         let part_of = format!("rank {rank} of {ranks} on device {device}, for a part {part:?}");
         nccl.version.require(Feature::Split, call, &part_of)?;
         self.enter(device)?;
-        // Parts that are apart have different ranks, so the least of them tells parts apart. The configuration is the parent's: nothing is shared with it.
+        // Disjoint parts have different ranks, so the least rank identifies a part. The configuration is the parent's:
+        // nothing is shared with it.
         let color = part.iter().min().map_or(NO_COLOR, |&least| least as c_int);
         let key = place.unwrap_or_default() as c_int;
         let mut raw: RawCommunicator = 0;
@@ -131,8 +133,8 @@ impl CudaDriver {
                 return Err(aborted(own.raw(), call));
             }
             let _relaxed = self.cuda.relaxed();
-            // SAFETY: the communicator lives, this thread alone uses it, and its device's context is current; there is room for a communicator, and no
-            // configuration is given.
+            // SAFETY: the communicator is alive, only this thread uses it, and its device's context is current; there is
+            // room for a communicator, and no configuration is passed.
             let outcome = unsafe { nccl.table.split(parent.raw, color, key, &raw mut raw, ptr::null()) };
             nccl.check(outcome, || part_of)?;
         }
@@ -154,7 +156,7 @@ impl CudaDriver {
                 outcome?;
                 self.communicators.remove(communicator.raw(), call, |_| Ok(()))
             }
-            // The call that was blocked still holds the slot, which no caller can use again: it stays taken.
+            // The blocked call still holds the slot, which no caller can use again: it stays taken.
             Ended::InCall(outcome) => outcome,
             Ended::Before => Err(aborted(communicator.raw(), call)),
         }
@@ -189,7 +191,7 @@ impl CudaDriver {
         })
     }
 
-    /// Looks everything up that a group uses, and checks each call.
+    /// Looks up all objects of a group, and checks each call.
     fn members(&self, group: &[Collective]) -> Result<Members<'_>> {
         let call = "ncclGroupStart";
         let mut ranks: SmallVec<[u64; 4]> = group.iter().map(|call| call.communicator.raw()).collect();
@@ -227,7 +229,7 @@ impl CudaDriver {
         Ok(members)
     }
 
-    /// Checks that the library has all that a group needs.
+    /// Checks that the library has all features that a group needs.
     fn check_version(&self, nccl: &Nccl, group: &[Collective], members: &Members<'_>) -> Result<()> {
         let call = "ncclGroupStart";
         for part in group {
@@ -256,7 +258,7 @@ impl CudaDriver {
         }
         // In the order of the handles: see the module.
         let _in_use: SmallVec<[_; 1]> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
-        // An abort of a rank that no thread uses holds its lock, so none comes between this line and the call.
+        // The abort of a rank that no thread uses needs its lock, so none can happen between this line and the call.
         if let Some((handle, _)) = members.ranks.iter().find(|(_, rank)| rank.is_over()) {
             return Err(aborted(*handle, "ncclGroupStart"));
         }

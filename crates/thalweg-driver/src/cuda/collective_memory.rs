@@ -1,4 +1,5 @@
-//! Memory that NCCL allocates, and memory that is registered with communicators: its kernels read and write it from other GPUs, with no copy between.
+//! Memory that NCCL allocates, and memory that is registered with communicators, which its kernels access from other GPUs
+//! without intermediate copies.
 
 use super::collective::aborted;
 use super::handles::lock;
@@ -20,10 +21,10 @@ impl CudaDriver {
         self.enter(device)?;
         let _relaxed = self.cuda.relaxed();
         let mut pointer = 0;
-        // SAFETY: writes one address; the device's context is current, which is where the library allocates.
+        // SAFETY: writes one address; the device's context is current, and the library allocates in the current one.
         let outcome = unsafe { nccl.table.memory_allocate(&raw mut pointer, size(bytes)) };
         if let Err(error) = nccl.check(outcome, what) {
-            // The library says no more than that CUDA failed.
+            // The library only reports that CUDA failed.
             let is_short = self.memory_info(device).is_ok_and(|info| info.free_bytes < bytes);
             let code = if is_short { Code::OutOfMemory } else { error.code() };
             return Err(Error::new(code, call, error.detail().to_owned()));
@@ -32,14 +33,14 @@ impl CudaDriver {
         Ok(DevicePointer::new(pointer))
     }
 
-    /// Gives memory back that NCCL allocated, with the context of its device current.
+    /// Frees memory that NCCL allocated, with the context of its device current.
     pub(super) fn memory_free_collective(&self, address: u64) -> Result<()> {
         let nccl = self.nccl()?;
-        // The library frees by unmapping, which waits for nothing. SAFETY: waits for the current context.
+        // The library frees by unmapping, which does not wait for work. SAFETY: waits for the current context.
         let waited = unsafe { self.cuda.table.context_synchronize() };
         self.cuda.check(waited, || format!("before memory at {address:#x} is freed"))?;
         let _relaxed = self.cuda.relaxed();
-        // SAFETY: `memory_allocate_collective` gave this address, and it was in the table until now: it is freed once.
+        // SAFETY: `memory_allocate_collective` returned this address, and it was in the table until now: it is freed once.
         let outcome = unsafe { nccl.table.memory_free(address) };
         nccl.check(outcome, || format!("memory at {address:#x}"))
     }
@@ -72,7 +73,8 @@ impl CudaDriver {
         }
         let _relaxed = self.cuda.relaxed();
         let mut raw = 0;
-        // SAFETY: the communicator lives, and this thread alone uses it; the range is device memory; there is room for the answer.
+        // SAFETY: the communicator is alive, and only this thread uses it; the range is device memory; there is room for
+        // the result.
         let outcome = unsafe {
             match symmetric {
                 true => nccl.table.window_register(rank.raw, start, size(bytes), &raw mut raw, SYMMETRIC),
@@ -110,7 +112,7 @@ impl CudaDriver {
         self.give_up_registration(nccl, &rank, pointer.address(), &registered)
     }
 
-    /// Gives a registration up, by a thread that alone uses the communicator, with the context of its device current.
+    /// Removes a registration. Only the calling thread uses the communicator, and the context of its device is current.
     pub(super) fn give_up_registration(
         &self,
         nccl: &Nccl,
@@ -119,7 +121,8 @@ impl CudaDriver {
         registered: &Registered,
     ) -> Result<()> {
         let _relaxed = self.cuda.relaxed();
-        // SAFETY: the caller's promise; the registration is this communicator's and was taken out of its table: it is given up once.
+        // SAFETY: the caller's promise; the registration is this communicator's and was removed from its table: it is
+        // undone once.
         let outcome = unsafe {
             match registered.symmetric {
                 true => nccl.table.window_deregister(rank.raw, registered.raw),

@@ -3,13 +3,13 @@
 //! A condition is set by a kernel that calls the device's part of the CUDA runtime. That function is built into the driver's
 //! linker, so a few lines of PTX that declare it are all that is needed; they are loaded on a device when it first sets one.
 //!
-//! The driver owns the bodies of a conditional node. They have handles here, which go, with the conditions, when the *root* goes:
-//! the graph that a capture begins, in which they lie at some depth. The driver cannot be asked for a node's bodies, so each
-//! graph remembers the conditional nodes that were put into it.
+//! The driver owns the bodies of a conditional node. Their handles, like those of the conditions, end with the *root*: the
+//! graph that a capture begins, which contains them at some depth. The driver cannot list a node's bodies, so each graph
+//! remembers the conditional nodes that were added to it.
 //!
-//! A body is used under the lock of the captures, and only while its family is listed: the family of a capture that fails is
-//! taken off the list under that lock, since the driver's graphs go with it. The list is locked for a moment at a time, with no
-//! other lock taken meanwhile.
+//! A body is used under the lock of the captures, and only while its family is listed. The family of a capture that fails
+//! is removed from the list under that lock, because the driver frees its graphs then. The list is locked only briefly, and
+//! no other lock is taken meanwhile.
 
 use std::sync::Mutex;
 
@@ -27,7 +27,7 @@ use crate::{
     GraphHandle, GraphNodeHandle, Result, StreamHandle,
 };
 
-/// A kernel that hands the value at an address on.
+/// A kernel that passes the value at an address to a condition.
 macro_rules! setter {
     ($name:literal, $load:literal) => {
         concat!(
@@ -50,7 +50,7 @@ macro_rules! setter {
     };
 }
 
-/// The names of the kernels, and of the values that they take.
+/// The names of the kernels, and the formats that they read.
 const SETTERS: [(&str, ConditionFormat); 2] =
     [("thalweg_condition_u8", ConditionFormat::U8), ("thalweg_condition_u32", ConditionFormat::U32)];
 
@@ -61,7 +61,7 @@ const PTX: &str = concat!(
     setter!("thalweg_condition_u32", "ld.global.u32"),
 );
 
-/// Returns what a driver of this version has.
+/// Returns the conditional nodes that a driver of this version supports.
 pub(super) fn support(version: Version) -> ConditionalSupport {
     ConditionalSupport {
         if_and_while: version >= Version { major: 12, minor: 4 },
@@ -87,8 +87,8 @@ impl CudaDriver {
         Err(Error::new(Code::NotSupported, call, detail))
     }
 
-    /// Returns the graph that the stream captures into, its root, the stream's device, and what its next command would depend
-    /// on.
+    /// Returns the graph that the stream captures into, its root, the stream's device, and the dependencies of its next
+    /// command.
     fn captured_graph(&self, stream: StreamHandle, call: &'static str) -> Result<Captured> {
         let info = self.stream_capture_info(stream)?;
         let graph = match (info.status, info.graph) {
@@ -195,7 +195,7 @@ impl CudaDriver {
                 for (function, (name, _)) in functions.iter_mut().zip(SETTERS) {
                     *function = self.function_get(module, name)?;
                 }
-                // Of two threads that load it one has loaded it for nothing.
+                // If two threads load it at once, one of the loads is wasted.
                 *setters.get_or_init(|| functions)
             }
         };
@@ -225,12 +225,12 @@ impl CudaDriver {
         }
         let (node, bodies) = self.add_raw_node(&captured, condition.raw, conditional, label)?;
         *is_used = true;
-        // A failure below leaves the node where it is; the graph knows its bodies already.
+        // A failure below leaves the node in the graph, which knows its bodies already.
         self.stream_update_capture_dependencies(stream, &[node], DependencyUpdate::Set)?;
         Ok(bodies)
     }
 
-    /// Puts the node into the graph under construction.
+    /// Adds the node to the graph under construction.
     fn add_raw_node(
         &self,
         captured: &Captured,
@@ -253,9 +253,9 @@ impl CudaDriver {
         let before: Vec<RawGraphNode> =
             dependencies.iter().map(|node| RawGraphNode(node.raw() as usize)).collect();
         let mut node = RawGraphNode::default();
-        // SAFETY: the graph is looked up, locked and under construction by a capture that cannot end meanwhile, the
-        // dependencies are its own, since the driver has just said so of its capture and nodes are never taken away; no edge
-        // data means plain edges. The struct is as long as the driver's.
+        // SAFETY: the graph is looked up, locked and under construction by a capture that cannot end meanwhile. The
+        // dependencies are its own, because the driver has just returned them for its capture and nodes are never removed;
+        // no edge data means plain edges. The struct is as long as the driver's.
         let outcome = unsafe {
             self.cuda.table.graph_add_node(
                 &raw mut node,
@@ -276,7 +276,7 @@ impl CudaDriver {
                 format!("{conditional} for {label}: the node has no bodies"),
             ));
         }
-        // SAFETY: the driver has put an array of so many graphs there, which lives as long as the node; it is copied now.
+        // SAFETY: the driver has stored `count` graphs there, which live as long as the node; they are copied now.
         let raw_bodies: Vec<RawGraph> = unsafe { std::slice::from_raw_parts(raw_bodies, count) }.to_vec();
         let bodies: Vec<GraphHandle> = raw_bodies
             .into_iter()
@@ -347,7 +347,7 @@ impl CudaDriver {
             .ok_or_else(|| Error::new(Code::InvalidHandle, call, "the graph that the body was in is gone"))
     }
 
-    /// Returns the capture that built a graph has ended, well or not. What belonged to a graph that there is not.
+    /// Records that the capture that built a graph has ended, well or not. Returns the family of a graph that failed.
     pub(super) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
         let mut families = lock(&self.families);
         if !is_well {
@@ -359,7 +359,7 @@ impl CudaDriver {
         None
     }
 
-    /// Drops the bodies and conditions of a root that is going.
+    /// Drops the bodies and conditions of a root that is being destroyed.
     pub(super) fn drop_family(&self, root: GraphHandle, call: &'static str) {
         let family = lock(&self.families).remove(&root);
         self.end_family(family, call);
@@ -368,7 +368,7 @@ impl CudaDriver {
     /// Ends the handles of a family. Waits for the calls that use them.
     pub(super) fn end_family(&self, family: Option<Family>, call: &'static str) {
         let Some(Family { conditions, bodies, .. }) = family else { return };
-        // Nothing else takes them away, so they are there.
+        // Only this function removes them, so they exist.
         for condition in conditions {
             let _ = self.conditions.remove(condition.raw(), call, |_| Ok(()));
         }
@@ -377,15 +377,15 @@ impl CudaDriver {
         }
     }
 
-    /// Notes that the capture of a body of the root failed.
+    /// Records that the capture of a body of the root failed.
     pub(super) fn body_failed(&self, root: GraphHandle) {
         if let Some(family) = lock(&self.families).get_mut(&root) {
             family.is_broken = true;
         }
     }
 
-    /// Refuses to look into a root of which the capture of a body failed. The driver has freed that body, and the root still
-    /// points to it: destroying or instantiating the root ends in a crash (seen with driver 580.159).
+    /// Refuses a root with a body whose capture failed. The driver has freed that body, and the root still points to it:
+    /// destroying or instantiating the root crashes (seen with driver 580.159).
     pub(super) fn check_intact(&self, root: GraphHandle, call: &'static str) -> Result<()> {
         if !lock(&self.families).get(&root).is_some_and(|family| family.is_broken) {
             return Ok(());
@@ -403,7 +403,7 @@ impl CudaDriver {
     }
 }
 
-/// The place where a capturing stream is.
+/// The position of a capturing stream in its graph.
 struct Captured {
     graph: GraphHandle,
     root: GraphHandle,

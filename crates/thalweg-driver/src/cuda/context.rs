@@ -1,13 +1,13 @@
-//! The driver's library, its devices and their contexts; how a status becomes an error.
+//! The driver's library, its devices and their contexts, and the translation of a status to an error.
 //!
-//! A device's *primary* context is used, the one that every other library in the process shares, so memory and streams
-//! can be exchanged with them. It is retained when it is first needed and until the process ends. Other libraries change
-//! the calling thread's current context as they like: each of our calls looks which one is current (a read of the
-//! thread's state) and sets ours when it is another.
+//! A device's *primary* context is used, which every other library in the process shares, so memory and streams can be
+//! exchanged with them. It is retained when it is first needed, until the process ends. Other libraries change the calling
+//! thread's current context as they like. Each of our calls checks which one is current (a read of the thread's state) and
+//! sets ours if it differs.
 //!
 //! # Fork
-//! A child of a process that had initialised CUDA cannot use it: the driver's threads and its connection to the device
-//! stay with the parent. Every call there is [`Code::Forked`] (`fork.rs` says how it is noticed).
+//! A child of a process that had initialised CUDA cannot use it: the driver's threads and its connection to the device stay
+//! with the parent. Every call there fails with [`Code::Forked`] (see `fork.rs`).
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -45,13 +45,13 @@ impl Cuda {
         let library = OpenLibrary::open(Library::Driver, environment, "cuInit")?;
         let number = driver_version(&library)?;
         let find = resolver(&library, number);
-        // SAFETY: `find` answers with the function of each entry's symbol, or the one that `cuGetProcAddress` gives for
-        // its name at the version that brought the signature, which is the same; an `OpenLibrary` is never unloaded.
+        // SAFETY: `find` returns the function of each entry's symbol, or the one that `cuGetProcAddress` returns for its
+        // name at the version that introduced the signature, which is the same; an `OpenLibrary` is never unloaded.
         let table = unsafe { CudaTable::resolve(find) };
         Self::start(table, Version::from_cuda(number))
     }
 
-    /// Initialises a driver that is loaded.
+    /// Initialises a loaded driver.
     pub(super) fn start(table: CudaTable, version: Version) -> Result<Self> {
         let cuda = Self { table, version };
         // SAFETY: takes a number, and 0 is the only one allowed.
@@ -61,7 +61,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Returns `Ok` for success, otherwise an error that names the call, `detail` (what was asked for) and the driver's text.
+    /// Returns `Ok` for success, otherwise an error with the call, `detail` (the request) and the driver's text.
     #[inline]
     pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() { Ok(()) } else { Err(self.error(outcome, &detail())) }
@@ -80,7 +80,7 @@ impl Cuda {
         let code = Code::from_number(outcome.status);
         let text = self.status_text(outcome.status, matches!(code, Code::Other(_)));
         let error = Error::new(code, outcome.call, format!("{detail}: {text}"));
-        // Statuses without a name of ours that the driver documents as the loss of the context.
+        // Statuses without a name of ours for which the driver documents that the context is lost.
         let lost = matches!(outcome.status, 220 | 226 | 714 | 715 | 717 | 718 | 721);
         if lost { error.asynchronous() } else { error }
     }
@@ -100,7 +100,7 @@ impl Cuda {
         }
     }
 
-    /// Returns the calling thread's current context; null if there is none, or it cannot be had.
+    /// Returns the calling thread's current context; null if there is none, or the call fails.
     #[inline]
     fn current_context(&self) -> RawContext {
         let mut current = RawContext::default();
@@ -109,8 +109,8 @@ impl Cuda {
         if outcome.is_success() { current } else { RawContext::default() }
     }
 
-    /// Sets the calling thread free of other threads' captures while the guard lives: for calls that our own bookkeeping
-    /// needs and that touch nothing which a capture could see.
+    /// Exempts the calling thread from other threads' captures while the guard lives: for calls of our own bookkeeping that
+    /// do not touch anything that a capture could see.
     pub(super) fn relaxed(&self) -> Relaxed<'_> {
         let mut mode = sys::MODE_RELAXED;
         // SAFETY: swaps a number of this thread with the one in `mode`.
@@ -119,7 +119,7 @@ impl Cuda {
     }
 }
 
-/// See [`Cuda::relaxed`].
+/// The guard of [`Cuda::relaxed`].
 pub(super) struct Relaxed<'a> {
     cuda: &'a Cuda,
     mode: Option<u32>,
@@ -128,7 +128,7 @@ pub(super) struct Relaxed<'a> {
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.mode {
-            // SAFETY: gives the thread back the number that it had.
+            // SAFETY: restores the thread's previous number.
             let _ = unsafe { self.cuda.table.exchange_capture_mode(&raw mut mode) };
         }
     }
@@ -149,13 +149,13 @@ fn driver_version(library: &OpenLibrary) -> Result<u32> {
     }
 }
 
-/// Returns how the table is filled: by name and version through `cuGetProcAddress`, else by symbol.
+/// Returns a resolver of entry points: by name and version through `cuGetProcAddress`, otherwise by symbol.
 fn resolver(library: &OpenLibrary, installed: u32) -> impl FnMut(&EntryPoint) -> *const c_void {
     type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> u32;
     // SAFETY: the signature that `cuda.h` declares for this symbol since CUDA 12.0.
     let get = unsafe { function_at::<Get>(library.symbol(c"cuGetProcAddress_v2")) };
     move |entry| {
-        // Asked for a version that it does not know yet, the driver would give an older signature.
+        // For a version that it does not know yet, the driver would return an older signature.
         if entry.version.unsigned_abs() > installed {
             return std::ptr::null();
         }
@@ -193,7 +193,7 @@ impl Fault {
         self.raised.store(true, Ordering::Release);
     }
 
-    /// Reports it, once.
+    /// Reports the panic, once.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         if self.raised.load(Ordering::Acquire) { self.report() } else { Ok(()) }
@@ -210,7 +210,7 @@ impl Fault {
     }
 }
 
-/// The context of a device, with what was asked of it.
+/// The context of a device, with its queried properties.
 pub(super) struct Context {
     pub(super) raw: RawContext,
     /// The lowest and the greatest priority of a stream.
@@ -222,9 +222,9 @@ pub(super) struct Device {
     pub(super) index: u32,
     pub(super) raw: RawDevice,
     pub(super) max_threads_per_block: u32,
-    /// Whether kernels may begin before the one in front of them is complete: from compute capability 9.0 on.
+    /// Whether kernels may begin before the previous one is complete: from compute capability 9.0 on.
     pub(super) overlaps_launches: bool,
-    /// Of virtual memory; 0 where there is none.
+    /// The granularity of virtual memory; 0 if it is not supported.
     pub(super) granularity: OnceLock<u64>,
     pub(super) properties: OnceLock<DeviceProperties>,
     pub(super) default_stream: OnceLock<StreamHandle>,
@@ -261,7 +261,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Returns whether an attribute of an ability is there and set. Drivers older than the attribute do not know it.
+    /// Returns whether a device attribute of an ability is set; `false` for drivers older than the attribute.
     pub(super) fn is_able(&self, cuda: &Cuda, ability: sys::DeviceAttribute) -> bool {
         self.attribute(cuda, ability).is_ok_and(|value| value != 0)
     }
@@ -274,12 +274,12 @@ impl Device {
         Ok(value.max(0).unsigned_abs())
     }
 
-    /// Returns the context, where there is one already.
+    /// Returns the context, if there is one already.
     pub(super) fn existing_context(&self) -> Option<&Context> {
         self.context.get()
     }
 
-    /// Returns the context; made at the first call.
+    /// Returns the context, made at the first call.
     #[inline]
     pub(super) fn context(&self, cuda: &Cuda) -> Result<&Context> {
         match self.context.get() {
@@ -307,7 +307,7 @@ impl Device {
         Ok(self.context.get_or_init(|| Context { raw, priorities: (least, greatest) }))
     }
 
-    /// Returns the page size of virtual memory; 0 where the device has none. Needs no context.
+    /// Returns the page size of virtual memory; 0 if the device does not support it. Needs no context.
     pub(super) fn granularity(&self, cuda: &Cuda) -> Result<u64> {
         if let Some(granularity) = self.granularity.get() {
             return Ok(*granularity);
@@ -316,7 +316,7 @@ impl Device {
         let mut bytes = 0_usize;
         if supported {
             let properties = AllocationProperties::of_device(self.raw, PhysicalFlags::default());
-            // SAFETY: reads a whole properties struct and writes one number.
+            // SAFETY: reads an entire properties struct and writes one number.
             let outcome = unsafe {
                 cuda.table.allocation_granularity(
                     &raw mut bytes,
@@ -336,17 +336,17 @@ impl Device {
         unsafe { self.make_context_current(cuda, self.context(cuda)?.raw) }
     }
 
-    /// Makes another context of this device current, as [`make_current`](Self::make_current) does the primary one.
+    /// Makes another context of this device current, as [`make_current`](Self::make_current) does for the primary one.
     ///
     /// # Safety
-    /// It lives.
+    /// The context is alive.
     #[inline]
     pub(super) unsafe fn make_context_current(&self, cuda: &Cuda, context: RawContext) -> Result<()> {
         let current = cuda.current_context();
         if current == context {
             return Ok(());
         }
-        // SAFETY: the caller says that it lives.
+        // SAFETY: the caller promises that it is alive.
         let outcome = unsafe { cuda.table.context_set_current(context) };
         cuda.check(outcome, || format!("device {}", self.index))?;
         if KEPT.get() == Kept::Asked {
@@ -355,8 +355,8 @@ impl Device {
         Ok(())
     }
 
-    /// Returns the calling thread's current context, if it is one of this device and not the primary one. `None` before the
-    /// primary context is there.
+    /// Returns the calling thread's current context, if it belongs to this device and is not the primary one. `None` before
+    /// the primary context exists.
     #[inline]
     pub(super) fn green_context(&self, cuda: &Cuda) -> Option<RawContext> {
         let current = cuda.current_context();
@@ -364,7 +364,7 @@ impl Device {
         if is_other { self.own(cuda, current) } else { None }
     }
 
-    /// Returns the context, which is the thread's current one, if it is of this device.
+    /// Returns `current`, the thread's current context, if it belongs to this device.
     #[cold]
     fn own(&self, cuda: &Cuda, current: RawContext) -> Option<RawContext> {
         let mut device: RawDevice = -1;
@@ -373,7 +373,7 @@ impl Device {
         (outcome.is_success() && device == self.raw).then_some(current)
     }
 
-    /// Returns the text that the driver wrote into a buffer, up to the 0 that ends it.
+    /// Converts the text in a buffer that the driver wrote, up to the terminating 0.
     pub(super) fn text(buffer: &[u8]) -> String {
         CStr::from_bytes_until_nul(buffer).map_or_else(
             |_| String::from_utf8_lossy(buffer).into_owned(),
@@ -382,14 +382,14 @@ impl Device {
     }
 }
 
-/// The current context of a thread, as its innermost guard knows it.
+/// The state of the innermost guard of a thread's current context.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// There is no guard.
     No,
-    /// There is one, and the context is the one of before.
+    /// There is a guard, and the context has not changed since.
     Asked,
-    /// There is one, and this was the context before.
+    /// There is a guard, and this was the context before it.
     Changed(RawContext),
 }
 
@@ -397,12 +397,12 @@ thread_local! {
     static KEPT: Cell<Kept> = const { Cell::new(Kept::No) };
 }
 
-/// A guard that puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
+/// A guard that restores the thread's previous context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
-    /// The state of the enclosing guard: nothing changes for it.
+    /// The state of the enclosing guard, which this one restores.
     around: Kept,
-    /// A context is current for a thread.
+    /// Keeps the guard on its thread, because the current context is per thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
@@ -422,12 +422,12 @@ impl<'a> ContextGuard<'a> {
 impl Drop for ContextGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // A thread that had none keeps what it has now.
+        // A thread that had no context keeps its present one.
         if let Kept::Changed(former) = KEPT.replace(self.around)
             && former != RawContext::default()
         {
-            // SAFETY: the context was current behind this guard. Were it destroyed since, the driver would say so, and nothing
-            // would change.
+            // SAFETY: the context was current before this guard. If it has been destroyed since, the driver returns an
+            // error and changes nothing.
             let _ = unsafe { self.cuda.table.context_set_current(former) };
         }
     }
@@ -445,7 +445,7 @@ mod tests {
         Code::NoDevice.number()
     }
 
-    /// Returns a driver that can be initialised and nothing else.
+    /// Returns a driver that supports initialisation only.
     fn bare(init: unsafe extern "C" fn(u32) -> u32) -> CudaTable {
         // SAFETY: the one function has the signature of `cuInit`, and lives as long as the process.
         unsafe {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     thread_local! {
-        /// The current context: 100 and up are the primary ones of the devices, 200 and up others of theirs.
+        /// The current context: 100 and up are the primary contexts of the devices, 200 and up other contexts of theirs.
         static CURRENT: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -501,7 +501,7 @@ mod tests {
         0
     }
 
-    /// Returns a driver that knows of contexts, and two devices of it that were not used yet.
+    /// Returns a driver with contexts, and two devices that were not used yet.
     fn with_contexts() -> (Cuda, [Device; 2]) {
         // SAFETY: the functions have the signatures of the driver's, and live as long as the process.
         let table = unsafe {

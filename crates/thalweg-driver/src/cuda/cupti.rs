@@ -1,11 +1,12 @@
-//! CUPTI: what ran on the GPUs of this process, and when.
+//! CUPTI: a record of the work of this process's GPUs.
 //!
-//! The library fills buffers that it asks for and hands them back on a thread of its own, through two functions that get no pointer
-//! of ours: so the records are the process's ([`RECORDS`]), as the library's own state is. A record of an *external correlation*
-//! joins the number that a thread pushed with the library's number of a call, and each kernel, copy and fill has that number; both are
-//! kept until tracing ends, since either may come first.
+//! The library requests buffers, fills them, and returns them on a thread of its own, through two functions that get no
+//! pointer of ours. So the records belong to the process ([`RECORDS`]), like the library's own state. A record of an
+//! *external correlation* connects the number that a thread pushed with the library's number of a call, and each kernel,
+//! copy and fill has that number. Both are kept until tracing ends, because either may come first.
 //!
-//! Structs are those of `cupti_activity.h`, as far as they are read. Later versions of the library append fields to them.
+//! Structs are those of `cupti_activity.h`, up to the last field that is read. Later versions of the library append fields
+//! to them.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_void};
@@ -61,7 +62,7 @@ pub(super) mod kind {
     pub(in crate::cuda) const EXTERNAL_CORRELATION: u32 = 39;
 }
 
-/// The kinds of records that are traced. Correlations come only with the records of calls, which are skipped.
+/// The kinds of records that are traced. Correlations are only recorded with calls, whose records are skipped.
 const KINDS: [u32; 7] = [
     kind::KERNEL,
     kind::COPY,
@@ -110,7 +111,8 @@ pub(super) struct KernelRecord {
     pub(super) graph_node: u64,
 }
 
-/// `CUpti_ActivityMemcpy6` and `CUpti_ActivityMemset4`, their first fields, of which those that are read lie alike.
+/// `CUpti_ActivityMemcpy6` and `CUpti_ActivityMemset4`, their first fields. The fields that are read have the same offsets
+/// in both.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct CopyOrFillRecord {
@@ -171,7 +173,7 @@ struct Raw {
     graph_node: u64,
 }
 
-/// The records that came in, and spare buffers.
+/// The records that were received, and spare buffers.
 struct Records {
     activities: Vec<Raw>,
     /// Our numbers by the library's.
@@ -186,13 +188,13 @@ struct Buffer(*mut u8);
 // SAFETY: the memory belongs to the owner of this, on any thread.
 unsafe impl Send for Buffer {}
 
-/// The size of a buffer: the library's documentation asks for 1 to 10 MB.
+/// The size of a buffer: the library's documentation recommends 1 to 10 MB.
 const BUFFER: Layout = match Layout::from_size_align(4 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => panic!("the alignment is a power of two"),
 };
 
-/// The number of buffers that are made before tracing: one that is made meanwhile delays the program's launch.
+/// The number of buffers that are allocated before tracing: allocating one meanwhile delays the program's launch.
 const SPARE_BUFFERS: usize = 8;
 
 static RECORDS: Mutex<Option<Records>> = Mutex::new(None);
@@ -208,11 +210,11 @@ fn new_buffer() -> Option<Buffer> {
     (!memory.is_null()).then_some(Buffer(memory))
 }
 
-/// Gives the library an empty buffer. A null pointer makes it drop records, and count them.
+/// Passes an empty buffer to the library. A null pointer makes it drop records, and count them.
 unsafe extern "C" fn request_buffer(buffer: *mut *mut u8, bytes: *mut usize, most_records: *mut usize) {
     let spare = records().as_mut().and_then(|records| records.spare.pop());
     let given = spare.or_else(new_buffer).map_or(std::ptr::null_mut(), |buffer| buffer.0);
-    // SAFETY: the library gives three places to write to; 0 is any number of records.
+    // SAFETY: the library passes three places to write to; 0 means any number of records.
     unsafe {
         *buffer = given;
         *bytes = if given.is_null() { 0 } else { BUFFER.size() };
@@ -220,7 +222,7 @@ unsafe extern "C" fn request_buffer(buffer: *mut *mut u8, bytes: *mut usize, mos
     }
 }
 
-/// Reads a buffer that the library has filled, and takes it back.
+/// Reads a buffer that the library has filled, and frees or keeps it.
 unsafe extern "C" fn complete_buffer(
     context: *mut c_void,
     stream: u32,
@@ -233,13 +235,13 @@ unsafe extern "C" fn complete_buffer(
     }
     let mut records = records();
     let (Some(records), Some(table)) = (records.as_mut(), TABLE.get()) else {
-        // SAFETY: it came from `new_buffer`, and the library has no more use for it.
+        // SAFETY: it came from `new_buffer`, and the library no longer uses it.
         unsafe { dealloc(buffer, BUFFER) };
         return;
     };
     let mut record = std::ptr::null_mut();
-    // SAFETY: the buffer is the library's own with so many bytes filled; it answers with an error behind the last record, which
-    // has the layout of its kind and stays until the buffer goes back.
+    // SAFETY: the library filled `filled` bytes of its buffer. It returns an error after the last record; a record has the
+    // layout of its kind and lives as long as the buffer.
     unsafe {
         while table.next_record(buffer, filled, &raw mut record).is_success() {
             records.read(record);
@@ -252,7 +254,7 @@ unsafe extern "C" fn complete_buffer(
     records.spare.push(Buffer(buffer));
 }
 
-/// Does nothing: no callback is enabled, and a subscriber must have a function.
+/// Does nothing: no callback is enabled, but a subscriber must have a function.
 unsafe extern "C" fn ignore(_data: *mut c_void, _domain: u32, _id: u32, _call: *const c_void) {}
 
 impl Records {
@@ -344,7 +346,7 @@ impl Records {
         });
     }
 
-    /// Turns what came in into activities. A record without times is of work that did not end, and counts as dropped.
+    /// Turns the records into activities. A record without times belongs to work that did not end, and counts as dropped.
     fn resolve(mut self, clock: Clock) -> Activities {
         self.spare.drain(..).for_each(|buffer| {
             // SAFETY: it came from `new_buffer`, and nothing else has it.
@@ -372,7 +374,7 @@ impl Records {
     }
 }
 
-/// A moment by the library's clock and by the host's.
+/// A moment in the library's clock and in the host's.
 #[derive(Clone, Copy)]
 struct Clock {
     library: u64,
@@ -393,7 +395,7 @@ impl Clock {
 pub(super) struct Cupti {
     table: &'static CuptiTable,
     error_text: Option<unsafe extern "C" fn(u32, *mut *const c_char) -> u32>,
-    /// The subscriber while it traces.
+    /// The subscriber while tracing is on.
     subscriber: Mutex<Option<usize>>,
 }
 
@@ -456,9 +458,9 @@ impl Cupti {
         }
     }
 
-    /// Stops the library, whatever it answers; returns its first refusal.
+    /// Stops the library, ignoring errors until the end; returns the first.
     fn disable(&self, subscriber: usize) -> Result<()> {
-        // SAFETY: kinds and the flag are numbers; the subscriber is that of `start`, and goes back once.
+        // SAFETY: kinds and the flag are numbers; the subscriber is that of `start`, and is removed once.
         unsafe {
             let disabled =
                 KINDS.iter().map(|&kind| self.check(self.table.disable(kind))).fold(Ok(()), Result::and);
@@ -468,7 +470,8 @@ impl Cupti {
         }
     }
 
-    /// Returns a moment by both clocks: of several looks the one between whose two readings of the host's clock the least time passed.
+    /// Returns a moment in both clocks: of several readings, the one with the least time between its two readings of the
+    /// host's clock.
     fn clock(&self) -> Result<Clock> {
         const LOOKS: usize = 16;
         let mut best: Option<(Duration, Clock)> = None;
@@ -507,13 +510,13 @@ impl ActivityTracer for Cupti {
     }
 
     fn enter(&self, call: u64) {
-        // SAFETY: takes two numbers. It is refused only where the kind is none of CUPTI's.
+        // SAFETY: takes two numbers. The call fails only for kinds that CUPTI does not have.
         let _ = unsafe { self.table.push_external(OUR_CORRELATION, call) };
     }
 
     fn leave(&self) {
         let mut last = 0;
-        // SAFETY: writes one number; refused where nothing was pushed.
+        // SAFETY: writes one number; fails if nothing was pushed.
         let _ = unsafe { self.table.pop_external(OUR_CORRELATION, &raw mut last) };
     }
 

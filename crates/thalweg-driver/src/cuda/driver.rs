@@ -1,7 +1,7 @@
 //! The [`Driver`](crate::Driver) of real GPUs.
 //!
-//! The trait is a list of CUDA's verbs; the modules beside this one implement them group by group. Here is the list that ties the
-//! two together, and what a device says of itself.
+//! The trait is a list of CUDA's verbs, which the sibling modules implement in groups. This module contains the list that
+//! connects the two, and the properties of a device.
 
 use std::path::Path;
 
@@ -100,7 +100,8 @@ impl CudaDriver {
         })
     }
 
-    /// Returns the range of priorities; the context becomes current before, since the driver answers for the current one only.
+    /// Returns the range of priorities. Makes the context current first, because the driver returns the range of the
+    /// current one only.
     fn priority_range(&self, device: &Device) -> Result<(i32, i32)> {
         self.enter(device.index)?;
         Ok(device.context(&self.cuda)?.priorities)

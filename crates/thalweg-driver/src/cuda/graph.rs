@@ -1,18 +1,18 @@
 //! Capture and graphs.
 //!
 //! The graph of a running capture has a handle before the capture ends: it can be described, and its nodes can be named as
-//! dependencies. Calls that begin, end or look into captures take one lock, so that such a graph cannot end between the look
-//! and the use; so do calls that make a graph share what its commands use. The question whether a stream captures at all,
-//! which hot paths ask, takes none.
+//! dependencies. Calls that begin, end or inspect captures take one lock, so that such a graph cannot end between the check
+//! and the use. So do calls that make a graph share memory that its commands use. The check whether a stream captures at
+//! all, which is on hot paths, takes no lock.
 //!
-//! A node's handle is the driver's own pointer. It is never followed here, and is only given back to the driver after it was
-//! found among the nodes of the graph that it is used in. To find it there takes a look at all of them, so a capture remembers
-//! the nodes that it handed out.
+//! A node's handle is the driver's own pointer. It is never dereferenced here, and is passed to the driver only after it
+//! was found among the nodes of the graph in which it is used. Such a search reads all of them, so a capture remembers the
+//! nodes that it returned.
 //!
-//! Locks are taken in this order: entries of tables, the captures, one graph. Nothing waits for an entry while it holds the
-//! captures.
+//! Locks are taken in this order: entries of tables, the captures, one graph. A thread that holds the captures never waits
+//! for an entry.
 //!
-//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; where both are
+//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; if both are
 //! needed, the executable's is taken first.
 
 use std::sync::{Mutex, MutexGuard};
@@ -26,15 +26,15 @@ use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
-/// The number of predecessors of a node that a first question has room for.
+/// The number of predecessors of a node for which the first query has room.
 const USUAL_PREDECESSORS: usize = 8;
 
-/// The driver's answer about a stream's capture.
+/// The driver's information about a stream's capture.
 struct RawInfo {
     status: u32,
     id: u64,
     graph: RawGraph,
-    /// The driver's own list of what the stream's next command depends on.
+    /// The driver's own list of the dependencies of the stream's next command.
     nodes: *const RawGraphNode,
     count: usize,
 }
@@ -43,12 +43,12 @@ impl RawInfo {
     /// Returns a copy of the list.
     ///
     /// # Safety
-    /// No call on the stream, and no end of its capture, came after the look, or comes before this returns.
+    /// No call on the stream, and no end of its capture, happened after the query, or happens before this returns.
     unsafe fn dependencies(&self) -> Vec<RawGraphNode> {
         if self.status != sys::CAPTURE_ACTIVE || self.count == 0 || self.nodes.is_null() {
             return Vec::new();
         }
-        // SAFETY: the driver says that `count` nodes are at `nodes` until the next call on the stream.
+        // SAFETY: the driver promises that `count` nodes are at `nodes` until the next call on the stream.
         unsafe { std::slice::from_raw_parts(self.nodes, self.count) }.to_vec()
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
 }
 
 impl CudaDriver {
-    /// Returns the `CUstreamCaptureStatus` of a stream; its device has been entered.
+    /// Returns the `CUstreamCaptureStatus` of a stream, whose device has been entered.
     #[inline]
     pub(super) fn capture_status(&self, stream: &Stream, call: &'static str) -> Result<u32> {
         let mut status = sys::CAPTURE_NONE;
@@ -76,7 +76,8 @@ impl CudaDriver {
         Ok(status)
     }
 
-    /// Returns the graph that the stream captures into, if it does. It stays while the caller has the lock of the captures.
+    /// Returns the graph that the stream captures into, if it captures. The graph lives while the caller has the lock of
+    /// the captures.
     pub(super) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
         if self.capture_status(stream, "cuStreamIsCapturing")? != sys::CAPTURE_ACTIVE {
             return Ok(None);
@@ -86,7 +87,7 @@ impl CudaDriver {
     }
 
     fn raw_info(&self, stream: &Stream) -> Result<RawInfo> {
-        // Any other stream can be asked about in any context, and a default stream before its device has one.
+        // Any other stream can be queried in any context, and a default stream before its device has one.
         if stream.context.is_some() {
             self.enter_stream(stream)?;
         }
@@ -145,13 +146,13 @@ impl CudaDriver {
         // SAFETY: the stream is looked up; writes one handle.
         let outcome = unsafe { self.cuda.table.stream_end_capture(stream.raw, &raw mut raw) };
         let ended = self.cuda.check(outcome, || format!("a stream of device {}", stream.device));
-        // A capture that was broken is over; one that another stream has to end is not.
+        // A broken capture is over; one that another stream has to end is not.
         let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
         if over {
             lock(&self.capturing).remove(&handle.raw());
         }
         let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
-        // Before anything can look: the bodies of a capture that failed are gone with it.
+        // Before another thread can inspect them: the bodies of a capture that failed are gone with it.
         let family = known.and_then(|graph| self.family_is_built(graph, ended.is_ok()));
         drop(captures);
         if let Err(error) = ended {
@@ -173,7 +174,7 @@ impl CudaDriver {
         Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
     }
 
-    /// Drops the graph of a capture that failed: its graph is gone, or a body that no capture builds.
+    /// Drops the graph of a capture that failed: the driver's graph is gone, or it is a body that no capture builds.
     fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
         let entry = self.graphs.get(graph.raw(), call)?;
         if let Some(root) = entry.root {
@@ -185,7 +186,7 @@ impl CudaDriver {
         self.graphs.remove(graph.raw(), call, |_| Ok(()))
     }
 
-    /// Notes that a capture into a body has begun on a stream.
+    /// Records that a capture into a body has begun on a stream.
     pub(super) fn body_is_captured(
         &self,
         stream: &Stream,
@@ -210,7 +211,7 @@ impl CudaDriver {
                 return Ok(CaptureInfo::none());
             }
         }
-        // What the driver tells of the dependencies is good until the next call on the stream, by whichever thread.
+        // The driver's list of dependencies is valid until the next call on the stream, by whichever thread.
         let stream = self.streams.get_alone(handle.raw(), call)?;
         self.enter_stream(&stream)?;
         let mut captures = lock(&self.captures);
@@ -228,8 +229,8 @@ impl CudaDriver {
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
-        // SAFETY: no other thread is in a call on the stream while its entry is held alone (its maker promised so
-        // for others that know it), and the lock of the captures keeps it from ending.
+        // SAFETY: no other thread is in a call on the stream while its entry is held exclusively (for streams that other
+        // code knows, their creator promised this), and the lock of the captures keeps the capture from ending.
         let dependencies = unsafe { info.dependencies() };
         graph.known.extend(&dependencies);
         let dependencies = dependencies.into_iter().map(handle_of).collect();
@@ -293,8 +294,8 @@ impl CudaDriver {
         })
     }
 
-    /// Returns a looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture
-    /// that builds it, or the graph that it is a body in, from ending.
+    /// Checks a looked-up graph for a call that uses it, and enters its device. The guard of the captures keeps the capture
+    /// that builds it, or the graph that contains it as a body, from ending.
     pub(super) fn check_alive(
         &self,
         graph: &Graph,
@@ -303,7 +304,7 @@ impl CudaDriver {
         self.enter(graph.device)?;
         let Some((id, stream)) = self.builder(graph, call)? else {
             let captures = lock(&self.captures);
-            // A body's graph may have gone until now; then its family has gone too.
+            // A body's graph may have been destroyed until now; then its family is gone too.
             self.builder(graph, call)?;
             return Ok(captures);
         };
@@ -316,8 +317,8 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    /// Returns the capture that has a graph, under construction by it or as a body in what it builds, and the stream through
-    /// which that capture is known.
+    /// Returns the capture that builds a graph, or the graph that contains it as a body, and the stream through which that
+    /// capture is known.
     pub(super) fn builder(&self, graph: &Graph, call: &'static str) -> Result<Option<(u64, StreamHandle)>> {
         match graph.root {
             Some(root) => self.builder_of_root(root, call),
@@ -325,7 +326,7 @@ impl CudaDriver {
         }
     }
 
-    /// Refuses a graph that a capture builds, and one that is a part of another.
+    /// Refuses a graph that a capture builds, and a body.
     pub(super) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
         let detail = if graph.is_under_construction() {
             "the graph belongs to a capture: end the capture first"
@@ -337,7 +338,7 @@ impl CudaDriver {
         Err(Error::new(Code::IllegalState, call, detail))
     }
 
-    /// Refuses a graph of which a body is being captured.
+    /// Refuses a graph one of whose bodies is being captured.
     fn check_bodies(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
         if !self.is_family_under_construction(graph, call) {
             return Ok(());
@@ -447,7 +448,7 @@ impl CudaDriver {
                 nodes.truncate(count);
                 return Ok(nodes);
             }
-            // The answer may have been cut off: the driver fills the room that there is.
+            // The list may have been cut off: the driver fills the room that there is.
             room *= 4;
         }
     }
@@ -461,7 +462,7 @@ impl CudaDriver {
             let is_intact = self.check_intact(handle, call).is_ok();
             self.drop_family(handle, call);
             if !is_intact {
-                // The driver cannot destroy it: it is lost.
+                // The driver cannot destroy the graph, so it leaks.
                 return Ok(());
             }
             // SAFETY: the graph is this driver's, no capture builds it, and nothing else holds its entry.
@@ -479,7 +480,7 @@ impl CudaDriver {
         self.check_intact(template, call)?;
         let mut raw = RawGraphExec::default();
         // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
-        // the stream that it was captured on.
+        // the stream on which it was captured.
         let flags = sys::INSTANTIATE_AUTO_FREE_ON_LAUNCH | sys::INSTANTIATE_USE_NODE_PRIORITY;
         let source = lock(&graph.raw);
         // SAFETY: the graph is looked up and locked; writes one handle.
@@ -493,8 +494,8 @@ impl CudaDriver {
     pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
         self.execs.remove(exec.raw(), "cuGraphExecDestroy", |exec| {
             self.enter(exec.device)?;
-            // SAFETY: the executable is this driver's, and nothing else holds its entry. One that is running is freed by
-            // the driver when it is done.
+            // SAFETY: the executable is this driver's, and nothing else holds its entry. If it is running, the driver frees
+            // it when it is done.
             let outcome = unsafe { self.cuda.table.graph_exec_destroy(*lock(&exec.raw)) };
             self.cuda.check(outcome, || format!("an executable graph of device {}", exec.device))
         })

@@ -1,7 +1,7 @@
-//! The description of a captured graph, as the driver gives it.
+//! The description of a captured graph, from the driver's queries.
 //!
-//! Sizes and names are asked for node by node, and an older driver that cannot say one leaves it out: a description is never
-//! refused for lack of a detail.
+//! Sizes and names are queried node by node. If an older driver cannot report one, it is left out: a description never
+//! fails because of a missing detail.
 
 use std::ffi::{CString, c_char};
 use std::path::Path;
@@ -84,7 +84,7 @@ impl CudaDriver {
         Ok(description)
     }
 
-    /// Returns a kernel node of a graph that is alive.
+    /// Describes a kernel node of a graph that is alive.
     fn kernel_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = KernelNodeParameters {
             function: RawFunction::default(),
@@ -100,7 +100,7 @@ impl CudaDriver {
         let outcome = unsafe { self.cuda.table.graph_kernel_node_get(node, &raw mut found) };
         let mut name: *const c_char = std::ptr::null();
         outcome.is_success().then(|| {
-            // SAFETY: the function or kernel is one of a node that is alive; writes a pointer to a string of the driver.
+            // SAFETY: the function or kernel belongs to a node that is alive; writes a pointer to a string of the driver.
             let named = unsafe {
                 if found.function == RawFunction::default() {
                     self.cuda.table.kernel_get_name(&raw mut name, found.kernel)
@@ -118,7 +118,7 @@ impl CudaDriver {
         })
     }
 
-    /// Returns a copy node of a graph that is alive.
+    /// Describes a copy node of a graph that is alive.
     fn copy_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = CopyNodeParameters::default();
         // SAFETY: the node is alive; writes one struct.
@@ -127,7 +127,7 @@ impl CudaDriver {
         outcome.is_success().then_some(GraphNodeWork::Copy { bytes })
     }
 
-    /// Returns a fill node of a graph that is alive.
+    /// Describes a fill node of a graph that is alive.
     fn fill_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = FillNodeParameters::default();
         // SAFETY: the node is alive; writes one struct.

@@ -1,7 +1,7 @@
-//! Updates of executable graphs: all of one at once, or a kernel of it.
+//! Updates of executable graphs: of the entire graph, or of one kernel.
 //!
-//! The driver names a node of an executable by the node of the graph that it was instantiated from. Here that graph is looked
-//! up again at each update, so a name is given to the driver only while the graph is there and has it.
+//! The driver names a node of an executable by the node of the graph that it was instantiated from. That graph is looked up
+//! at each update, so a node is passed to the driver only while the graph exists and contains it.
 
 use std::ffi::c_uint;
 
@@ -40,7 +40,7 @@ impl CudaDriver {
         let graph = self.graphs.get(graph.raw(), call)?;
         self.enter(exec.device)?;
         Self::check_finished(&graph, call)?;
-        // A condition's handle is a part of the work that sets it, and no update is promised to exchange it.
+        // A condition's handle is a part of the work that sets it, and CUDA does not promise that an update exchanges it.
         if let Some(&node) = lock(&graph.conditionals).keys().next() {
             let (reason, node) = (UpdateReason::NotSupported, Some(handle_of(node)));
             return Ok(GraphExecUpdate::Refused(UpdateRefusal { reason, node, dependency: None }));
@@ -104,8 +104,8 @@ impl CudaDriver {
             context: RawContext::default(),
         };
         let raw = lock(&exec.raw);
-        // SAFETY: the executable is looked up and locked, the node is one of the graph that it was made of, which is held by
-        // its entry. The driver copies the arguments, which are there, before it returns.
+        // SAFETY: the executable is looked up and locked, the node belongs to the graph that it was instantiated from,
+        // which is held by its entry. The driver copies the arguments before it returns.
         let outcome =
             unsafe { self.cuda.table.graph_exec_kernel_node_set(*raw, raw_node, &raw const parameters) };
         self.cuda.check(outcome, || describe(launch, &function))

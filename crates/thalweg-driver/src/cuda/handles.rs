@@ -7,7 +7,7 @@
 //! finds another generation. A wrong handle is therefore an error whatever its bits are.
 //!
 //! A call holds its guard while it waits for the device, so destroying an object waits for such calls too. No call takes
-//! two guards of one slot at once: a writer that waits between the two would block the thread for ever.
+//! two guards of one slot at once: a writer that waits between the two would block the thread forever.
 
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -19,14 +19,14 @@ const FIRST: u32 = 64;
 const CHUNKS: usize = 26;
 
 struct Slot<T> {
-    /// Odd while the slot is taken, so that no handle is ever 0.
+    /// The generation: odd while the slot is taken, so that no handle is ever 0.
     generation: u32,
     value: Option<T>,
 }
 
 type Chunk<T> = Box<[RwLock<Slot<T>>]>;
 
-/// Objects by handle. `kind` is what errors call them.
+/// Objects by handle. `kind` is their name in errors.
 pub(super) struct Table<T> {
     kind: &'static str,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
@@ -35,7 +35,7 @@ pub(super) struct Table<T> {
 
 #[derive(Default)]
 struct Free {
-    /// Slots that were given back.
+    /// The slots that are free again.
     indices: Vec<u32>,
     /// The number of slots that have been in use.
     used: u32,
@@ -68,7 +68,7 @@ impl<T> Table<T> {
         Self { kind, chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::default() }
     }
 
-    /// Takes a slot for the object and gives its handle.
+    /// Takes a slot for the object and returns its handle.
     pub(super) fn insert(&self, value: T) -> u64 {
         let index = {
             let mut free = lock(&self.free);
@@ -88,7 +88,7 @@ impl<T> Table<T> {
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
-    /// Returns the object of the handle; `call` is what a wrong one is an error of.
+    /// Returns the object of the handle; a wrong handle is an error of `call`.
     pub(super) fn get(&self, handle: u64, call: &'static str) -> Result<Entry<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +98,7 @@ impl<T> Table<T> {
         Ok(Entry(slot))
     }
 
-    /// Returns the object of the handle, once no other call uses it; none begins to while the guard lives.
+    /// Returns the object of the handle, once no other call uses it; no call can start using it while the guard lives.
     pub(super) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.write().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Returns the lock, whether or not a thread panicked with it: what it guards is whole between statements.
+/// Locks the mutex, whether or not a thread panicked with it: the guarded value is consistent between statements.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -30,7 +30,7 @@ impl CudaDriver {
             let mut block = device.staging.acquire(&self.cuda, bytes)?;
             block.memory.write(0, part);
             let from = block.memory.pointer().cast_const();
-            // SAFETY: the block holds `bytes` at `from` and is left alone until the event says that the copy is done;
+            // SAFETY: the block contains `bytes` at `from` and is not used until the event reports that the copy is done;
             // the target is device memory.
             let outcome = unsafe { self.cuda.table.copy_to_device(address, from, part.len(), stream.raw) };
             let queued = self
@@ -71,7 +71,7 @@ impl CudaDriver {
             }
             let mut block = device.staging.acquire(&self.cuda, part.len() as u64)?;
             let to = block.memory.pointer();
-            // SAFETY: the block has room for the part and is left alone until its event says that the copy is done; the
+            // SAFETY: the block has room for the part and is not used until its event reports that the copy is done; the
             // source is device memory.
             let outcome = unsafe { self.cuda.table.copy_to_host(to, address, part.len(), stream.raw) };
             let queued = self
@@ -91,7 +91,7 @@ impl CudaDriver {
         device.fault.check()
     }
 
-    /// Waits for a block and copies what it holds.
+    /// Waits for a block and copies its contents.
     fn land(&self, device: &Device, mut block: Block, part: &mut [u8]) -> Result<()> {
         if let Err(error) = block.wait(&self.cuda) {
             device.staging.abandon(&block);
@@ -103,7 +103,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Refuses ordinary memory in a graph: returns the error, and the end of the capture, if the stream captures.
+    /// Refuses ordinary memory in a graph: if the stream captures, breaks the capture and returns the error.
     fn check_not_capturing(&self, stream: &Stream, label: Label) -> Result<()> {
         if self.capture_status(stream, "cuStreamIsCapturing")? == sys::CAPTURE_NONE {
             return Ok(());

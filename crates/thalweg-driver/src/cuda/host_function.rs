@@ -1,9 +1,9 @@
-//! Functions of the host in stream order, and what captured graphs keep alive.
+//! Functions of the host in stream order, and objects that captured graphs keep alive.
 //!
-//! The driver is given a number, never a pointer to a closure. A function that was to run once but ended up in a graph (a
-//! capture began on the stream meanwhile) finds its number gone on the second run and reports that, where a pointer would
-//! have been used after its end. What a graph needs for its whole life stays in the registry until the driver says, through
-//! a *user object* that the graph and all its executables share, that none of them is left.
+//! The driver gets a number, never a pointer to a closure. If a function that should run once ended up in a graph (a
+//! capture began on the stream meanwhile), its number is gone on the second run, which is reported; a pointer would have
+//! been used after its end. Objects that a graph needs for its entire life stay in the registry until the driver reports,
+//! through a *user object* that the graph and all its executables share, that none of them is left.
 
 use std::ffi::c_void;
 use std::mem;
@@ -24,7 +24,7 @@ use super::sys::{self, RawGraph, RawUserObject};
 use crate::command::{HostFunction, Label};
 use crate::{Result, StreamHandle};
 
-/// A host function that is on a stream or in a graph.
+/// A host function on a stream or in a graph.
 #[derive(Clone)]
 struct Call {
     function: HostFunction,
@@ -37,7 +37,7 @@ struct Call {
 #[derive(Clone)]
 enum Kept {
     Call(Call),
-    /// Held only to be dropped.
+    /// A pinned block, held only to be dropped.
     Pinned {
         _block: Arc<PinnedBlock>,
     },
@@ -53,7 +53,7 @@ fn register(kept: Kept) -> u64 {
 }
 
 fn forget(number: u64) {
-    // Dropped outside the lock: what a closure owns may have anything in its destructor.
+    // Dropped outside the lock: the destructors of a closure's values can do anything.
     let kept = lock(&REGISTRY).remove(&number);
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
 }
@@ -96,7 +96,7 @@ impl CudaDriver {
         let call = "cuLaunchHostFunc";
         let stream = self.streams.get(stream.raw(), call)?;
         let device = self.submit_on(&stream)?;
-        // Dropped behind the lock: what a closure owns may have anything in its destructor.
+        // Dropped after the lock: the destructors of a closure's values can do anything.
         let _own = Arc::clone(&function);
         let _captures = lock(&self.captures);
         let graph = self.graph_under_construction(&stream)?;
@@ -115,10 +115,11 @@ impl CudaDriver {
         queued
     }
 
-    /// Makes the graph that the stream captures into, if it does, share the block: its replays use it.
+    /// Makes the graph that the stream captures into, if it captures, share the block, because its replays use it.
     ///
-    /// Called after the command was queued, for a stream may have joined a capture just before; and by the thread that has had the lock of
-    /// the captures since before it was queued, so that what it may have become a part of has not ended.
+    /// Called after the command was queued, because a stream may have joined a capture just before. The calling thread has
+    /// held the lock of the captures since before the command was queued, so a capture that the command may have become a
+    /// part of has not ended.
     pub(super) fn keep_for_capture(
         &self,
         stream: &Stream,
@@ -133,7 +134,8 @@ impl CudaDriver {
             None => Ok(()),
         });
         if kept.is_err() {
-            // The graph may have the command all the same, and nothing says when its last replay is over: the block stays.
+            // The graph may contain the command all the same, and nothing reports when its last replay is over: the block
+            // leaks.
             mem::forget(Arc::clone(block));
         }
         kept
@@ -166,7 +168,7 @@ impl CudaDriver {
         let outcome =
             unsafe { table.graph_retain_user_object(graph, object, 1, sys::GRAPH_USER_OBJECT_MOVE) };
         if let Err(error) = self.cuda.check(outcome, || "an object of a captured graph".to_owned()) {
-            // SAFETY: the reference did not move; giving it up runs `release`.
+            // SAFETY: the reference did not move; releasing it runs `release`.
             let _ = unsafe { table.user_object_release(object, 1) };
             return Err(error);
         }

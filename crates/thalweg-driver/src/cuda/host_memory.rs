@@ -13,7 +13,7 @@ impl CudaDriver {
         if bytes == 0 {
             return Err(Error::new(Code::InvalidValue, "cuMemHostAlloc", "0 bytes of pinned host memory"));
         }
-        // The memory is for all devices, so any context will do: one that exists, if there is one.
+        // The memory is for all devices, so any context will do: an existing one, if there is one.
         let device = self.devices.iter().find(|device| device.existing_context().is_some());
         self.enter(device.map_or(0, |device| device.index))?;
         let block = match flags.method {
@@ -42,7 +42,7 @@ impl CudaDriver {
             })?
         };
         if Arc::get_mut(&mut block).is_none() || self.would_break_a_capture(&block) {
-            // A call in flight or a captured graph has a share; a block that left the table gets no new ones.
+            // A call in flight or a captured graph shares the block; a block that left the table gets no new shares.
             lock(&self.pinned.retired).push(block);
         } else if let Err(error) = self.free_unshared(&block) {
             let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
@@ -53,13 +53,13 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Returns whether giving the block back would wait for a context on which a stream captures, which breaks the capture in
+    /// Returns whether freeing the block would wait for a context on which a stream captures, which breaks the capture in
     /// every mode.
     fn would_break_a_capture(&self, block: &PinnedBlock) -> bool {
         block.used_by.load(Ordering::Relaxed) != 0 && !lock(&self.capturing).is_empty()
     }
 
-    /// Gives back a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
+    /// Frees a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
     fn free_unshared(&self, block: &PinnedBlock) -> Result<()> {
         let used_by = block.used_by.load(Ordering::Relaxed);
         let has_context = || self.devices.iter().filter(|device| device.existing_context().is_some());
@@ -74,7 +74,7 @@ impl CudaDriver {
         block.free(&self.cuda)
     }
 
-    /// Frees the retired blocks that are no longer shared, and that may be waited for now.
+    /// Frees the retired blocks that are no longer shared and whose devices may be waited for now.
     fn release_retired(&self) {
         let idle: Vec<Arc<PinnedBlock>> = {
             let mut retired = lock(&self.pinned.retired);
@@ -83,7 +83,7 @@ impl CudaDriver {
                 .collect()
         };
         for block in idle {
-            // The caller freed another block: what this one answers does not concern that call. It is tried again later.
+            // The caller freed another block: an error of this one does not concern that call. It is tried again later.
             if self.free_unshared(&block).is_err() {
                 lock(&self.pinned.retired).push(block);
             }

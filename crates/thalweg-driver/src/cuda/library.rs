@@ -9,13 +9,13 @@ use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::{DevicePointer, Error, EventFlags, Result, StreamHandle};
 
 impl CudaDriver {
-    /// Returns cuBLASLt, or why there is none. Loaded at the first call.
+    /// Returns cuBLASLt, or the error of loading it. Loaded at the first call.
     pub(super) fn blas_lt(&self) -> Result<&BlasLt> {
         let loaded = self.blas.get_or_init(|| BlasLt::load(&self.environment, self.devices.len()));
         loaded.as_ref().map_err(Error::clone)
     }
 
-    /// Returns cuDNN, or why there is none. Loaded at the first call.
+    /// Returns cuDNN, or the error of loading it. Loaded at the first call.
     pub(super) fn cudnn(&self) -> Result<&Cudnn> {
         let loaded = self.cudnn.get_or_init(|| Cudnn::load(&self.environment, self.devices.len()));
         loaded.as_ref().map_err(Error::clone)
@@ -24,7 +24,7 @@ impl CudaDriver {
     pub(super) fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64> {
         self.enter(device)?;
         match call {
-            // A product takes what it is given.
+            // A product works with any workspace.
             GpuCall::Matmul(_) => Ok(0),
             GpuCall::Attention(call) => {
                 let _relaxed = self.cuda.relaxed();
@@ -77,8 +77,8 @@ impl CudaDriver {
         }
     }
 
-    /// Returns the milliseconds of what a function queues on a stream; `None`, and nothing is queued, where the stream captures. Blocks until it is
-    /// done.
+    /// Returns the milliseconds of the work that a function queues on a stream. If the stream captures, returns `None` and
+    /// queues nothing. Blocks until the work is done.
     fn time(&self, handle: StreamHandle, run: &mut dyn FnMut() -> Result<()>) -> Result<Option<f32>> {
         let stream = self.streams.get(handle.raw(), "cuEventRecord")?;
         if self.capture_status(&stream, "cuStreamIsCapturing")? != sys::CAPTURE_NONE {

@@ -52,7 +52,7 @@ impl CudaDriver {
             if range.kind == RangeKind::Collective {
                 return self.memory_free_collective(address);
             }
-            // SAFETY: `memory_allocate` gave this address, and it was in the table until now: it is freed once.
+            // SAFETY: `memory_allocate` returned this address, and it was in the table until now: it is freed once.
             let outcome = unsafe { self.cuda.table.memory_free(address) };
             self.cuda
                 .check(outcome, || format!("{} bytes at {pointer:?} on device {}", range.bytes, range.device))
@@ -104,11 +104,11 @@ impl CudaDriver {
         let (kind, id): (u32, RawDevice) = match location {
             Some(crate::MemoryLocation::Device(device)) => (sys::LOCATION_DEVICE, self.device(device)?.raw),
             Some(crate::MemoryLocation::Host) => (sys::LOCATION_HOST, 0),
-            // Looked at by none of these kinds of advice.
+            // Ignored by the driver for these kinds of advice.
             None => (sys::LOCATION_DEVICE, own),
         };
         let (table, start, length) = (&self.cuda.table, pointer.address(), size(bytes));
-        // SAFETY: the range lies in managed memory; advice changes no content.
+        // SAFETY: the range is in managed memory; advice changes no content.
         let outcome = unsafe {
             let newer = table.advise_v2(start, length, number, MemoryLocation { kind, id });
             if newer.missing.is_none() {
@@ -121,7 +121,7 @@ impl CudaDriver {
         self.cuda.check(outcome, || format!("{advice:?} for {bytes} bytes at {pointer:?}"))
     }
 
-    /// Takes a range of memory out of the table, or says how the address is wrong.
+    /// Removes a range of memory from the table; the error explains why the address is wrong.
     fn take_range(
         &self,
         address: u64,
@@ -155,7 +155,7 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidValue, call, detail))
     }
 
-    /// Returns whether the driver knows the address as device memory of another allocator.
+    /// Returns whether the driver reports the address as device memory of another allocator.
     fn is_outside_device_memory(&self, address: u64) -> bool {
         let mut kind: c_uint = 0;
         // SAFETY: the attribute is one `unsigned int`, which is written; the call takes any address.
@@ -205,7 +205,7 @@ impl CudaDriver {
         let whole = |range: &Range| range.kind == RangeKind::Reserved && range.bytes == bytes;
         let range = self.take_range(address, call, "address_reserve, of that size", whole)?;
         let freed = self.enter(range.device).and_then(|_| {
-            // SAFETY: `address_reserve` gave this range, nothing is mapped in it, and it is freed once.
+            // SAFETY: `address_reserve` returned this range, nothing is mapped in it, and it is freed once.
             let outcome = unsafe { self.cuda.table.address_free(address, size(bytes)) };
             self.cuda.check(outcome, || format!("{bytes} bytes at {pointer:?}"))
         });
@@ -221,7 +221,7 @@ impl CudaDriver {
         self.check_granularity(device, bytes, "cuMemCreate")?;
         let properties = AllocationProperties::of_device(self.device(device)?.raw, flags);
         let mut raw: RawPhysical = 0;
-        // SAFETY: reads a whole properties struct, writes one handle.
+        // SAFETY: reads an entire properties struct, writes one handle.
         let outcome =
             unsafe { self.cuda.table.physical_create(&raw mut raw, size(bytes), &raw const properties, 0) };
         self.cuda
@@ -258,7 +258,7 @@ impl CudaDriver {
                 format!("{bytes} bytes from offset {offset} of physical memory of {} bytes", physical.bytes);
             return Err(Error::new(Code::InvalidValue, call, detail));
         }
-        // SAFETY: the range is reserved and the handle is looked up; the driver refuses what is mapped already.
+        // SAFETY: the range is reserved and the handle is looked up; the driver refuses addresses that are mapped already.
         let outcome = unsafe {
             self.cuda.table.memory_map(pointer.address(), size(bytes), size(offset), physical.raw, 0)
         };
@@ -273,7 +273,7 @@ impl CudaDriver {
             let detail = format!("[{pointer:?}, +{bytes}) is not made of whole mappings");
             return Err(Error::new(Code::InvalidValue, call, detail));
         }
-        // SAFETY: the range is one of whole mappings of this driver.
+        // SAFETY: the range consists of entire mappings of this driver.
         let outcome = unsafe { self.cuda.table.memory_unmap(pointer.address(), size(bytes)) };
         self.cuda.check(outcome, || format!("{bytes} bytes at {pointer:?}"))?;
         self.ranges.forget_mappings(pointer.address(), bytes);
@@ -299,7 +299,7 @@ impl CudaDriver {
             let detail = format!("{bytes} bytes at {pointer:?} are not within a reserved range");
             return Err(Error::new(Code::InvalidValue, "cuMemSetAccess", detail));
         }
-        // SAFETY: reads one whole description; the range is reserved, and the driver checks that it is mapped.
+        // SAFETY: reads one entire description; the range is reserved, and the driver checks that it is mapped.
         let outcome = unsafe {
             self.cuda.table.memory_set_access(pointer.address(), size(bytes), &raw const description, 1)
         };
@@ -320,11 +320,12 @@ impl CudaDriver {
             reserved: [0; 54],
         };
         let mut raw = RawPool::default();
-        // SAFETY: reads a whole properties struct, writes one handle.
+        // SAFETY: reads an entire properties struct, writes one handle.
         let outcome = unsafe { self.cuda.table.pool_create(&raw mut raw, &raw const properties) };
         self.cuda.check(outcome, || format!("a pool of device {device}"))?;
         let pool = Pool { raw, device };
-        // Keep everything until `pool_trim`: the driver's default gives it all back whenever the host waits.
+        // Keep everything until `pool_trim`: with the driver's default the pool returns all unused memory whenever the host
+        // waits.
         if let Err(error) = self.write_pool_attributes(&pool, PoolAttributes::default()) {
             // SAFETY: the pool was just made, and nothing knows it.
             let _ = unsafe { self.cuda.table.pool_destroy(raw) };
@@ -390,7 +391,7 @@ impl CudaDriver {
         self.enter(pool.device)?;
         let reserved_bytes: u64 = self.pool_attribute(&pool, sys::POOL_RESERVED_CURRENT)?;
         let used_bytes: u64 = self.pool_attribute(&pool, sys::POOL_USED_CURRENT)?;
-        // A peak that was reset is 0 until more is taken.
+        // A peak that was reset is 0 until more memory is taken.
         Ok(PoolUsage {
             reserved_bytes,
             reserved_peak_bytes: reserved_bytes.max(self.pool_attribute(&pool, sys::POOL_RESERVED_HIGH)?),
@@ -403,7 +404,7 @@ impl CudaDriver {
         let pool = self.pools.get(pool.raw(), "cuMemPoolSetAttribute")?;
         self.enter(pool.device)?;
         for attribute in [sys::POOL_RESERVED_HIGH, sys::POOL_USED_HIGH] {
-            // 0, the only value that is taken, stands for what there is now.
+            // 0, the only allowed value, means the current usage.
             let mut peak = 0_u64;
             let value = (&raw mut peak).cast::<c_void>();
             // SAFETY: both attributes are one 64-bit number; the pool is looked up.
@@ -458,18 +459,18 @@ impl CudaDriver {
         self.enter_stream(&stream)?;
         let address = pointer.address();
         let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
-        // A capture frees what it allocated itself; what other graphs own is not looked at.
+        // A capture frees its own allocations only; those of other graphs are not considered.
         let wanted = if captures { RangeKind::Graph } else { RangeKind::Pool };
         let is_of_graph =
             self.ranges.starting_at(address).is_some_and(|range| range.kind == RangeKind::Graph);
         if is_of_graph && !captures {
-            // SAFETY: the address is one of a graph; the driver refuses it unless a launch has left it allocated.
+            // SAFETY: the address belongs to a graph; the driver refuses it unless a launch has left it allocated.
             let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
             return self.cuda.check(outcome, || format!("memory of a graph at {pointer:?}"));
         }
         let is_wanted = |range: &Range| range.kind == wanted;
         let range = self.take_range(address, call, "memory_allocate_async", is_wanted)?;
-        // SAFETY: the address is one of a pool, and was in the table until now: it is freed once.
+        // SAFETY: the address belongs to a pool, and was in the table until now: it is freed once.
         let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
         let freed = self.cuda.check(outcome, || format!("{} bytes at {pointer:?}", range.bytes));
         freed.inspect_err(|_| self.ranges.insert(address, range))
@@ -511,9 +512,9 @@ impl CudaDriver {
                 let (start, raw) = (host.address() as *mut c_void, stream.raw);
                 let table = &self.cuda.table;
                 let captures = lock(&self.captures);
-                // SAFETY: the range lies in a pinned block, which is held until the command is queued; `host_free` waits
-                // for queued work of the devices that were noted, and a capture, which neither begins nor ends meanwhile, is
-                // given a share of the block below. The other range is device memory.
+                // SAFETY: the range is in a pinned block, which is held until the command is queued. `host_free` waits for
+                // queued work of the recorded devices, and a capture, which neither begins nor ends meanwhile, gets a share
+                // of the block below. The other range is device memory.
                 let outcome = unsafe {
                     match copy.target {
                         Endpoint::Device(_) => {
@@ -528,7 +529,7 @@ impl CudaDriver {
         }
     }
 
-    /// Copies from pinned to pinned memory: the driver's own such copy would block the host, so a host function does it.
+    /// Copies from pinned to pinned memory with a host function, because the driver's own such copy would block the host.
     fn copy_pinned(
         &self,
         stream: StreamHandle,

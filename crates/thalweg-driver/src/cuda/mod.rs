@@ -1,27 +1,28 @@
 //! Real GPUs: NVIDIA's driver and libraries, loaded at run time.
 //!
-//! Nothing of CUDA is needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the rest look for their library
-//! when they are called ([`locate`]), and a machine without it gets an error that says where it was looked for.
+//! CUDA is not needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the other entry points search their
+//! library when they are called ([`locate`]). A machine without it gets an error that lists the searched places.
 //!
 //! # The layers
-//! - `search` finds and loads libraries; `table` holds their entry points; `sys` is our copy of `cuda.h`. Nothing here
-//!   checks arguments.
-//! - `handles`, `objects`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked
-//!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
-//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state` holds all of these.
-//!   (A context has its staging memory, which is pinned through a context: these three know each other.)
-//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `collective_memory`, `graph`, `graph_description`,
-//!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
-//!   together.
-//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` says what ran on a device, and when;
-//!   [`nvtx`] tells profilers of the program's own ranges.
+//! - `search` finds and loads libraries; `table` contains their entry points; `sys` is our copy of `cuda.h`. These do not
+//!   check arguments.
+//! - `handles`, `objects`, `ranges`, `pinned` know what exists: every handle, address and size of a caller is checked
+//!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe
+//!   library.
+//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state`
+//!   contains all of these. (A context has staging memory, which is pinned through a context: these three know each other.)
+//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `collective_memory`,
+//!   `graph`, `graph_description`, `graph_update`, `conditional` and `host_function` implement the calls of the trait, in
+//!   groups, on that state; `driver` connects them to the trait.
+//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` records the work of a device;
+//!   [`nvtx`] shows the program's own ranges in profilers.
 //!
 //! # Invariants
 //! - The driver never sees a pointer into the caller's memory that it could use after the call returned.
 //! - An object is destroyed when no call uses it, and its handle is dead from then on.
-//! - A call that a library refuses is an error that names the entry point, what was asked for, and the library's own words.
+//! - A call that a library refuses is an error that names the entry point, the request, and the library's own words.
 //!
-//! # What it does not do
+//! # Not included
 //! No caching of memory, no policy, no dtypes. Nothing is released when the process ends: the operating system does that
 //! better than a destructor that runs while other libraries shut CUDA down.
 

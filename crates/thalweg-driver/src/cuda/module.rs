@@ -1,8 +1,8 @@
 //! Modules, functions and launches.
 //!
-//! The driver takes a pointer to an image and no length, so the image's own headers are checked to stay inside the bytes
-//! that were given. For a launch it takes the address of the only argument, or packed arguments with their size, and where it can say how many
-//! bytes the kernel takes (since CUDA 12.4), a launch with another number is refused.
+//! The driver takes a pointer to an image and no length, so the image's own headers are checked to stay inside the given
+//! bytes. For a launch it takes the address of the only argument, or packed arguments with their size. If it can report the
+//! size of a kernel's arguments (since CUDA 12.4), a launch with another size is refused.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use crate::command::{Launch, LaunchMode};
 use crate::module::Image;
 use crate::{Cluster, Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Result, StreamHandle};
 
-/// Dynamic shared memory that a launch gets without asking.
+/// The dynamic shared memory that a launch may use without opting in.
 const SHARED_MEMORY_WITHOUT_ASKING_BYTES: u32 = 48 << 10;
 
 impl CudaDriver {
@@ -38,7 +38,7 @@ impl CudaDriver {
                     let detail = format!("the PTX has a 0 byte at {}", error.nul_position());
                     Error::new(Code::InvalidPtx, call, detail)
                 })?;
-                // The driver looks at the first bytes of an image to see what it is, however short it is.
+                // The driver reads the first bytes of an image to detect its kind, however short it is.
                 let mut bytes = text.into_bytes_with_nul();
                 bytes.resize(bytes.len() + 64, 0);
                 self.load_image(device, &bytes, "PTX")?
@@ -52,15 +52,15 @@ impl CudaDriver {
         Ok(ModuleHandle::from_raw(self.modules.insert(module)))
     }
 
-    /// Loads an image that was checked to end where it says.
+    /// Loads an image that was checked to end within its bytes.
     fn load_image(&self, device: u32, image: &[u8], kind: &str) -> Result<RawModule> {
-        // Loading allocates. It happens lazily, in the midst of a capture, and is not part of it.
+        // Loading allocates. It happens lazily, possibly during a capture, and is not part of it.
         let _relaxed = self.cuda.relaxed();
         let mut log = vec![0_u8; 8 << 10];
         let mut options = [sys::JIT_ERROR_LOG_BUFFER, sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
         let mut raw = RawModule::default();
-        // SAFETY: the image is a whole cubin, or text that ends with 0; both options have their values: a buffer, and its
+        // SAFETY: the image is an entire cubin, or text that ends with 0; both options have their values: a buffer, and its
         // size as a number in place of a pointer.
         let outcome = unsafe {
             self.cuda.table.module_load(
@@ -122,8 +122,8 @@ impl CudaDriver {
         Ok(handle)
     }
 
-    /// Returns how many arguments the kernel has, and the bytes that they take together, if the driver can say: of a single one its own, which may lie
-    /// behind the first byte where it is aligned to more.
+    /// Returns how many arguments the kernel has, and their size in bytes, if the driver can report them. The size of a
+    /// single argument excludes the bytes before it, which there may be if its alignment is large.
     fn arguments(&self, function: RawFunction) -> Option<(usize, usize)> {
         let (mut start, mut end) = (None, 0);
         for index in 0.. {
@@ -136,7 +136,7 @@ impl CudaDriver {
                 return None;
             }
             if !outcome.is_success() {
-                // The driver's way to say that there are no more.
+                // The driver's way to report that there are no more arguments.
                 let is_end = outcome.status == Code::InvalidValue.number();
                 let unused = if index == 1 { start.unwrap_or(0) } else { 0 };
                 return is_end.then_some((index, end - unused));
@@ -190,7 +190,7 @@ impl CudaDriver {
         let described = || format!("a cluster of {blocks} blocks of {}", function.name);
         self.cuda.check(outcome, described)?;
         match clusters {
-            // A slice of a GPU has few multiprocessors side by side.
+            // A slice of a GPU has few adjacent multiprocessors.
             ..=0 => Err(Error::new(
                 Code::NotSupported,
                 call,
@@ -218,14 +218,15 @@ impl CudaDriver {
         };
         if let Some(attribute) = attribute {
             let outcome = self.launch_with(attribute, launch, &function, stream.raw, (parameters, extra));
-            // Without the call a programmatic launch is one in order.
+            // If the driver lacks the call, a programmatic launch is in order instead.
             if outcome.missing.is_none() || launch.mode == LaunchMode::Cooperative {
                 return self.cuda.check(outcome, || describe(launch, &function));
             }
         }
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
-        // SAFETY: function and stream are looked up. The driver copies the arguments that `parameters` or `extra` points to before it returns: as many bytes
-        // as the kernel has, or as are there. What the kernel does with them is the kernel's affair.
+        // SAFETY: function and stream are looked up. The driver copies the arguments that `parameters` or `extra` points to
+        // before it returns: as many bytes as the kernel has, or as were passed. The contract leaves their use by the
+        // kernel to the caller.
         let outcome = unsafe {
             self.cuda.table.launch_kernel(
                 function.raw,
@@ -261,13 +262,13 @@ impl CudaDriver {
             attributes: &raw mut attribute,
             attribute_count: 1,
         };
-        // SAFETY: function and stream are looked up; the driver reads the configuration and its one attribute, and copies the arguments
-        // that `extra` or `parameters` points to, before it returns: as many bytes as the kernel's one argument has, which are there since
-        // `prepare` has compared them. What the kernel does with them is the kernel's affair.
+        // SAFETY: function and stream are looked up. The driver reads the configuration and its one attribute, and copies
+        // the arguments that `extra` or `parameters` points to, before it returns: as many bytes as the kernel's one
+        // argument has, which `prepare` has checked. The contract leaves their use by the kernel to the caller.
         unsafe { self.cuda.table.launch_kernel_ex(&raw const config, function.raw, parameters, extra) }
     }
 
-    /// Refuses a launch that cannot be what the caller meant, and asks for the shared memory that it needs.
+    /// Refuses a launch that cannot be intended, and requests the shared memory that it needs.
     #[inline]
     pub(super) fn prepare(
         &self,
@@ -286,7 +287,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Requests more than 48 KiB of dynamic shared memory, which a function needs once.
+    /// Requests more than 48 KiB of dynamic shared memory, which has to be done once per function.
     #[cold]
     fn ask_for_shared_memory(&self, function: &Function, bytes: u32) -> Result<()> {
         let wanted = c_int::try_from(bytes).unwrap_or(c_int::MAX);
@@ -300,7 +301,7 @@ impl CudaDriver {
     }
 }
 
-/// The arguments of a launch as the driver takes them: it reads them through these pointers before its call returns.
+/// The arguments of a launch in the driver's form: it reads them through these pointers before its call returns.
 pub(super) struct Passed {
     parameter: *mut c_void,
     packed: [*mut c_void; 5],
@@ -321,8 +322,9 @@ impl Passed {
         Self { parameter, packed, is_empty: *bytes == 0 }
     }
 
-    /// Returns a call's `kernelParams` and `extra`, one of them null. A kernel's only argument is passed by its address, since it may be aligned as it likes, and
-    /// since a cooperative launch that is captured takes no others; several are packed.
+    /// Returns a call's `kernelParams` and `extra`, one of them null. A kernel's only argument is passed by its address,
+    /// because its alignment is unknown and because a captured cooperative launch accepts no other form; several arguments
+    /// are packed.
     #[inline]
     pub(super) fn pointers(&mut self, function: &Function) -> (*mut *mut c_void, *mut *mut c_void) {
         let null = std::ptr::null_mut();
@@ -334,7 +336,7 @@ impl Passed {
     }
 }
 
-/// Returns why a launch cannot be what the caller meant, if so.
+/// Returns why a launch cannot be intended, if so.
 fn refuse(launch: &Launch<'_>, function: &Function, device: u32, max_threads: u32) -> Option<String> {
     if function.device != device {
         return Some(format!("a kernel of device {} on a stream of device {device}", function.device));
@@ -347,7 +349,7 @@ fn refuse(launch: &Launch<'_>, function: &Function, device: u32, max_threads: u3
         return Some(format!("a block has at most {max_threads} threads on device {device}"));
     }
     let end = function.argument_bytes?;
-    // A C struct may end with up to 15 bytes that no argument uses.
+    // A C struct may end with up to 15 bytes of padding.
     let fits = (end..=end.next_multiple_of(16)).contains(&launch.arguments.len());
     (!fits).then(|| format!("the kernel takes {end} bytes of arguments"))
 }

@@ -1,20 +1,21 @@
 //! Collectives through NCCL.
 //!
-//! The library is looked for when the first communicator is asked for. Its communicators are made for all devices at once, in
-//! this process (`ncclCommInitAll`), or rank by rank under an identifier that the program carries from one to the others
-//! (`ncclCommInitRank`). It runs over the primary contexts, as we do.
+//! The library is loaded when the first communicator is requested. Communicators are created for all devices at once, in
+//! this process (`ncclCommInitAll`), or rank by rank under an identifier that the program passes from one rank to the
+//! others (`ncclCommInitRank`). NCCL uses the primary contexts, as we do.
 //!
-//! NCCL wants each communicator used by one thread at a time, and calls that belong together inside a group, so each rank has
-//! a lock that a group holds from its first call to its end. Ranks are locked in the order of their handles: groups of
-//! several threads never wait for each other's locks in a circle.
+//! NCCL requires that a communicator is used by one thread at a time, and that calls that belong together are inside a
+//! group. So each rank has a lock that a group holds from its first call to its end. Ranks are locked in the order of their
+//! handles: groups of several threads never wait for each other's locks in a circle.
 //!
-//! An abort alone does not wait for that lock without a limit: what holds it may be blocked until the abort. NCCL frees a communicator in
-//! its abort though a thread may be inside a call with it, so such an abort is made inside a group, which is ended only when that thread has left: the
-//! call ends at once, and the memory is freed at the group's end (from NCCL 2.22 on; older versions free it at once).
+//! Only an abort does not wait for that lock without a limit, because the holder may be blocked until the abort. NCCL frees
+//! a communicator in its abort even if a thread is inside a call with it. So such an abort is made inside a group, which is
+//! ended only when that thread has left: the call ends at once, and the memory is freed at the group's end (from NCCL 2.22
+//! on; older versions free it at once).
 //!
-//! The version is asked once, and what a version lacks is refused by name (`nccl_version`).
+//! The version is queried once, and features that it lacks are refused by name (`nccl_version`).
 //!
-//! What goes wrong between devices later (parts that differ, a rank that never comes) NCCL does not say: its kernels wait.
+//! NCCL does not report later errors between devices (parts that differ, a rank that never calls): its kernels wait.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -31,16 +32,16 @@ use crate::collective::{Collective, CollectiveOperation, CommunicatorId, Communi
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
-/// The interval at which an abort looks whether a call is done.
+/// The interval at which an abort checks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The statuses after which a communicator still works: an argument or a use of it was wrong.
+/// The statuses after which a communicator still works: they report a wrong argument or a wrong use.
 const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
 
-/// The handle that `ncclCommRegister` or `ncclCommWindowRegister` answers, as a number.
+/// The handle that `ncclCommRegister` or `ncclCommWindowRegister` returns, as a number.
 pub(super) type RawRegistration = usize;
 
 /// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part of a split.
@@ -125,29 +126,29 @@ pub(super) struct Registered {
 pub(super) struct Communicator {
     pub(super) raw: RawCommunicator,
     pub(super) info: CommunicatorInfo,
-    /// Held by the thread that uses it.
+    /// The registrations, locked by the thread that uses the communicator.
     pub(super) in_use: Mutex<Registrations>,
-    /// Whether it was aborted: the number then names nothing.
+    /// Whether it was aborted: the number is invalid then.
     is_over: AtomicBool,
 }
 
-/// The state in which an abort found a communicator, with its outcome.
+/// The state of a communicator at its abort, with the result of the abort.
 #[derive(PartialEq, Debug)]
 pub(super) enum Ended {
     /// No thread used the communicator.
     Idle(Result<()>),
     /// A thread was in a call with it.
     InCall(Result<()>),
-    /// It was over.
+    /// It was aborted before.
     Before,
 }
 
-/// The time that an abort waits.
+/// The limits of an abort's waits.
 #[derive(Clone, Copy)]
 pub(super) struct Waits {
-    /// For a call that may end by itself.
+    /// The limit for a call that may end without the abort.
     pub(super) grace: Duration,
-    /// For a call that was told to end.
+    /// The limit for a call after the abort.
     pub(super) told: Duration,
 }
 
@@ -160,7 +161,7 @@ impl Communicator {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Waits until no thread uses the communicator, at most so long.
+    /// Waits until no thread uses the communicator, up to a limit.
     fn alone(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
         let begin = Instant::now();
         loop {
@@ -173,12 +174,13 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator once, though a thread may be blocked in a call with it. `enter` makes the device's context current.
+    /// Ends the communicator once, even if a thread is blocked in a call with it. `enter` makes the device's context
+    /// current.
     ///
-    /// Such a call waits for another rank and ends by nothing but an abort, so its lock cannot be waited for without a
-    /// limit. With the lock, the abort is alone. Without, the holder is in the library and waits
-    /// there: to tell it from another thread is what the library has the abort for. `is_over` is set before either,
-    /// and a group looks at it with the lock held, so no call begins with a communicator that is gone.
+    /// Such a call waits for another rank and only an abort ends it, so its lock cannot be waited for without a limit. If
+    /// the lock is acquired, no other thread is in the library. If not, the holder is in the library and waits there, which
+    /// is the case that the library's abort, called from another thread, is made for. `is_over` is set before either, and a
+    /// group checks it with the lock held, so no call begins with a communicator that is gone.
     pub(super) fn end(&self, nccl: &Nccl, waits: Waits, enter: impl Fn() -> Result<()> + Sync) -> Ended {
         if self.is_over.swap(true, Ordering::AcqRel) {
             return Ended::Before;
@@ -186,7 +188,8 @@ impl Communicator {
         if let Some(_alone) = self.alone(waits.grace) {
             return Ended::Idle(enter().and_then(|()| nccl.abort(self)));
         }
-        // The library's group is the thread's, and stays open where the call does not end: no thread of the caller's may be left in it.
+        // The library's group belongs to the thread, and stays open if the call does not end. So it must not be opened on a
+        // thread of the caller.
         let outcome = std::thread::scope(|scope| {
             let aborts = Builder::new().name("communicator-abort".to_owned());
             let started = aborts.spawn_scoped(scope, || {
@@ -233,17 +236,18 @@ pub(super) const fn reduction_operation(reduction: Reduction) -> u32 {
     }
 }
 
-/// Has NCCL leave the buffers of captured collectives unregistered with other GPUs, unless the environment says which it is to be.
+/// Makes NCCL leave the buffers of captured collectives unregistered with other GPUs, unless the environment sets this.
 ///
-/// With registration, the default of NCCL 2.28.9, the first replay of GPT-2 XL sharded over two GPUs did not end in five of seven runs, of threads and of
-/// processes; without, all ended, and no captured step became slower.
+/// With registration, the default of NCCL 2.28.9, the first replay of GPT-2 XL sharded over two GPUs did not end in five of
+/// seven runs, with threads and with processes. Without it all ended, and no captured step became slower.
 fn leave_buffers_unregistered() {
     static ONCE: Once = Once::new();
     const VARIABLE: &str = "NCCL_GRAPH_REGISTER";
     ONCE.call_once(|| {
         if std::env::var_os(VARIABLE).is_none() {
-            // SAFETY: readers in Rust take turns with this, and so do those in C from glibc 2.41 on. With an older one a thread of C code that reads the
-            // environment during this one call is not synchronized with it; NCCL, for which the variable is, has no thread before it.
+            // SAFETY: readers in Rust are synchronized with this, and so are those in C from glibc 2.41 on. With an older
+            // glibc, a thread of C code that reads the environment during this one call is not; NCCL, for which the
+            // variable is, has no thread before it.
             unsafe { std::env::set_var(VARIABLE, "0") };
         }
     });
@@ -282,7 +286,7 @@ impl Nccl {
             return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
         }
         // SAFETY: the first function takes any number; the second takes null for the last error of any communicator. Both
-        // answer with a string of the library, which is read at once.
+        // return a string of the library, which is read at once.
         let (name, last) = unsafe {
             let name = self.error_string.map(|name| text_at(name(outcome.status))).unwrap_or_default();
             (name, self.last_error.map(|last| text_at(last(0))).unwrap_or_default())
@@ -294,7 +298,8 @@ impl Nccl {
         Err(Error::new(Code::Library, outcome.call, text))
     }
 
-    /// Checks a call that needs the other ranks. What is not a mistake of the caller's leaves a communicator that can only be aborted.
+    /// Checks a call that needs the other ranks. An error that is not the caller's mistake leaves a communicator that can
+    /// only be aborted.
     pub(super) fn check_ranks(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         self.check(outcome, detail).map_err(|error| match error.code() {
             Code::Library if !MISTAKES.contains(&outcome.status) => {
@@ -306,29 +311,31 @@ impl Nccl {
 
     /// Aborts a communicator that no other thread uses or will use.
     fn abort(&self, rank: &Communicator) -> Result<()> {
-        // SAFETY: the communicator is given to the library for the last time: `end` comes here once.
+        // SAFETY: the communicator is passed to the library for the last time: `end` calls this once.
         let outcome = unsafe { self.table.abort(rank.raw) };
         self.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
     }
 
-    /// Has the call end in which another thread is, and frees the communicator when that thread has left it. The calling thread may be left inside a group.
+    /// Ends the call that another thread is in, and frees the communicator when that thread has left it. The calling thread
+    /// may be left inside a group.
     fn abort_in_call(&self, rank: &Communicator, limit: Duration) -> Result<()> {
-        // SAFETY: takes nothing; the group is ended below, or this thread is.
+        // SAFETY: takes nothing; the group is ended below, or this thread ends.
         self.check(unsafe { self.table.group_start() }, || "an abort".to_owned())?;
         let aborted = self.abort(rank);
         let Some(_alone) = rank.alone(limit) else {
             let why = format!("it has not ended {} ms after it was told to", limit.as_millis());
             return Err(rank.failed_abort(&why));
         };
-        // SAFETY: ends the group that was begun above, on the same thread; with the lock held no thread uses the communicator.
+        // SAFETY: ends the group that was begun above, on the same thread; with the lock held no other thread uses the
+        // communicator.
         let ended = self.check(unsafe { self.table.group_end() }, || "an abort".to_owned());
         aborted.and(ended)
     }
 
-    /// Returns one part, inside a group.
+    /// Queues one part, inside a group.
     ///
     /// # Safety
-    /// The communicator and the stream live and are of one device, and the calling thread alone uses the communicator.
+    /// The communicator and the stream are alive and of one device, and only the calling thread uses the communicator.
     pub(super) unsafe fn queue(
         &self,
         call: &Collective,
@@ -340,7 +347,8 @@ impl Nccl {
         let (send, receive) = (call.send.address(), call.receive.address());
         let count = usize::try_from(call.count).unwrap_or(usize::MAX);
         let rank = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
-        // SAFETY: the caller's promise; the addresses are used by kernels only, whose affair they are.
+        // SAFETY: the caller's promise; the addresses are used by kernels only, and the contract leaves those to the
+        // caller.
         unsafe {
             match call.operation {
                 CollectiveOperation::AllReduce(reduction) => {
@@ -370,7 +378,7 @@ impl Nccl {
     }
 }
 
-/// The library where it has been loaded, or why it could not be.
+/// The library once it has been loaded, or the error of loading it.
 pub(super) type LazyNccl = OnceLock<Result<Nccl>>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Aborts of communicators, with a library that notes what it is asked for.
+//! Aborts of communicators, with a library that records its calls.
 
 use std::cell::Cell;
 use std::ptr;
@@ -10,7 +10,7 @@ use crate::cuda::handles::lock;
 
 const INFO: CommunicatorInfo = CommunicatorInfo { rank: 0, ranks: 2, device: 0 };
 
-/// A communicator of the library below: whether its calls were told to end, and how often it was freed.
+/// A communicator of the fake library: whether its calls were aborted, and how often it was freed.
 #[derive(Default)]
 struct Fake {
     is_told: AtomicBool,
@@ -24,7 +24,7 @@ impl Fake {
         ptr::from_ref(self).expose_provenance()
     }
 
-    /// Is inside a call that ends when it learns of the abort, and then takes some time, as NCCL does between two looks.
+    /// Blocks in a call until the abort, and then takes some more time, as NCCL does between two checks.
     fn blocked_call(&self, slow: Duration) {
         self.in_call.fetch_add(1, Ordering::SeqCst);
         let begin = Instant::now();
@@ -61,7 +61,7 @@ extern "C" fn group_end() -> u32 {
     0
 }
 
-/// Does as NCCL does from 2.22 on: tells calls to end at once, and frees at the end of a group, or at once outside of one.
+/// Behaves as NCCL does from 2.22 on: ends calls at once, and frees at the end of a group, or at once outside of one.
 extern "C" fn abort(raw: RawCommunicator) -> u32 {
     at(raw).is_told.store(true, Ordering::SeqCst);
     match GROUP.get() {
@@ -104,7 +104,7 @@ fn end_in_call(rank: &Communicator, waits: Waits, call: impl FnOnce() + Send) ->
     })
 }
 
-/// Aborts while another thread is in a call, which lasts that long after it was told to end.
+/// Aborts while another thread is in a call, which lasts for `slow` after the abort.
 fn abort_in_call(fake: &Fake, slow: Duration, waits: Waits) -> Ended {
     let rank = Communicator::new(fake.raw(), INFO);
     let ended = end_in_call(&rank, waits, || fake.blocked_call(slow));

@@ -1,4 +1,4 @@
-//! Versions of NCCL, and what each brought of what is used here.
+//! Versions of NCCL, and the features that they introduced.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ impl Version {
         Self { major, minor, patch }
     }
 
-    /// Reads what `ncclGetVersion` answers (`NCCL_VERSION`): 2.8 and earlier have one digit for the minor number.
+    /// Decodes the number that `ncclGetVersion` returns (`NCCL_VERSION`): 2.8 and earlier have one digit for the minor
+    /// number.
     pub(super) const fn of_code(code: u32) -> Self {
         let unit = if code < 10_000 { 1_000 } else { 10_000 };
         Self::new(code / unit, code % unit / 100, code % 100)
@@ -33,7 +34,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something that not every version of NCCL has.
+/// A feature that not every version of NCCL has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Feature {
     /// `ncclSend` and `ncclRecv`.
@@ -53,7 +54,7 @@ pub(super) enum Feature {
 }
 
 impl Feature {
-    /// Returns the version that brought it, and its name in errors.
+    /// Returns the version that introduced the feature, and its name in errors.
     const fn entry(self) -> (Version, &'static str) {
         match self {
             Self::Messages => (Version::new(2, 7, 3), "sends and receives"),
@@ -66,7 +67,7 @@ impl Feature {
         }
     }
 
-    /// Returns what a collective needs, but for captures.
+    /// Returns the features that a collective needs, except for captures.
     fn of(call: &Collective) -> impl Iterator<Item = Self> {
         let averages = matches!(
             call.operation,
@@ -84,12 +85,12 @@ impl Feature {
 }
 
 impl Version {
-    /// Returns whether this version has something.
+    /// Returns whether this version has the feature.
     pub(super) fn has(self, feature: Feature) -> bool {
         self >= feature.entry().0
     }
 
-    /// Checks that this version has something, for a call.
+    /// Checks that this version has the feature, for a call.
     ///
     /// # Errors
     /// [`Code::NotSupported`] with both versions and what to do.
@@ -106,7 +107,7 @@ impl Version {
         Err(Error::new(Code::NotSupported, call, detail))
     }
 
-    /// Checks that this version has what a collective needs, but for captures.
+    /// Checks that this version has all that a collective needs, except for captures.
     ///
     /// # Errors
     /// Those of [`Version::require`].

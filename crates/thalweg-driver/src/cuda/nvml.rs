@@ -1,8 +1,9 @@
-//! Whether the machine has a usable device, and what its devices do at the moment, without touching CUDA.
+//! The availability and the current state of the machine's devices, without touching CUDA.
 //!
 //! Asking CUDA itself initialises it, and a process that has initialised CUDA cannot `fork` children that use it. NVML, the
-//! management library, knows the devices without that. It knows nothing of `CUDA_VISIBLE_DEVICES`, so that is applied here,
-//! with CUDA's rules. Its order is that of the PCI addresses, which is CUDA's with `CUDA_DEVICE_ORDER=PCI_BUS_ID`, and where all GPUs are alike.
+//! management library, knows the devices without that. NVML ignores `CUDA_VISIBLE_DEVICES`, so that is applied here, by
+//! CUDA's rules. NVML's order is that of the PCI addresses, which equals CUDA's with `CUDA_DEVICE_ORDER=PCI_BUS_ID`, and if
+//! all GPUs are alike.
 
 use std::ffi::{c_char, c_uint};
 use std::fmt;
@@ -53,7 +54,7 @@ pub enum Reading {
     MemoryUtilization,
     /// The temperature in degrees Celsius.
     Temperature,
-    /// The power that is drawn, in milliwatts.
+    /// The power consumption, in milliwatts.
     Power,
     /// The clock rate of the multiprocessors in megahertz.
     ClockRate,
@@ -64,11 +65,11 @@ pub enum Reading {
 pub struct DeviceProcess {
     /// The process's number.
     pub id: u32,
-    /// The device memory that it uses; `None` where the system does not tell.
+    /// The device memory that it uses; `None` if the system does not report it.
     pub used_bytes: Option<u64>,
 }
 
-/// The reason why a device's state is not known: NVML is not on this machine, the device is not there, or NVML refuses.
+/// The reason why a device's state is unknown: NVML is not on this machine, there is no such device, or NVML refuses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateUnknown(String);
 
@@ -80,10 +81,10 @@ impl fmt::Display for StateUnknown {
 
 impl std::error::Error for StateUnknown {}
 
-/// The answer whether CUDA would find a device.
+/// Whether CUDA would find a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
-    /// The number of devices that CUDA would show; 0 where that cannot be told.
+    /// The number of devices that CUDA would show; 0 if it cannot be determined.
     pub device_count: u32,
     /// The source of the number.
     pub reason: AvailabilityReason,
@@ -95,18 +96,18 @@ pub struct Availability {
 pub enum AvailabilityReason {
     /// The devices were counted.
     Counted,
-    /// The CUDA driver is not on this machine. The text says where it was looked for.
+    /// The CUDA driver is not on this machine. The text lists the searched places.
     DriverMissing(String),
-    /// The driver is there, and no device.
+    /// The driver is there, but no device.
     NoDevice,
-    /// There are devices, and `CUDA_VISIBLE_DEVICES`, whose value this is, hides them all.
+    /// There are devices, but `CUDA_VISIBLE_DEVICES`, whose value this is, hides them all.
     Hidden(String),
-    /// The CUDA driver is there and the question could not be answered without initialising it. The text says why.
+    /// The CUDA driver is there, but devices could not be counted without initialising it. The text is the reason.
     Unknown(String),
 }
 
 impl Availability {
-    /// Returns whether there is a device that can be used, as far as can be told.
+    /// Returns whether there is a usable device, as far as this can be determined.
     pub fn is_available(&self) -> bool {
         self.device_count > 0
     }
@@ -135,7 +136,7 @@ impl fmt::Display for Availability {
 
 /// Returns whether CUDA would find a device in this process. Does not initialise CUDA, and creates no context.
 ///
-/// Reads the environment (`CUDA_VISIBLE_DEVICES` and what [`SearchEnvironment::from_process`] reads).
+/// Reads the environment (`CUDA_VISIBLE_DEVICES` and the variables of [`SearchEnvironment::from_process`]).
 pub fn availability() -> Availability {
     let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
     availability_with(&SearchEnvironment::from_process(), visible.as_deref())
@@ -172,10 +173,11 @@ pub fn availability_with(environment: &SearchEnvironment, visible: Option<&str>)
     }
 }
 
-/// Returns a reading of a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows. Neither CUDA is initialised nor a context made.
+/// Returns a reading of a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows. Does not initialise CUDA or
+/// create a context.
 ///
 /// # Errors
-/// If NVML is not on this machine, there is no such device, or NVML refuses: the text says which, and what to do.
+/// NVML is not on this machine, there is no such device, or NVML refuses; the text contains the reason and advice.
 pub fn device_reading(device: u32, reading: Reading) -> Result<u64, StateUnknown> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     with_nvml(&SearchEnvironment::from_process(), |table| {
@@ -187,7 +189,7 @@ pub fn device_reading(device: u32, reading: Reading) -> Result<u64, StateUnknown
 /// Returns the processes that compute on a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows.
 ///
 /// # Errors
-/// As of [`device_reading`].
+/// Those of [`device_reading`].
 pub fn device_processes(device: u32) -> Result<Vec<DeviceProcess>, StateUnknown> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     with_nvml(&SearchEnvironment::from_process(), |table| {
@@ -196,7 +198,7 @@ pub fn device_processes(device: u32) -> Result<Vec<DeviceProcess>, StateUnknown>
     .map_err(StateUnknown)
 }
 
-/// Returns what an answer that is not success means.
+/// Turns a status into a result, with its meaning.
 fn check(outcome: CallStatus) -> Result<(), String> {
     if outcome.is_success() {
         return Ok(());
@@ -212,7 +214,7 @@ fn check(outcome: CallStatus) -> Result<(), String> {
     Err(format!("{} answered {}: {meaning}", outcome.call, outcome.status))
 }
 
-/// Opens NVML and calls a function with it between its initialisation and shutdown.
+/// Opens NVML and calls a function between its initialisation and its shutdown.
 fn with_nvml<T>(
     environment: &SearchEnvironment,
     call: impl FnOnce(&NvmlTable) -> Result<T, String>,
@@ -221,10 +223,10 @@ fn with_nvml<T>(
         OpenLibrary::open(Library::Nvml, environment, "nvmlInit").map_err(|error| error.to_string())?;
     // SAFETY: the signatures are those that `nvml.h` declares for these symbols; an `OpenLibrary` is never unloaded.
     let table = unsafe { NvmlTable::resolve(|entry| library.symbol(entry.symbol)) };
-    // SAFETY: takes nothing; initialisation is counted, and given back below.
+    // SAFETY: takes nothing; initialisation is counted, and undone below.
     check(unsafe { table.init() })?;
     let result = call(&table);
-    // SAFETY: gives back the initialisation above.
+    // SAFETY: undoes the initialisation above.
     let _ = unsafe { table.shutdown() };
     result
 }
@@ -238,7 +240,7 @@ fn devices(table: &NvmlTable) -> Result<Vec<(usize, String)>, String> {
         let (mut device, mut text) = (0_usize, [0_u8; 96]);
         // SAFETY: writes one handle.
         check(unsafe { table.device_by_index(index, &raw mut device) })?;
-        // SAFETY: the call is given the size of the buffer that it writes.
+        // SAFETY: the size of the buffer is passed to the call, which writes it.
         check(unsafe { table.device_uuid(device, text.as_mut_ptr().cast(), text.len() as c_uint) })?;
         Ok((device, Device::text(&text)))
     };
@@ -268,7 +270,7 @@ fn handle_of(table: &NvmlTable, device: u32, visible: Option<&str>) -> Result<us
 
 fn read(table: &NvmlTable, device: usize, reading: Reading) -> Result<u64, String> {
     let (mut rates, mut value) = ([0; 2], 0);
-    // SAFETY: a handle that NVML gave, and places for the answers; 0 is the sensor on the chip, 1 the clock of the multiprocessors.
+    // SAFETY: a handle of NVML, and room for the results; 0 is the sensor on the chip, 1 the clock of the multiprocessors.
     check(unsafe {
         match reading {
             Reading::Utilization | Reading::MemoryUtilization => table.utilization(device, &raw mut rates),
@@ -284,14 +286,14 @@ fn read(table: &NvmlTable, device: usize, reading: Reading) -> Result<u64, Strin
     }))
 }
 
-/// `NVML_ERROR_INSUFFICIENT_SIZE`: there are more processes than the list takes.
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: there are more processes than the list has room for.
 const TOO_SHORT: u32 = 7;
 
 fn processes(table: &NvmlTable, device: usize) -> Result<Vec<DeviceProcess>, String> {
     let mut list = vec![Process::default(); 64];
     loop {
         let mut count = list.len() as c_uint;
-        // SAFETY: a handle that NVML gave, and a list of so many places.
+        // SAFETY: a handle of NVML, and a list with room for `count` processes.
         let outcome = unsafe { table.processes(device, &raw mut count, list.as_mut_ptr()) };
         if outcome.status == TOO_SHORT && list.len() < 1 << 16 {
             list.resize(2 * list.len(), Process::default());
@@ -305,11 +307,11 @@ fn processes(table: &NvmlTable, device: usize) -> Result<Vec<DeviceProcess>, Str
     }
 }
 
-/// Returns the places of the devices that `CUDA_VISIBLE_DEVICES` shows, in CUDA's order; `None` where it names parts of devices, which are not
-/// counted.
+/// Returns the indices of the devices that `CUDA_VISIBLE_DEVICES` shows, in CUDA's order; `None` if it names parts of
+/// devices, which are not counted.
 ///
-/// CUDA reads the list from the left and stops at the first entry that names no device; a device that is named twice
-/// makes it show none.
+/// CUDA reads the list from the left and stops at the first entry that names no device; if a device is named twice, no
+/// device is shown.
 fn visible_devices(visible: Option<&str>, uuids: &[String]) -> Option<Vec<usize>> {
     let Some(list) = visible else { return Some((0..uuids.len()).collect()) };
     if list.trim_start().starts_with("MIG-") {
@@ -329,14 +331,14 @@ fn visible_devices(visible: Option<&str>, uuids: &[String]) -> Option<Vec<usize>
     Some(shown)
 }
 
-/// Returns the one device whose UUID begins so.
+/// Returns the only device whose UUID begins with `prefix`.
 fn by_prefix(prefix: &str, uuids: &[String]) -> Option<usize> {
     let mut matching = uuids.iter().enumerate().filter(|(_, uuid)| uuid.starts_with(prefix));
     let (device, _) = matching.next()?;
     matching.next().is_none().then_some(device)
 }
 
-/// Returns the device of the number that the entry begins with, as C's `strtol` reads it.
+/// Returns the device whose number the entry begins with, as C's `strtol` reads it.
 fn by_index(entry: &str, count: usize) -> Option<usize> {
     let unsigned = entry.strip_prefix('+').unwrap_or(entry);
     let digits = unsigned.len() - unsigned.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -381,13 +383,13 @@ mod tests {
         use super::*;
 
         pub extern "C" fn device_count(count: *mut c_uint) -> u32 {
-            // SAFETY: a place for a number.
+            // SAFETY: room for a number.
             unsafe { *count = 3 };
             0
         }
 
         pub extern "C" fn device_by_index(index: c_uint, device: *mut usize) -> u32 {
-            // SAFETY: a place for a handle.
+            // SAFETY: room for a handle.
             unsafe { *device = 100 + index as usize };
             0
         }
@@ -395,19 +397,19 @@ mod tests {
         pub extern "C" fn device_uuid(device: usize, text: *mut c_char, bytes: c_uint) -> u32 {
             let name = format!("GPU-{device}\0");
             assert!(name.len() <= bytes as usize);
-            // SAFETY: a buffer of so many bytes.
+            // SAFETY: a buffer that is long enough.
             unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), text.cast(), name.len()) };
             0
         }
 
         pub extern "C" fn utilization(device: usize, rates: *mut [c_uint; 2]) -> u32 {
-            // SAFETY: a place for two numbers.
+            // SAFETY: room for two numbers.
             unsafe { *rates = [device as u32 - 60, 7] };
             0
         }
 
         pub extern "C" fn temperature(_device: usize, sensor: c_uint, degrees: *mut c_uint) -> u32 {
-            // SAFETY: a place for a number.
+            // SAFETY: room for a number.
             unsafe { *degrees = 50 + sensor };
             0
         }
@@ -417,14 +419,14 @@ mod tests {
         }
 
         pub extern "C" fn clock(_device: usize, clock: c_uint, megahertz: *mut c_uint) -> u32 {
-            // SAFETY: a place for a number.
+            // SAFETY: room for a number.
             unsafe { *megahertz = 1980 + clock };
             0
         }
 
         pub extern "C" fn processes(device: usize, count: *mut c_uint, list: *mut Process) -> u32 {
             let all = if device == 100 { 100 } else { 1 };
-            // SAFETY: a place for a number, and a list of so many places.
+            // SAFETY: room for a number, and a list of that length.
             unsafe {
                 if *count < all {
                     return TOO_SHORT;

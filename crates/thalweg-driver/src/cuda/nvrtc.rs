@@ -1,8 +1,8 @@
 //! NVRTC: CUDA C to machine code, at run time.
 //!
 //! The compiler needs no device and no driver, so kernels can be compiled on any machine. It loads a second library of
-//! built-in functions by its bare name, which the loader does not find beside a compiler that came in a wheel; so that one
-//! is loaded first, from the compiler's folder.
+//! built-in functions by its bare name, which the loader does not find next to a compiler from a wheel. So that library is
+//! loaded first, from the compiler's folder.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -31,9 +31,9 @@ entry_points! {
     }
 }
 
-/// `NVRTC_ERROR_COMPILATION`: the source is wrong, and the log says how.
+/// `NVRTC_ERROR_COMPILATION`: the source is invalid, and the log contains the reasons.
 pub(super) const ERROR_COMPILATION: u32 = 6;
-/// `NVRTC_ERROR_INVALID_OPTION`: so does the log of this one.
+/// `NVRTC_ERROR_INVALID_OPTION`: an option is invalid, and the log contains the reason.
 pub(super) const ERROR_INVALID_OPTION: u32 = 5;
 
 /// The target that code is compiled for.
@@ -66,25 +66,25 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// The options with which a source is compiled.
+/// The options for compiling a source.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CompileOptions {
-    /// The architecture to make machine code for.
+    /// The architecture of the machine code.
     pub architecture: Architecture,
     /// Whether a multiplication and an addition may become one operation with one rounding.
     pub fmad: bool,
-    /// Further options, as the compiler's command line has them.
+    /// Further options, in the syntax of the compiler's command line.
     pub extra: Vec<String>,
 }
 
 impl CompileOptions {
-    /// Creates options for an architecture: with `fmad`, as the compiler's own default is, and nothing else.
+    /// Creates options for an architecture: with `fmad`, which is the compiler's default, and no further options.
     pub fn new(architecture: impl Into<Architecture>) -> Self {
         Self { architecture: architecture.into(), fmad: true, extra: Vec::new() }
     }
 
-    /// Returns the options as the compiler's command line has them: what a cache of compiled code is keyed by, with the
-    /// source.
+    /// Returns the options in the syntax of the compiler's command line. Together with the source they are the key of a
+    /// cache of compiled code.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments =
             vec![format!("--gpu-architecture={}", self.architecture), format!("--fmad={}", self.fmad)];
@@ -96,9 +96,9 @@ impl CompileOptions {
 /// Compiled code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compiled {
-    /// Machine code for the architecture that was asked for: an [`Image::Cubin`](crate::Image::Cubin).
+    /// Machine code for the requested architecture: an [`Image::Cubin`](crate::Image::Cubin).
     pub cubin: Vec<u8>,
-    /// The compiler's warnings; empty as a rule.
+    /// The compiler's warnings; usually empty.
     pub log: String,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// A program of the compiler, which goes back when this is dropped.
+/// A program of the compiler, destroyed when this is dropped.
 struct NvrtcProgram<'a> {
     nvrtc: &'a Nvrtc,
     raw: usize,
@@ -161,31 +161,31 @@ impl Nvrtc {
         self.version
     }
 
-    /// Returns the file that it was loaded from.
+    /// Returns the file from which the compiler was loaded.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the generations that it compiles for, oldest first.
+    /// Returns the generations that the compiler supports, oldest first.
     ///
     /// # Errors
-    /// [`LibraryMissing`](Code::LibraryMissing) where the compiler is too old to say.
+    /// [`LibraryMissing`](Code::LibraryMissing) if the compiler is too old to report them.
     pub fn architectures(&self) -> Result<Vec<ComputeCapability>> {
         let mut count: c_int = 0;
         // SAFETY: writes one number.
         self.check(unsafe { self.table.architecture_count(&raw mut count) }, "")?;
         let mut numbers: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
         if !numbers.is_empty() {
-            // SAFETY: there is room for as many numbers as the compiler said.
+            // SAFETY: there is room for the number of generations that the compiler returned.
             self.check(unsafe { self.table.architectures(numbers.as_mut_ptr()) }, "")?;
         }
         let numbers = numbers.into_iter().map(|number| number.max(0).unsigned_abs());
         Ok(numbers.map(|n| ComputeCapability { major: n / 10, minor: n % 10 }).collect())
     }
 
-    /// Compiles CUDA C to machine code. `name` is what the compiler's messages call the source.
+    /// Compiles CUDA C to machine code. `name` is the name of the source in the compiler's messages.
     ///
-    /// Blocks for as long as it takes: some 10 to 100 ms for a kernel.
+    /// Blocks until it is done: some 10 to 100 ms for a kernel.
     ///
     /// # Errors
     /// [`Compilation`](Code::Compilation) with the compiler's log, which names the lines.
@@ -225,7 +225,7 @@ impl Nvrtc {
         self.check(unsafe { self.table.log_size(program.raw, &raw mut bytes) }, "")?;
         let mut log = vec![0_u8; bytes];
         if bytes > 0 {
-            // SAFETY: there is room for as many bytes as the compiler said.
+            // SAFETY: there is room for the number of bytes that the compiler returned.
             self.check(unsafe { self.table.log(program.raw, log.as_mut_ptr().cast()) }, "")?;
         }
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
@@ -241,7 +241,7 @@ impl Nvrtc {
             return Err(Error::new(Code::Compilation, "nvrtcGetCUBINSize", detail));
         }
         let mut cubin = vec![0_u8; bytes];
-        // SAFETY: there is room for as many bytes as the compiler said.
+        // SAFETY: there is room for the number of bytes that the compiler returned.
         self.check(unsafe { self.table.cubin(program.raw, cubin.as_mut_ptr().cast()) }, what)?;
         Ok(cubin)
     }
@@ -255,7 +255,7 @@ impl Nvrtc {
             let detail = format!("NVRTC {version} ({}) has no such call", path.display());
             return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
         }
-        // SAFETY: the function takes any number and answers with a string of the library.
+        // SAFETY: the function takes any number and returns a string of the library.
         let text = self.error_text.map(|text| unsafe { text_at(text(outcome.status)) }).unwrap_or_default();
         let code = if outcome.status == ERROR_COMPILATION { Code::Compilation } else { Code::Library };
         Err(Error::new(code, outcome.call, format!("{text} ({}): {detail}", outcome.status)))

@@ -1,6 +1,7 @@
-//! NVTX: ranges and marks of a program that Nsight Systems and other tools show beside what they trace themselves (`torch.cuda.nvtx`).
+//! NVTX: ranges and marks of a program that Nsight Systems and other tools show next to their own traces
+//! (`torch.cuda.nvtx`).
 //!
-//! The library is looked for at the first call. Where it is missing nothing is shown, and ranges are counted all the same. Only a tool
+//! The library is searched at the first call. Without it nothing is shown, and ranges are counted all the same. Only a tool
 //! that started the program sees them: without one a call costs some nanoseconds.
 
 use std::cell::Cell;
@@ -45,7 +46,7 @@ fn functions() -> Option<Functions> {
     })
 }
 
-/// Returns whether the library was found. Without it ranges and marks are shown nowhere.
+/// Returns whether the library was found. Without it, ranges and marks are not shown.
 pub fn is_available() -> bool {
     functions().is_some()
 }
@@ -55,12 +56,12 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns a message as the library takes it: a zero byte within it would end it, so it becomes a space.
+/// Converts a message for the library. A zero byte would end it, so it becomes a space.
 fn text(message: &str) -> CString {
     CString::new(message.replace('\0', " ")).unwrap_or_default()
 }
 
-/// Begins a range within those of the calling thread, and returns how many the thread had (`torch.cuda.nvtx.range_push`).
+/// Begins a range inside those of the calling thread, and returns how many the thread had (`torch.cuda.nvtx.range_push`).
 pub fn range_push(message: &str) -> usize {
     if let Some(functions) = functions() {
         let message = text(message);
@@ -70,7 +71,7 @@ pub fn range_push(message: &str) -> usize {
     DEPTH.replace(DEPTH.get() + 1)
 }
 
-/// Ends the range that the calling thread began last, and returns how many are left; `None` where the thread has none
+/// Ends the range that the calling thread began last, and returns how many are left; `None` if the thread has none
 /// (`torch.cuda.nvtx.range_pop`).
 pub fn range_pop() -> Option<usize> {
     let left = DEPTH.get().checked_sub(1)?;
@@ -99,7 +100,7 @@ pub fn range_start(message: &str) -> RangeId {
 /// Ends a range of the process (`torch.cuda.nvtx.range_end`).
 pub fn range_end(range: RangeId) {
     if let Some(functions) = functions() {
-        // SAFETY: the library takes any number, and passes over one that is not a range's.
+        // SAFETY: the library takes any number, and ignores unknown ones.
         unsafe { (functions.end)(range.0) };
     }
 }
@@ -118,7 +119,7 @@ pub fn mark(message: &str) {
 #[derive(Debug)]
 pub struct Range(PhantomData<*const ()>);
 
-/// Begins a range of the calling thread that lasts until the answer is dropped (`torch.cuda.nvtx.range`).
+/// Begins a range of the calling thread that lasts until the returned guard is dropped (`torch.cuda.nvtx.range`).
 pub fn range(message: &str) -> Range {
     range_push(message);
     Range(PhantomData)
@@ -144,7 +145,7 @@ mod tests {
     }
 
     unsafe extern "C" fn push(message: *const c_char) -> c_int {
-        // SAFETY: the caller gives a text.
+        // SAFETY: the caller passes a text.
         called(&format!("push {}", unsafe { text_at(message) }));
         0
     }
@@ -155,7 +156,7 @@ mod tests {
     }
 
     unsafe extern "C" fn start(message: *const c_char) -> u64 {
-        // SAFETY: the caller gives a text.
+        // SAFETY: the caller passes a text.
         called(&format!("start {}", unsafe { text_at(message) }));
         41
     }
@@ -165,13 +166,13 @@ mod tests {
     }
 
     unsafe extern "C" fn moment(message: *const c_char) {
-        // SAFETY: the caller gives a text.
+        // SAFETY: the caller passes a text.
         called(&format!("mark {}", unsafe { text_at(message) }));
     }
 
     #[test]
     fn ranges_reach_the_library_whole_and_nested() {
-        // The only test of the process that uses NVTX: the library of the machine, if any, is not looked for.
+        // The only test of the process that uses NVTX, so that a library of the machine is not loaded.
         assert!(FUNCTIONS.set(Some(Functions { push, pop, start, end, mark: moment })).is_ok());
         assert!(is_available());
         {

@@ -1,4 +1,4 @@
-//! The objects that handles name. The calls on them stand in the modules of their groups.
+//! The objects that handles name. The modules of their groups contain the calls on them.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, OnceLock};
@@ -15,11 +15,11 @@ use crate::{ConditionHandle, Conditional, FunctionHandle, GraphHandle, HandleTyp
 /// The owner of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StreamOwner {
-    /// The device's: the legacy default stream.
+    /// The device, for the legacy default stream.
     Device,
-    /// This driver's.
+    /// This driver.
     Driver,
-    /// Another library's.
+    /// Another library.
     External,
 }
 
@@ -27,7 +27,8 @@ pub(super) enum StreamOwner {
 pub(super) struct Stream {
     pub(super) raw: RawStream,
     pub(super) device: u32,
-    /// If it is not the device's primary one: the stream is its legacy default stream, whose number says nothing without it.
+    /// The stream's context, if that is not the device's primary one. The stream is then its legacy default stream, whose
+    /// number is meaningless without it.
     pub(super) context: Option<RawContext>,
     pub(super) owner: StreamOwner,
 }
@@ -56,11 +57,11 @@ pub(super) struct Function {
     pub(super) raw: RawFunction,
     pub(super) device: u32,
     pub(super) name: String,
-    /// The bytes that its arguments take, where the driver says so.
+    /// The size of its arguments in bytes, if the driver can report it.
     pub(super) argument_bytes: Option<usize>,
     /// Whether it is known to have one argument.
     pub(super) has_one_argument: bool,
-    /// The dynamic shared memory that was asked for so far.
+    /// The dynamic shared memory that was requested so far.
     pub(super) shared_memory_bytes: AtomicU32,
 }
 
@@ -82,13 +83,13 @@ pub(super) struct Pool {
 pub(super) struct Graph {
     pub(super) raw: Mutex<RawGraph>,
     pub(super) device: u32,
-    /// While a capture builds it: the capture's number, and the stream through which it is known.
+    /// The number of the capture that builds it, if one does, and the stream through which that is known.
     pub(super) capture: Mutex<Option<(u64, StreamHandle)>>,
-    /// Its nodes, once a finished graph has been asked for one of them: it gets no more.
+    /// Its nodes, once a node of the finished graph has been requested. The graph gets no further nodes.
     pub(super) nodes: OnceLock<FxHashSet<RawGraphNode>>,
-    /// Of a body: the graph that it lies in, at some depth.
+    /// For a body: the graph that contains it, at some depth.
     pub(super) root: Option<GraphHandle>,
-    /// The conditional nodes that were put into it.
+    /// The conditional nodes that were added to it.
     pub(super) conditionals: Mutex<FxHashMap<RawGraphNode, ConditionalNode>>,
 }
 
@@ -118,7 +119,7 @@ impl Graph {
 pub(super) struct GraphExec {
     pub(super) raw: Mutex<RawGraphExec>,
     pub(super) device: u32,
-    /// The graph that it was instantiated from: its nodes are named as there.
+    /// The graph that it was instantiated from, whose nodes name the executable's.
     pub(super) template: GraphHandle,
 }
 
@@ -128,7 +129,7 @@ pub(super) type Captures = Mutex<FxHashMap<u64, UnderConstruction>>;
 /// A graph under construction.
 pub(super) struct UnderConstruction {
     pub(super) handle: GraphHandle,
-    /// Nodes of it that callers were told of. A capture only adds nodes, so they stay its own.
+    /// The nodes of the graph that callers know. A capture only adds nodes, so they remain valid.
     pub(super) known: FxHashSet<RawGraphNode>,
 }
 
@@ -146,11 +147,11 @@ pub(super) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
 
 /// The bodies and conditions that belong to a root.
 pub(super) struct Family {
-    /// While a capture builds the root: its number, and the stream through which it is known.
+    /// The number of the capture that builds the root, if one does, and the stream through which that is known.
     pub(super) builder: Option<(u64, StreamHandle)>,
     pub(super) conditions: Vec<ConditionHandle>,
     pub(super) bodies: Vec<GraphHandle>,
-    /// The capture of a body failed.
+    /// Whether the capture of a body failed.
     pub(super) is_broken: bool,
 }
 
@@ -161,5 +162,5 @@ pub(super) struct ConditionalNode {
     pub(super) bodies: Vec<GraphHandle>,
 }
 
-/// The kernels that set a condition, one a format, once they are loaded on a device.
+/// The kernels that set a condition, one per format, once they are loaded on a device.
 pub(super) type Setters = OnceLock<[FunctionHandle; 2]>;

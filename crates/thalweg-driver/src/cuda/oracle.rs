@@ -1,8 +1,8 @@
 //! Compares our copy of NVIDIA's headers with a second, generated one (cudarc's bindings for CUDA 13.0): sizes, alignments
 //! and offsets of structs, constants, and the number and size of every argument.
 //!
-//! Signatures that CUDA 13 replaced by a newer one have no counterpart there; the test of the newer one covers what they
-//! share.
+//! Signatures that CUDA 13 replaced by a newer one have no counterpart there; the test of the newer one covers their common
+//! part.
 
 use std::ffi::{CStr, c_void};
 use std::mem::{align_of, offset_of, size_of};
@@ -294,7 +294,7 @@ fn arguments_of_the_libraries() {
     compare(NvrtcTable::signatures(), &theirs, &[]);
 }
 
-/// There are no generated bindings of NVML here: these are the sizes that `nvml.h` gives its arguments.
+/// NVML has no generated bindings here: these are the sizes of its arguments in `nvml.h`.
 #[test]
 fn arguments_of_the_management_library() {
     let theirs = [

@@ -1,15 +1,15 @@
-//! Pinned host memory, and how the host reads and writes it.
+//! Pinned host memory, and the host's access to it.
 //!
 //! A block is shared by the table of live blocks, by the calls that are using it, and by captured graphs that copy from or
-//! to it. `host_free` takes it out of the table; the memory goes back when the last of the others lets go of it, so
-//! neither a call in flight nor a later replay finds it gone. Before it goes back, every device whose streams copied from or to
-//! it is waited for: that the driver does so itself is documented for no other device than the current one, and for memory
-//! that it did not allocate not even there.
+//! to it. `host_free` removes it from the table. The memory is freed when the last of the others drops its share, so it
+//! exists for a call in flight and for a later replay. Before it is freed, every device whose streams copied from or to it
+//! is waited for: the driver is documented to do so only for the current device, and not even there for memory that it did
+//! not allocate.
 //!
-//! The host touches a block through relaxed atomics only, since a copy engine or another thread may touch the same bytes at
-//! the same time: such a race gives stale or torn bytes, and no undefined behaviour. (Two threads may meet with accesses
-//! of different widths at the ends of a range. Rust has not said what that means; the compiler and the processor treat it
-//! as any other torn access.)
+//! The host touches a block through relaxed atomics only, because a copy engine or another thread may touch the same bytes
+//! at the same time: such a race results in stale or torn bytes, but not in undefined behaviour. (Two threads may make
+//! accesses of different widths at the ends of a range. Rust does not define this yet; the compiler and the processor treat
+//! it as any other torn access.)
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -26,9 +26,9 @@ use crate::{Code, Error, HostPointer, Result};
 pub(super) struct PinnedBlock {
     pub(super) start: u64,
     bytes: u64,
-    /// Memory of the process that the driver was given to pin; `None` where the driver allocated it.
+    /// Memory of the process that the driver pinned; `None` if the driver allocated the block.
     registered: Option<Anonymous>,
-    /// A bit for each device whose streams were given copies from or to it; the last stands for all that are beyond.
+    /// A bit for each device whose streams copied from or to it; the last bit is for all further devices.
     pub(super) used_by: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl PinnedBlock {
         Self { start, bytes, registered, used_by: AtomicU64::new(0) }
     }
 
-    /// Notes that a stream of the device is about to be given a copy from or to the block.
+    /// Records that a stream of the device is about to copy from or to the block.
     #[inline]
     pub(super) fn note_use(&self, device: u32) {
         let bit = bit_of(device);
@@ -54,12 +54,12 @@ impl PinnedBlock {
         // SAFETY: writes one pointer.
         let outcome = unsafe { cuda.table.host_allocate(&raw mut pointer, size, flags) };
         cuda.check(outcome, || format!("{bytes} bytes of pinned host memory"))?;
-        // SAFETY: the driver gave `size` bytes at this address, and nothing else knows it yet.
+        // SAFETY: the driver returned `size` bytes at this address, and nothing else knows it yet.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, size) };
         Ok(Self::new(pointer as u64, bytes, None))
     }
 
-    /// Takes memory from the system, has some threads touch it, and pins it, for all devices. Zeroed.
+    /// Allocates memory from the system, lets several threads touch it, and pins it, for all devices. Zeroed.
     pub(super) fn register(cuda: &Cuda, bytes: u64, prefault_threads: u32) -> Result<Self> {
         let what = || format!("{bytes} bytes of pinned host memory, touched by {prefault_threads} threads");
         let mut memory = Anonymous::new(bytes).map_err(|error| {
@@ -67,7 +67,7 @@ impl PinnedBlock {
         })?;
         memory.prefault(prefault_threads);
         let pointer = memory.pointer();
-        // SAFETY: the range is our own mapping, which stays until the driver has let go of it.
+        // SAFETY: the range is our own mapping, which stays until the driver has unpinned it.
         let outcome =
             unsafe { cuda.table.host_register(pointer.cast(), bytes as usize, sys::HOST_REGISTER_PORTABLE) };
         cuda.check(outcome, what)?;
@@ -83,11 +83,11 @@ impl PinnedBlock {
         self.bytes
     }
 
-    /// Gives the memory back. The caller has the only share of the block, drops it on success, and has waited for the devices
+    /// Frees the memory. The caller has the only share of the block, drops it on success, and has waited for the devices
     /// that use it.
     pub(super) fn free(&self, cuda: &Cuda) -> Result<()> {
-        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nothing else has
-        // a share of it, and copies that were queued are done.
+        // SAFETY: `host_allocate` returned this pointer. No host access or captured graph uses the block, because nothing
+        // else has a share of it, and queued copies are done.
         let outcome = unsafe {
             match self.registered {
                 None => cuda.table.host_free(self.pointer()),
@@ -97,7 +97,7 @@ impl PinnedBlock {
         cuda.check(outcome, || format!("{} bytes at {:#x}", self.bytes, self.start))
     }
 
-    /// Copies out of the block. The range must lie in it.
+    /// Copies out of the block, which must contain the range.
     pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
         self.assert_inside(offset, target.len());
         let mut address = self.start + offset;
@@ -118,7 +118,7 @@ impl PinnedBlock {
         }
     }
 
-    /// Copies into the block. The range must lie in it.
+    /// Copies into the block, which must contain the range.
     pub(super) fn write(&self, offset: u64, source: &[u8]) {
         self.assert_inside(offset, source.len());
         let mut address = self.start + offset;
@@ -143,7 +143,7 @@ impl PinnedBlock {
     pub(super) fn copy(source: &Self, source_offset: u64, target: &Self, target_offset: u64, bytes: u64) {
         let mut buffer = [0_u8; 4096];
         let mut done = 0;
-        // Ranges that overlap are copied as the copy engine does: front to back.
+        // Overlapping ranges are copied as the copy engine does: front to back.
         while done < bytes {
             let step = (bytes - done).min(buffer.len() as u64);
             let part = &mut buffer[..step as usize];
@@ -161,8 +161,8 @@ impl PinnedBlock {
     }
 
     fn byte(&self, address: u64) -> &AtomicU8 {
-        // SAFETY: `assert_inside` held for the range that `address` is from; the block is mapped while `self` is
-        // borrowed (it is freed only when nothing holds it), and all of the host's accesses to it are atomic.
+        // SAFETY: `assert_inside` has checked the range of `address`; the block is mapped while `self` is borrowed (it is
+        // freed only when nothing holds it), and all of the host's accesses to it are atomic.
         unsafe { AtomicU8::from_ptr(address as *mut u8) }
     }
 
@@ -185,7 +185,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Returns the block that holds `[pointer, pointer + bytes)`, and the offset in it.
+    /// Returns the block that contains `[pointer, pointer + bytes)`, and the offset in it.
     pub(super) fn find(
         &self,
         pointer: HostPointer,

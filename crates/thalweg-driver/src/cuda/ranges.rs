@@ -1,16 +1,15 @@
-//! Which addresses are device memory.
+//! The addresses that are device memory.
 //!
-//! With unified addressing the driver takes *any* address for a copy, and one that happens to be the host's would have it
-//! read or overwrite memory of this process. So an address that the caller gives is only handed to a copy or a fill when it
-//! is known to be the device's: it lies in memory that this driver handed out, or the driver itself says that it is device
-//! memory (another library's).
+//! With unified addressing the driver accepts *any* address for a copy. An address that happens to be the host's would make
+//! it read or overwrite memory of this process. So a caller's address is passed to a copy or a fill only if it is known to
+//! be device memory: it is in memory of this driver, or the driver itself reports it as device memory (of another library).
 //!
-//! The table also knows what kind of memory each range is, so that memory goes back the way it came.
+//! The table also knows the kind of each range, so that it is freed by the matching call.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The way in which a range of addresses came to be.
+/// The call that created a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RangeKind {
     /// `memory_allocate`.
@@ -19,12 +18,12 @@ pub(super) enum RangeKind {
     Managed,
     /// `memory_allocate_collective`.
     Collective,
-    /// `ipc_open`, so many times.
+    /// `ipc_open`, with the number of times that the memory was opened.
     Ipc { opened: u32 },
     /// `memory_allocate_async`.
     Pool,
-    /// `memory_allocate_async` on a stream that captured: the graph's. It may be freed after each launch, so it stays listed
-    /// until a node frees it, or its addresses are given out again.
+    /// `memory_allocate_async` on a stream that captured: memory of the graph. It may be freed after each launch, so it
+    /// stays listed until a node frees it, or its addresses are reused.
     Graph,
     /// `address_reserve`.
     Reserved,
@@ -38,31 +37,31 @@ pub(super) struct Range {
     pub(super) device: u32,
 }
 
-/// The answer of the table about a range that a caller named.
+/// The result of a lookup of a caller's range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lookup {
-    /// It lies in one range of ours.
+    /// The range is inside one of ours.
     Inside,
-    /// It begins in a range of ours and ends outside it, or nothing is mapped there.
+    /// The range begins in one of ours and ends outside it, or nothing is mapped there.
     Across,
-    /// It begins in none.
+    /// The range does not begin in one of ours.
     Unknown,
 }
 
-/// All ranges that the driver handed out, and the mappings in reserved ones.
+/// All ranges that the driver allocated, and the mappings in reserved ones.
 #[derive(Default)]
 pub(super) struct Ranges {
     ranges: RwLock<BTreeMap<u64, Range>>,
     mappings: RwLock<Mappings>,
 }
 
-/// The mapped ranges. A large allocation is made of thousands of mappings side by side, and a copy asks about all of it at
-/// once: so neighbours are also kept as one run.
+/// The mapped ranges. A large allocation consists of thousands of adjacent mappings, and a copy checks all of it at once,
+/// so neighbours are also kept as one run.
 #[derive(Default)]
 struct Mappings {
     /// The length of each mapping by its first address.
     lengths: BTreeMap<u64, u64>,
-    /// The mapped addresses as stretches without a gap: first address and the one after the last. No two of them touch.
+    /// The mapped addresses as runs without a gap: first address and the one after the last. Runs are never adjacent.
     runs: BTreeMap<u64, u64>,
 }
 
@@ -79,7 +78,7 @@ impl Mappings {
         self.runs.insert(first, end);
     }
 
-    /// Removes whole mappings side by side.
+    /// Removes entire mappings that are adjacent.
     fn remove(&mut self, start: u64, bytes: u64) {
         let end = start + bytes;
         let gone: Vec<u64> = self.lengths.range(start..end).map(|(&first, _)| first).collect();
@@ -115,13 +114,13 @@ impl Ranges {
         self.write().insert(start, range);
     }
 
-    /// Takes out the range that starts there, if `wanted` says so of it. One of two callers gets it.
+    /// Removes the range that starts there, if `wanted` accepts it. If two callers race, one of them gets it.
     pub(super) fn take(&self, start: u64, wanted: impl FnOnce(&Range) -> bool) -> Option<Range> {
         let mut ranges = self.write();
         wanted(ranges.get(&start)?).then(|| ranges.remove(&start)).flatten()
     }
 
-    /// Returns where `[start, start + bytes)` lies. Of a reserved range, only what is mapped is memory.
+    /// Returns whether `[start, start + bytes)` is in a range. Of a reserved range, only the mapped part is memory.
     pub(super) fn look_up(&self, start: u64, bytes: u64) -> Lookup {
         let ranges = self.read();
         match ranges.range(..=start).next_back() {
@@ -134,7 +133,7 @@ impl Ranges {
         }
     }
 
-    /// Returns whether all of the range is mapped.
+    /// Returns whether the entire range is mapped.
     fn is_mapped(&self, start: u64, bytes: u64) -> bool {
         self.read_mappings().covers(start, bytes)
     }
@@ -152,7 +151,7 @@ impl Ranges {
         self.read().get(&start).copied()
     }
 
-    /// Returns the range that `[start, start + bytes)` lies in.
+    /// Returns the range that contains `[start, start + bytes)`.
     pub(super) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
         let ranges = self.read();
         let (&first, range) = ranges.range(..=start).next_back()?;
@@ -160,7 +159,7 @@ impl Ranges {
         (offset < range.bytes && bytes <= range.bytes - offset).then_some(*range)
     }
 
-    /// Notes that memory of another process was opened there, which may be open already.
+    /// Records that memory of another process was opened there. It may be open already.
     pub(super) fn open(&self, start: u64, range: Range) {
         let mut ranges = self.write();
         match ranges.get_mut(&start).map(|known| &mut known.kind) {
@@ -169,7 +168,7 @@ impl Ranges {
         }
     }
 
-    /// Notes that memory of another process that starts there was closed once.
+    /// Records that memory of another process that starts there was closed once.
     pub(super) fn close(&self, start: u64) -> Option<Range> {
         let mut ranges = self.write();
         let range = ranges.get_mut(&start)?;
@@ -182,7 +181,7 @@ impl Ranges {
         Some(closed)
     }
 
-    /// Returns whether the range lies in one that was reserved.
+    /// Returns whether the range is inside a reserved one.
     pub(super) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         self.around(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
     }
@@ -191,7 +190,7 @@ impl Ranges {
         self.write_mappings().add(start, bytes);
     }
 
-    /// Returns whether `[start, start + bytes)` is made of whole mappings.
+    /// Returns whether `[start, start + bytes)` consists of entire mappings.
     pub(super) fn is_whole_mappings(&self, start: u64, bytes: u64) -> bool {
         let mappings = self.read_mappings();
         let mut next = start;
@@ -204,7 +203,7 @@ impl Ranges {
         bytes > 0 && next == start.saturating_add(bytes)
     }
 
-    /// Forgets the mappings in the range, which is made of whole ones.
+    /// Removes the mappings in the range, which consists of entire ones.
     pub(super) fn forget_mappings(&self, start: u64, bytes: u64) {
         self.write_mappings().remove(start, bytes);
     }
@@ -267,7 +266,7 @@ mod tests {
         assert!(ranges.has_mapping(0, 41));
     }
 
-    /// Pages come and go one by one and in groups; the runs always say the same as the pages.
+    /// Pages are mapped and unmapped one by one and in groups; the runs always agree with the pages.
     #[test]
     fn runs_are_what_the_mappings_say() {
         let ranges = Ranges::default();

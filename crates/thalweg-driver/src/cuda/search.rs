@@ -1,17 +1,17 @@
 //! Finding NVIDIA's libraries on this machine, at run time.
 //!
-//! A library is looked for in a fixed order, and every place that was tried is kept as data, so that a missing library is
-//! an error that says where it was looked for, and a report can print the same:
+//! A library is searched in a fixed order, and every place that was tried is kept as data. So the error for a missing
+//! library lists these places, and a report can print the same:
 //!
-//! 1. a copy that this process has loaded already (another copy beside it would be a second, unrelated CUDA);
+//! 1. a copy that this process has loaded already (a second copy would be an unrelated CUDA);
 //! 2. the file that `THALWEG_<LIBRARY>_LIBRARY` names; when it is set and cannot be loaded the search ends there;
 //! 3. the loader's own path (`LD_LIBRARY_PATH`, the loader's cache);
 //! 4. the toolkit of `CUDA_HOME` or `CUDA_PATH` (roots are absolute paths, here and below; others are left out);
-//! 5. the `nvidia-*` wheels of the active Python, found by the layout of folders alone: no Python is run;
+//! 5. the `nvidia-*` wheels of the active Python, found by the layout of folders, without running Python;
 //! 6. folders where installers put them.
 //!
-//! The environment is read once, at the edge ([`SearchEnvironment::from_process`]), and handed in: a search is a function
-//! of its argument and the file system. A library that was loaded stays loaded until the process ends.
+//! The environment is read once, at the edge ([`SearchEnvironment::from_process`]), and passed in, so the result of a
+//! search depends only on its argument and the file system. A loaded library stays loaded until the process ends.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
@@ -26,19 +26,19 @@ use crate::{Code, Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Library {
-    /// libcuda: the driver. It comes with the GPU's kernel module, never with a toolkit.
+    /// libcuda: the driver. It is installed with the GPU's kernel module, never with a toolkit.
     Driver,
     /// NVRTC: the run-time compiler.
     Nvrtc,
     /// cuBLASLt: matrix products.
     CublasLt,
-    /// NVML: questions about devices without a context.
+    /// NVML: the state of devices, without a context.
     Nvml,
-    /// cuDNN: attention.
+    /// cuDNN: attention and convolutions.
     Cudnn,
     /// NCCL: collectives over several devices.
     Nccl,
-    /// CUPTI: what ran on a device, and when.
+    /// CUPTI: a record of the work of a device.
     Cupti,
     /// NVTX: ranges that profilers show.
     Nvtx,
@@ -71,7 +71,7 @@ impl Library {
         }
     }
 
-    /// Returns the file names it goes by, the preferred one first.
+    /// Returns the library's file names, the preferred one first.
     pub const fn file_names(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so.1"],
@@ -81,7 +81,7 @@ impl Library {
             Self::Cudnn => &["libcudnn.so.9"],
             Self::Nccl => &["libnccl.so.2"],
             Self::Cupti => &["libcupti.so.13", "libcupti.so.12"],
-            // Of version 3, and of the one before, which older wheels and toolkits carry.
+            // Of version 3, and of the previous one, which older wheels and toolkits contain.
             Self::Nvtx => &["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1"],
         }
     }
@@ -100,7 +100,7 @@ impl Library {
         }
     }
 
-    /// Returns how to get it.
+    /// Returns advice on how to install the library.
     pub const fn advice(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvml => {
@@ -115,8 +115,8 @@ impl Library {
         }
     }
 
-    /// Returns whether wheels and toolkits carry it. The driver's own libraries must match the kernel module, so the stubs
-    /// that toolkits carry are never looked at.
+    /// Returns whether wheels and toolkits contain the library. The driver's own libraries must match the kernel module, so
+    /// the stubs in toolkits are never considered.
     const fn is_of_the_toolkit(self) -> bool {
         !matches!(self, Self::Driver | Self::Nvml)
     }
@@ -136,7 +136,7 @@ impl Library {
     }
 }
 
-/// The inputs of a search, beside the file system.
+/// The inputs of a search, besides the file system.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SearchEnvironment {
     /// Files that the user named, by library.
@@ -152,7 +152,7 @@ pub struct SearchEnvironment {
 }
 
 impl SearchEnvironment {
-    /// Creates the environment of this process.
+    /// Reads the environment of this process.
     pub fn from_process() -> Self {
         Self::from_variables(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
@@ -162,7 +162,7 @@ impl SearchEnvironment {
             .into_iter()
             .filter_map(|library| Some((library, PathBuf::from(get(library.variable())?))))
             .collect();
-        // Never below the current folder, which may be any owner's: what is found there would be run.
+        // Never below the current folder, which may belong to anyone: libraries that are found there would be run.
         let root = |name: &str| get(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let mut toolkits: Vec<PathBuf> = Vec::new();
         toolkits.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(root));
@@ -175,7 +175,8 @@ impl SearchEnvironment {
         let mut pythons: Vec<PathBuf> = Vec::new();
         pythons.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(root));
         if let Some(python) = paths("PATH").iter().map(|f| f.join("python3")).find(|file| file.exists()) {
-            // The folder as it is named, and as it resolves: a virtual environment links to its base's interpreter.
+            // The folder of the path as given, and of the resolved path: a virtual environment links to its base's
+            // interpreter.
             let root_of = |file: &Path| file.parent().and_then(Path::parent).map(Path::to_path_buf);
             pythons.extend(root_of(&python));
             pythons.extend(python.canonicalize().ok().as_deref().and_then(root_of));
@@ -195,7 +196,7 @@ impl SearchEnvironment {
         Self { overrides, toolkits, packages: paths("PYTHONPATH"), pythons, folders }
     }
 
-    /// Returns the folders to look into after the loader's path, with why.
+    /// Returns the folders to search after the loader's path, each with the way in which it was found.
     fn folders_for(&self, library: Library) -> Vec<(FoundBy, PathBuf)> {
         let mut folders = Vec::new();
         if library.is_of_the_toolkit() {
@@ -231,8 +232,8 @@ fn package_folders(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the folders of libraries below `packages/nvidia`: one a wheel before CUDA 13 (`cuda_nvrtc/lib`), one for all since
-/// (`cu13/lib`). Newest names first.
+/// Returns the folders of libraries below `packages/nvidia`: one per wheel before CUDA 13 (`cuda_nvrtc/lib`), a common one
+/// since (`cu13/lib`). Sorted by name, newest first.
 fn wheel_folders(packages: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = sorted_entries(&packages.join("nvidia"))
         .into_iter()
@@ -258,7 +259,7 @@ fn sorted_entries(folder: &Path) -> Vec<PathBuf> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FoundBy {
-    /// The process had it loaded.
+    /// The process had loaded it already.
     AlreadyLoaded,
     /// The user named the file.
     Override,
@@ -288,36 +289,37 @@ impl fmt::Display for FoundBy {
 /// A library that was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Its file.
+    /// The library's file.
     pub path: PathBuf,
     /// The way in which it was found.
     pub by: FoundBy,
-    /// Its version in its vendor's writing, where it can be asked without a device.
+    /// The library's version in its vendor's notation, if it can be read without a device.
     pub version: Option<String>,
 }
 
-/// One place that was tried in vain.
+/// A place that was tried without success.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attempt {
-    /// The file, or the name that the loader was asked for.
+    /// The file, or the name that was passed to the loader.
     pub place: String,
-    /// The reason why it did not do.
+    /// The reason for the failure.
     pub reason: String,
 }
 
 /// The result of a search for a library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SearchReport {
-    /// The library that was looked for.
+    /// The searched library.
     pub library: Library,
     /// The library, if it was found.
     pub found: Option<Found>,
-    /// The places that were tried in vain, in order.
+    /// The places that were tried without success, in order.
     pub tried: Vec<Attempt>,
 }
 
 impl SearchReport {
-    /// Returns the error of a library that was not found; names every place that was tried, and how to get the library.
+    /// Returns the error for a library that was not found. It names every place that was tried, and how to install the
+    /// library.
     pub(super) fn error(&self, call: &'static str) -> Error {
         Error::new(Code::LibraryMissing, call, self.to_string())
     }
@@ -339,19 +341,19 @@ impl fmt::Display for SearchReport {
     }
 }
 
-/// Looks for a library, loads it, asks for its version. It stays loaded.
+/// Searches for a library, loads it, and reads its version. The library stays loaded.
 pub fn locate(library: Library, environment: &SearchEnvironment) -> SearchReport {
     search(library, environment).1
 }
 
-/// A loaded library. It is never unloaded: what it handed out may be in use anywhere.
+/// A loaded library. It is never unloaded, because its functions and objects may be in use anywhere.
 pub(super) struct OpenLibrary {
     library: std::mem::ManuallyDrop<Loaded>,
     pub(super) path: PathBuf,
 }
 
 impl OpenLibrary {
-    /// Looks for a library and loads it; `call` is what a missing one is an error of.
+    /// Searches for a library and loads it; a missing library is an error of `call`.
     pub(super) fn open(
         library: Library,
         environment: &SearchEnvironment,
@@ -391,8 +393,8 @@ impl OpenLibrary {
         let dotted = |number: usize, unit: usize| {
             Some(format!("{}.{}.{}", number / (unit * 100), number / unit % 100, number % unit))
         };
-        // SAFETY: each branch gives the probe the signature that the vendor's header declares for it. None of them needs
-        // an initialised library or a device, and the pointers are to locals that outlive the calls.
+        // SAFETY: each branch gives the probe the signature that the vendor's header declares for it. No probe needs an
+        // initialised library or a device, and the pointers are to locals that outlive the calls.
         unsafe {
             match library {
                 Library::Driver => {
@@ -405,7 +407,7 @@ impl OpenLibrary {
                 }
                 Library::CublasLt => {
                     let number = function_at::<unsafe extern "C" fn() -> usize>(probe)?();
-                    // 11 and earlier counted otherwise; they are not among the files that are looked for.
+                    // 11 and earlier used another numbering; they are not among the searched files.
                     dotted(number, 100)
                 }
                 Library::Cudnn => {
@@ -417,7 +419,7 @@ impl OpenLibrary {
                     (get(&raw mut major) == 0)
                         .then(|| format!("{}.{}.{}", major / 10_000, major / 100 % 100, major % 100))
                 }
-                // A number that counts changes of the interface, such as 130000 of CUDA 13.0.
+                // A number that counts changes of the interface, such as 130000 for CUDA 13.0.
                 Library::Cupti => {
                     let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;
                     (get(&raw mut major) == 0).then(|| major.to_string())
@@ -478,14 +480,14 @@ fn find(
     None
 }
 
-/// Loads the libraries that lie in the folder of `file` and whose names begin with `prefix`, so that the loader knows them
-/// when another library asks for them by name.
+/// Loads the libraries in the folder of `file` whose names begin with `prefix`, so that the loader finds them when another
+/// library loads them by name.
 pub(super) fn load_beside(file: &Path, prefix: &str) {
     for beside in file.parent().map(sorted_entries).unwrap_or_default() {
         let name = beside.file_name().and_then(OsStr::to_str).unwrap_or_default();
         if name.starts_with(prefix) {
-            // SAFETY: as in `OpenLibrary::load`: a part of the library that was just loaded from the same folder. One that
-            // does not load is missed later, with a clear message.
+            // SAFETY: as in `OpenLibrary::load`: a part of the library that was just loaded from the same folder. If it
+            // does not load, the library that needs it fails later, with a clear message.
             let loaded = unsafe { Loaded::open(Some(&beside), RTLD_NOW | RTLD_LOCAL) };
             std::mem::forget(loaded);
         }
@@ -508,7 +510,7 @@ fn file_of(address: *const c_void) -> Option<PathBuf> {
     };
     // SAFETY: `dladdr` takes any address and fills `info`.
     let found = unsafe { libc::dladdr(address, &raw mut info) };
-    // SAFETY: on success the name is a string of the loader, which lives as long as the library: for ever.
+    // SAFETY: on success the name is a string of the loader, which lives as long as the library: forever.
     let name = (found != 0).then(|| unsafe { text_at(info.dli_fname) })?;
     (!name.is_empty()).then(|| PathBuf::from(name))
 }

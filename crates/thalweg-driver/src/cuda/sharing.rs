@@ -1,8 +1,8 @@
 //! Memory of several processes: physical memory as a file or a fabric handle, plain memory as an IPC handle.
 //!
-//! A handle from outside says neither how large nor on which device the memory is in a way that this process could rely on.
-//! The device is asked of the driver; the size of physical memory is the caller's word, and a wrong one is refused by the
-//! driver when it is mapped.
+//! A handle from another process does not contain the size or the device of the memory in a form that this process could
+//! rely on. The device is queried from the driver. The size of physical memory comes from the caller, and the driver
+//! refuses a wrong one when the memory is mapped.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -64,8 +64,8 @@ impl CudaDriver {
             ShareableHandle::Fabric(bytes) => bytes.as_ptr().cast_mut().cast(),
         };
         let mut raw: RawPhysical = 0;
-        // SAFETY: the descriptor is open, or the 64 bytes are readable, until the call returns; writes one handle. What is
-        // no handle of this type is refused.
+        // SAFETY: the descriptor is open, or the 64 bytes are readable, until the call returns; writes one handle. A handle
+        // of another type is refused.
         let outcome =
             unsafe { self.cuda.table.physical_import(&raw mut raw, source, handle_type_number(share_as)) };
         self.cuda.check(outcome, || format!("{bytes} bytes of device {device} from {handle:?}"))?;
@@ -81,7 +81,7 @@ impl CudaDriver {
     fn check_location(&self, physical: &Physical, call: &'static str) -> Result<()> {
         let device = self.device(physical.device)?;
         let mut properties = AllocationProperties::of_device(device.raw, PhysicalFlags::default());
-        // SAFETY: the handle is a live one; writes a whole properties struct.
+        // SAFETY: the handle is alive; writes an entire properties struct.
         let outcome = unsafe { self.cuda.table.physical_properties(&raw mut properties, physical.raw) };
         self.cuda.check(outcome, || format!("imported memory of device {}", device.index))?;
         if properties.location.kind == sys::LOCATION_DEVICE && properties.location.id == device.raw {
@@ -125,7 +125,7 @@ impl CudaDriver {
             // SAFETY: it was just opened, and nothing knows the address.
             let _ = unsafe { self.cuda.table.ipc_close(pointer) };
         })?;
-        // A handle that is open already gives the address that it has, and counts.
+        // A handle that is open already returns the same address, and is counted.
         let bytes = bytes - (pointer - start);
         self.ranges.open(pointer, Range { bytes, kind: RangeKind::Ipc { opened: 1 }, device });
         Ok(DevicePointer::new(pointer))
@@ -148,7 +148,7 @@ impl CudaDriver {
         Ok((DevicePointer::new(start), bytes))
     }
 
-    /// Returns what the driver itself knows, with the context of the device entered.
+    /// Queries the allocation from the driver, with the context of the device entered.
     fn allocation_around(&self, pointer: RawPointer) -> Result<(RawPointer, u64)> {
         let (mut start, mut bytes): (RawPointer, usize) = (0, 0);
         // SAFETY: writes an address and a number.
@@ -164,7 +164,7 @@ impl CudaDriver {
             return Err(Error::new(Code::InvalidValue, call, detail));
         };
         let closed = self.enter(range.device).and_then(|_| {
-            // SAFETY: `ipc_open` gave this address, and it is closed once for each time that it did.
+            // SAFETY: `ipc_open` returned this address, and it is closed once for each time that it was opened.
             let outcome = unsafe { self.cuda.table.ipc_close(pointer.address()) };
             self.cuda.check(outcome, || format!("{} bytes at {pointer:?}", range.bytes))
         });

@@ -1,12 +1,12 @@
 //! Copies between the device and ordinary host memory.
 //!
-//! The driver never sees a caller's slice. Given one, it may go on using it after the call (when the memory is pinned
-//! without our knowledge, when a capture turns the copy into a node that is replayed), and Rust would have freed or passed
-//! it elsewhere by then. Bytes go through blocks of pinned memory of our own: the host copies to or from a block while no
-//! work uses it, the copy engine does the rest, and an event says when the block is free again.
+//! The driver never sees a caller's slice. It might go on using it after the call (if the memory is pinned without our
+//! knowledge, or if a capture turns the copy into a node that is replayed), after Rust has freed it or passed it elsewhere.
+//! Bytes go through blocks of our own pinned memory: the host copies to or from a block while no work uses it, the copy
+//! engine does the rest, and an event shows when the block is free again.
 //!
-//! Small copies to the device take a small block each and never wait. Large ones pass through a few large blocks, the host
-//! filling one while the engine empties another, and wait when all of them are in flight.
+//! Small copies to the device take a small block each and never wait. Large ones use a few large blocks: the host fills one
+//! while the engine empties another, and waits if all of them are in flight.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -18,13 +18,13 @@ use super::pinned::PinnedBlock;
 use super::sys::{self, RawEvent};
 use crate::{Code, Result};
 
-/// Copies of up to so many bytes never wait for the device.
+/// The size, in bytes, up to which copies never wait for the device.
 const SMALL_BYTES: u64 = 64 << 10;
 pub(super) const LARGE_BYTES: u64 = 4 << 20;
-/// Large blocks of a device at most.
+/// The greatest number of large blocks per device.
 const LARGE_BLOCKS: usize = 4;
 
-/// A block of pinned memory and the event that says when its last copy is done.
+/// A block of pinned memory and the event that completes when its last copy is done.
 pub(super) struct Block {
     pub(super) memory: PinnedBlock,
     pub(super) event: RawEvent,
@@ -34,13 +34,13 @@ pub(super) struct Block {
 /// Blocks of one size.
 #[derive(Default)]
 struct Shelf {
-    /// Those that no call holds, the longest unused first.
+    /// The blocks that no call uses, the longest unused first.
     blocks: VecDeque<Block>,
-    /// All that exist.
+    /// The number of existing blocks.
     count: usize,
 }
 
-/// The staging memory of one device. It is kept until the process ends.
+/// The staging memory of one device, kept until the process ends.
 #[derive(Default)]
 pub(super) struct Staging {
     small: Mutex<Shelf>,
@@ -81,7 +81,7 @@ impl Staging {
         lock(self.shelf(block.memory.bytes())).blocks.push_back(block);
     }
 
-    /// Leaves a block to itself for ever: what uses it is not known. (Dropping one gives nothing back to the driver.)
+    /// Leaks a block that unknown work may use. (Dropping a block does not free its memory in the driver.)
     pub(super) fn abandon(&self, block: &Block) {
         let mut shelf = lock(self.shelf(block.memory.bytes()));
         shelf.count = shelf.count.saturating_sub(1);
@@ -118,7 +118,7 @@ impl Block {
         cuda.check(outcome, || "staging memory".to_owned())
     }
 
-    /// Marks the place on the stream after which the block is free.
+    /// Records the event on the stream after which the block is free.
     pub(super) fn record(&mut self, cuda: &Cuda, stream: &Stream) -> Result<()> {
         // SAFETY: the event is this block's own, the stream is looked up.
         let outcome = unsafe { cuda.table.event_record(self.event, stream.raw) };

@@ -19,7 +19,7 @@ use crate::{Code, Error, Result};
 
 /// NVIDIA's driver.
 ///
-/// There is one per process ([`CudaDriver::open`]): contexts, streams and memory are the process's too.
+/// There is one per process ([`CudaDriver::open`]), because contexts, streams and memory belong to the process, too.
 pub struct CudaDriver {
     pub(super) cuda: Cuda,
     pub(super) devices: Vec<Device>,
@@ -34,7 +34,8 @@ pub struct CudaDriver {
     pub(super) ranges: Ranges,
     pub(super) pinned: Pinned,
     pub(super) captures: Captures,
-    /// The streams on which captures began that have not ended: while there is one, no context is waited for on our own account.
+    /// The streams on which captures began that have not ended. While there is one, no context is waited for unless a
+    /// caller requests it.
     pub(super) capturing: Mutex<rustc_hash::FxHashSet<u64>>,
     pub(super) conditions: Table<Condition>,
     pub(super) families: Families,
@@ -61,9 +62,9 @@ impl CudaDriver {
     /// The environment is read at the first call that succeeds ([`SearchEnvironment::from_process`]).
     ///
     /// # Errors
-    /// [`LibraryMissing`](Code::LibraryMissing) where there is no driver, with the places that were searched;
-    /// [`NoDevice`](Code::NoDevice) where there is a driver and no device; [`Forked`](Code::Forked) in a child of a
-    /// process that had opened it; what the driver's initialisation answers otherwise.
+    /// [`LibraryMissing`](Code::LibraryMissing) if there is no driver, with the places that were searched;
+    /// [`NoDevice`](Code::NoDevice) if there is a driver and no device; [`Forked`](Code::Forked) in a child of a process
+    /// that had opened it; otherwise the error of the driver's initialisation.
     pub fn open() -> Result<Arc<Self>> {
         static DRIVER: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
         // Before the lock: the parent may have held it when it forked.
@@ -118,18 +119,19 @@ impl CudaDriver {
         })
     }
 
-    /// Remembers the calling thread's current context, and makes it current again when the guard is dropped.
+    /// Saves the calling thread's current context, and restores it when the guard is dropped.
     ///
-    /// A call of this driver makes the context of its device current, and leaves it so. A library in a program that keeps a
-    /// current device of its own (CUDA's runtime, and so PyTorch), or a green context, does its calls behind such a guard. It asks
-    /// the driver for nothing as long as nothing changes.
+    /// A call of this driver makes the context of its device current, and does not restore the previous one. A library in a
+    /// program that has a current device of its own (CUDA's runtime, and so PyTorch), or a green context, makes its calls
+    /// under such a guard. The guard calls the driver only if the context changes.
     pub fn keep_context(&self) -> ContextGuard<'_> {
         ContextGuard::new(&self.cuda)
     }
 
-    /// Returns the calling thread's current context, if it is one of this device and not the primary one: a green context. Its
-    /// legacy default stream is another one than the device's
-    /// ([`ExternalStream::default_of`](crate::ExternalStream::default_of)). `None`, too, for a device that was not used yet.
+    /// Returns the calling thread's current context, if it belongs to this device and is not the primary one: a green
+    /// context. Its legacy default stream differs from the device's
+    /// ([`ExternalStream::default_of`](crate::ExternalStream::default_of)). Also `None` for a device that has not been used
+    /// yet.
     #[inline]
     pub fn green_context(&self, device: u32) -> Option<u64> {
         let device = self.devices.get(device as usize)?;
@@ -143,7 +145,7 @@ impl CudaDriver {
         })
     }
 
-    /// Returns the device, its context made and current for the calling thread.
+    /// Makes the device's context current for the calling thread, creating it if needed.
     #[inline]
     pub(super) fn enter(&self, index: u32) -> Result<&Device> {
         let device = self.device(index)?;
@@ -151,17 +153,17 @@ impl CudaDriver {
         Ok(device)
     }
 
-    /// Returns the stream's device, the stream's context made and current for the calling thread.
+    /// Makes the stream's context current for the calling thread, creating it if needed. Returns the stream's device.
     #[inline]
     pub(super) fn enter_stream(&self, stream: &Stream) -> Result<&Device> {
         let Some(context) = stream.context else { return self.enter(stream.device) };
         let device = self.device(stream.device)?;
-        // SAFETY: the code that made the `ExternalStream` promised that it lives as long as its handles.
+        // SAFETY: the code that created the `ExternalStream` promised that it lives as long as its handles.
         unsafe { device.make_context_current(&self.cuda, context)? };
         Ok(device)
     }
 
-    /// Enters a device to give it work, or to wait for some: reports a host function that panicked.
+    /// Enters a device to submit work, or to wait for some: reports a host function that panicked.
     #[inline]
     pub(super) fn submit(&self, index: u32) -> Result<&Device> {
         let device = self.enter(index)?;

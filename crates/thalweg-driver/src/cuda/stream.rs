@@ -21,7 +21,7 @@ impl CudaDriver {
     pub(super) fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
         let device = self.enter(device)?;
         let (least, greatest) = device.context(&self.cuda)?.priorities;
-        // The greatest priority is the smallest number.
+        // The highest priority is the smallest number.
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         let mut raw = RawStream::default();
         // SAFETY: writes one handle.
@@ -96,7 +96,7 @@ impl CudaDriver {
         device.fault.check()
     }
 
-    /// Returns a query's answer: not ready is `false`.
+    /// Returns the result of a query: not ready is `false`.
     fn ready(&self, device: &Device, outcome: super::table::CallStatus, what: &str) -> Result<bool> {
         if outcome.status == Code::NotReady.number() {
             return Ok(false);
@@ -130,10 +130,10 @@ impl CudaDriver {
         Ok(StreamHandle::from_raw(self.streams.insert(stream)))
     }
 
-    /// Returns whether a stream is of a device's primary context, or of a green context that was made from it.
+    /// Returns whether a stream belongs to a device's primary context, or to a green context of the device.
     fn is_of(&self, stream: RawStream, device: &Device) -> Result<bool> {
         let mut context = RawContext::default();
-        // SAFETY: the code that made the `ExternalStream` promised that it is a live stream.
+        // SAFETY: the code that created the `ExternalStream` promised that it is a live stream.
         let outcome = unsafe { self.cuda.table.stream_get_context(stream, &raw mut context) };
         self.cuda
             .check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
@@ -141,7 +141,7 @@ impl CudaDriver {
             return Ok(true);
         }
         let mut raw: RawDevice = -1;
-        // SAFETY: as above; writes one number. A driver that is too old for the call has no green contexts either.
+        // SAFETY: as above; writes one number. A driver that is too old for the call has no green contexts.
         let outcome = unsafe { self.cuda.table.stream_get_device(stream, &raw mut raw) };
         Ok(outcome.is_success() && raw == device.raw)
     }
@@ -209,13 +209,13 @@ impl CudaDriver {
     pub(super) fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         let call = "cuEventElapsedTime";
         let first = self.events.get(start.raw(), call)?;
-        // The same event twice is one entry, looked up once.
+        // If both events are the same, its entry is looked up once.
         let second = if start == end { None } else { Some(self.events.get(end.raw(), call)?) };
         let last = second.as_ref().map_or(first.raw, |event| event.raw);
         self.enter(first.device)?;
         let mut milliseconds = 0.0_f32;
         let table = &self.cuda.table;
-        // SAFETY: both events are looked up; writes one number. The second signature is the first one's.
+        // SAFETY: both events are looked up; writes one number. Both versions have the same signature.
         let mut outcome = unsafe { table.event_elapsed_v2(&raw mut milliseconds, first.raw, last) };
         if outcome.missing.is_some() {
             // SAFETY: as above.

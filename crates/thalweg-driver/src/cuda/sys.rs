@@ -1,11 +1,11 @@
 //! The part of `cuda.h` that we use: types, constants and the table of entry points.
 //!
 //! The types are our own, in C's layout; a test compares every size, offset, constant and signature with a second,
-//! generated description of the same header. Handles are integers as wide as a pointer, one type each, so that they can
-//! be sent between threads and not be mixed up.
+//! generated description of the same header. Handles are integers as wide as a pointer, with one type each, so that they
+//! can be sent between threads and cannot be mixed up.
 //!
-//! Each entry point states the *version of CUDA that brought its signature*. It is looked up by that version, so a newer
-//! driver, which may have a newer signature under the same name, still gives us the one that is written here.
+//! Each entry point has the *version of CUDA that introduced its signature*. It is looked up by that version, so a newer
+//! driver, which may have a newer signature under the same name, still returns the one that is written here.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -137,9 +137,9 @@ pub(super) struct KernelNodeParameters {
     pub(super) shared_bytes: c_uint,
     pub(super) parameters: *mut *mut c_void,
     pub(super) extra: *mut *mut c_void,
-    /// Used where there is no function.
+    /// Used if `function` is null.
     pub(super) kernel: RawKernel,
-    /// Ignored where there is a function.
+    /// Ignored if there is a function.
     pub(super) context: RawContext,
 }
 
@@ -174,7 +174,7 @@ pub(super) const CLUSTER_DIMENSION: c_uint = 4;
 pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 impl LaunchAttribute {
-    /// Returns the attribute by which a launch may begin before what is in front of it on the stream is complete.
+    /// Returns the attribute by which a launch may begin before the earlier work of the stream is complete.
     pub(super) const fn programmatic_stream_serialization() -> Self {
         Self::enabled(PROGRAMMATIC_STREAM_SERIALIZATION)
     }
@@ -184,7 +184,7 @@ impl LaunchAttribute {
         Self::enabled(COOPERATIVE)
     }
 
-    /// Returns the attribute by which so many blocks are a cluster.
+    /// Returns the attribute that sets the number of blocks of a cluster.
     pub(super) const fn cluster(blocks: c_int) -> Self {
         let mut value = [0; 16];
         (value[0], value[1], value[2]) = (blocks, 1, 1);
@@ -207,16 +207,16 @@ pub(super) struct ConditionalNodeParameters {
     condition: u64,
     conditional: c_uint,
     count: c_uint,
-    /// The driver stores here where it has put the bodies.
+    /// The place where the driver stores the bodies.
     pub(super) bodies: *mut RawGraph,
     context: RawContext,
-    /// The room of the other kinds of nodes.
+    /// The room for the other kinds of nodes.
     rest: [u64; 25],
     reserved_after: i64,
 }
 
 impl ConditionalNodeParameters {
-    /// Returns where its fields are, for the comparison with generated bindings.
+    /// Returns the offsets of the fields, for the comparison with generated bindings.
     #[cfg(test)]
     pub(super) fn offsets() -> [usize; 7] {
         use std::mem::offset_of;
@@ -246,7 +246,7 @@ impl ConditionalNodeParameters {
     }
 }
 
-/// `CUDA_MEMCPY3D`, of which we read the size.
+/// `CUDA_MEMCPY3D`, of which we read the size only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CopyNodeParameters {
@@ -293,7 +293,7 @@ pub(super) const ADVISE_SET_PREFERRED_LOCATION: c_uint = 3;
 pub(super) const ADVISE_UNSET_PREFERRED_LOCATION: c_uint = 4;
 pub(super) const ADVISE_SET_ACCESSED_BY: c_uint = 5;
 pub(super) const ADVISE_UNSET_ACCESSED_BY: c_uint = 6;
-/// The host as a device, for the call that knows no locations.
+/// The host as a device, for the call without locations.
 pub(super) const DEVICE_CPU: RawDevice = -1;
 pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
@@ -335,7 +335,7 @@ pub(super) const POINTER_MEMORY_TYPE: c_uint = 2;
 pub(super) const MEMORY_TYPE_DEVICE: c_uint = 2;
 pub(super) const GET_PROC_ADDRESS_LEGACY_STREAM: u64 = 1;
 
-/// `CUdevice_attribute`, as far as [`DeviceProperties`](crate::DeviceProperties) needs it.
+/// `CUdevice_attribute`, the values that [`DeviceProperties`](crate::DeviceProperties) needs.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DeviceAttribute {

@@ -1,25 +1,25 @@
 //! Tables of entry points: how a function of a shared library is called.
 //!
-//! [`entry_points!`] turns a list of C signatures into a struct with one optional function a field, and one method a
-//! function that answers with an [`CallStatus`]: the status, and which call it was. An entry point that the installed
-//! library lacks is an outcome too, so that an old driver gives an error that names the entry point and the version that
-//! brought it, and everything else keeps working.
+//! [`entry_points!`] turns a list of C signatures into a struct with one optional function per field, and one method per
+//! function that returns a [`CallStatus`]: the status, and the name of the call. A missing entry point is a status too. So
+//! an old driver results in an error that names the entry point and the version that introduced it, and everything else
+//! keeps working.
 //!
-//! The table checks nothing about arguments: its methods are `unsafe`, and their callers argue.
+//! The table does not check arguments: its methods are `unsafe`, and their callers argue.
 
 use std::ffi::{CStr, c_char, c_void};
 
 /// One function of a shared library.
 pub(super) struct EntryPoint {
-    /// The name in the documentation (`cuMemAlloc`): what errors say.
+    /// The name in the documentation (`cuMemAlloc`), for errors.
     pub(super) name: &'static str,
     /// The exported symbol of the signature that we call (`cuMemAlloc_v2`).
     pub(super) symbol: &'static CStr,
-    /// The version of CUDA that brought this signature, as CUDA numbers it; 0 where versions mean nothing.
+    /// The version of CUDA that introduced this signature, as CUDA numbers it; 0 for libraries without versions.
     pub(super) version: i32,
 }
 
-/// The answer of an entry point.
+/// The result of an entry point.
 #[must_use]
 #[derive(Clone, Copy)]
 pub(super) struct CallStatus {
@@ -27,7 +27,7 @@ pub(super) struct CallStatus {
     pub(super) call: &'static str,
     /// The library's status; 0 is success everywhere.
     pub(super) status: u32,
-    /// Set where the library has no such entry point: the version that has it.
+    /// The version that has the entry point, if the library lacks it.
     pub(super) missing: Option<i32>,
 }
 
@@ -49,7 +49,7 @@ pub(super) unsafe fn text_at(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Turns a pointer that a loader gave into an optional function.
+/// Turns a pointer from a loader into an optional function.
 ///
 /// # Safety
 /// `F` is a type of `extern "C"` function, and `pointer` is null or the address of a function of that signature.
@@ -75,8 +75,8 @@ macro_rules! entry_points {
             /// Fills the table through `find`.
             ///
             /// # Safety
-            /// `find` answers null or the address of the C function of the entry point, in the signature that belongs
-            /// to its symbol; the functions stay loaded for the rest of the process.
+            /// `find` returns null or the address of the C function of the entry point, in the signature that belongs to
+            /// its symbol; the functions stay loaded for the rest of the process.
             pub(in crate::cuda) unsafe fn resolve(
                 mut find: impl FnMut(&$crate::cuda::table::EntryPoint) -> *const std::ffi::c_void,
             ) -> Self {
@@ -95,7 +95,7 @@ macro_rules! entry_points {
 
             $(
                 /// # Safety
-                /// What the library's documentation asks of the arguments.
+                /// The requirements of the library's documentation on the arguments.
                 // Signatures are C's: some are long.
                 #[allow(clippy::too_many_arguments)]
                 #[inline]

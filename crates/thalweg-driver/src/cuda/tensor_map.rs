@@ -4,7 +4,7 @@ use super::state::CudaDriver;
 use crate::Result;
 use crate::tensor_map::{TensorMap, TensorTiles};
 
-/// `CU_TENSOR_MAP_DATA_TYPE_UINT16`: bits are copied as they are.
+/// `CU_TENSOR_MAP_DATA_TYPE_UINT16`: bits are copied unchanged.
 const ELEMENTS_OF_16_BITS: u32 = 1;
 /// `CU_TENSOR_MAP_INTERLEAVE_NONE`.
 const NO_INTERLEAVE: u32 = 0;
@@ -12,10 +12,10 @@ const NO_INTERLEAVE: u32 = 0;
 const SWIZZLE_128_BYTES: u32 = 3;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
 const PROMOTION_256_BYTES: u32 = 3;
-/// `CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE`: what is outside is 0.
+/// `CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE`: elements outside the tensor are 0.
 const FILL_ZERO: u32 = 0;
 
-/// The memory that the driver writes a map into, aligned as it wants it.
+/// The memory into which the driver writes a map, with the required alignment.
 #[repr(C, align(64))]
 struct Aligned([u64; 16]);
 
@@ -27,8 +27,8 @@ impl CudaDriver {
         let [matrix_bytes, row_bytes] = tiles.strides;
         let (extents, strides) = ([elements, rows, matrices], [row_bytes, matrix_bytes]);
         let (tile, steps) = ([tiles.tile[1], tiles.tile[0], 1], [1_u32; 3]);
-        // SAFETY: writes the 128 bytes of `map`, which is aligned to 64; reads three extents, two strides, three numbers of a tile and three steps. The address
-        // is kept as a number.
+        // SAFETY: writes the 128 bytes of `map`, which is aligned to 64; reads three extents, two strides, three numbers of
+        // a tile and three steps. The address is stored as a number.
         let outcome = unsafe {
             self.cuda.table.tensor_map_encode_tiled(
                 map.0.as_mut_ptr().cast(),

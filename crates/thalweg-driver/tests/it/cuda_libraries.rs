@@ -1,4 +1,4 @@
-//! The CUDA driver on any machine that the tests run on: most have no GPU, some have no compiler either.
+//! The CUDA driver on any machine that runs the tests: most have no GPU, and some have no compiler.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ extern "C" __global__ void scale(float *target, const float *source, float facto
 }
 "#;
 
-/// Returns the compiler, or a line that says why the test is skipped.
+/// Returns the compiler; otherwise prints why the test is skipped.
 fn nvrtc() -> Option<Nvrtc> {
     match Nvrtc::load(&SearchEnvironment::from_process()) {
         Ok(nvrtc) => Some(nvrtc),

@@ -1,8 +1,8 @@
-//! Drivers around another driver: what they do not implement goes to that one.
+//! Drivers around another driver: calls that they do not implement are forwarded to it.
 
 const TRAIT: &str = include_str!("../../src/driver.rs");
 
-/// Returns the methods of the trait: the name, the names of the parameters, and the body where there is one.
+/// Returns the methods of the trait: the name, the names of the parameters, and the body if there is one.
 fn methods() -> Vec<(String, Vec<String>, Option<String>)> {
     let start = TRAIT.find("pub trait Driver").expect("the trait is here");
     let end = start + TRAIT[start..].find("\n}\n").expect("the trait ends");
@@ -32,7 +32,7 @@ fn every_call_goes_to_the_driver_inside_unless_it_is_implemented() {
     assert_eq!(has_none, ["name", "version", "device_count"], "what a driver says of itself");
     let mut forwarded = 0;
     for (name, parameters, body) in &methods {
-        // What asks about the drivers themselves goes to the one inside by `Option`.
+        // Methods about the drivers themselves are forwarded through `Option`.
         let asks = ["inner", "instrument", "reads_accesses"].contains(&&**name);
         let Some(body) = body.as_ref().filter(|_| !asks) else { continue };
         let call = format!("forwarded(self.inner(),\"{name}\")?.{name}({})", parameters.join(","));

@@ -1,36 +1,37 @@
 //! Attention as a graph of cuDNN's operations.
 //!
-//! cuDNN knows attention by its pattern, so the operations and their order are given: those that
-//! [cudnn-frontend](https://github.com/NVIDIA/cudnn-frontend) documents for cuDNN up to 9.20 (there, of the composite node).
-//! The row sums of the backward pass and all scratch memory are contiguous: engines take other strides without an error and
-//! compute other gradients.
+//! cuDNN recognises attention by its pattern, so the operations and their order are fixed. They are those that
+//! [cudnn-frontend](https://github.com/NVIDIA/cudnn-frontend) documents for cuDNN up to 9.20 (there, as the composite
+//! node). The row sums of the backward pass and all scratch memory are contiguous: engines accept other strides without an
+//! error and compute wrong gradients.
 
 use super::graph::{Extents, Format, Graph, Overrides, Pointwise, Reduction, Role, TensorIndex, transposed};
 use crate::attention::AttentionShape;
 use crate::library::ElementFormat;
 
-/// The strides of an operand: from one batch, head and position to the next; elements of a head follow one another.
+/// The strides of an operand: from one batch, head and position to the next. The elements of a head are contiguous.
 pub(super) type Strides = [i64; 3];
 
-/// Everything that a graph of attention depends on.
+/// A cache key: everything that a graph of attention depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Recipe {
     pub(super) shape: AttentionShape,
     pub(super) query: Strides,
     pub(super) key: Strides,
     pub(super) value: Strides,
-    /// Those of the mask, which 0 repeats.
+    /// The strides of the mask; 0 repeats.
     pub(super) mask: Option<Strides>,
     pub(super) output: Strides,
-    /// Those of the gradients of output, query, key and value, in a backward pass.
+    /// The strides of the gradients of output, query, key and value, in a backward pass.
     pub(super) gradients: Option<[Strides; 4]>,
-    /// Whether the query's gradient is one product, whose order is fixed, and no sum in f32 that blocks add to.
+    /// Whether the query's gradient is computed as one product in a fixed order, instead of a sum in f32 that blocks add
+    /// to.
     pub(super) deterministic: bool,
-    /// Whether lengths are told through memory, too: see [`Recipe::tells_lengths`].
+    /// Whether the lengths of the sequences are also passed in memory: see [`Recipe::tells_lengths`].
     pub(super) lengths: bool,
 }
 
-/// Returns a size as the library takes it: the sizes of a shape fit `i64`, which a [`Recipe`] has checked.
+/// Converts a size to the library's type. The sizes of a shape fit `i64`, which a [`Recipe`] has checked.
 const fn size(value: u64) -> i64 {
     value as i64
 }
@@ -72,14 +73,14 @@ impl Recipe {
         graph.tensor(role, transposed(self.key_sizes()), strides, self.format())
     }
 
-    /// Adds the lengths of queries and keys in memory, if they are told.
+    /// Adds the lengths of queries and keys in memory, if they are passed.
     fn lengths(&self, graph: &mut Graph) -> Option<[TensorIndex; 2]> {
         let sizes = [size(self.shape.batch), 1, 1, 1];
         let mut length = |role| graph.tensor(role, sizes, [1; 4], Format::I32);
         self.lengths.then(|| [length(Role::QueryLengths), length(Role::KeyLengths)])
     }
 
-    /// Adds a mask of what lies beyond the lengths.
+    /// Adds a mask of the positions beyond the lengths.
     fn pad(&self, graph: &mut Graph, scores: TensorIndex, lengths: [TensorIndex; 2]) -> TensorIndex {
         let (row, column) = (graph.index(scores, 2), graph.index(scores, 3));
         let row = graph.decide(Pointwise::Less, &[row, lengths[0]]);
@@ -89,7 +90,7 @@ impl Recipe {
         graph.map(Pointwise::Select, &[scores, masked, inside])
     }
 
-    /// Adds the mask to the scores, if there is one: of one batch or head where it repeats along those, and of all queries.
+    /// Adds the mask to the scores, if there is one. Along dimensions that it repeats (batches, heads) its size is one.
     fn mask(&self, graph: &mut Graph, scores: TensorIndex) -> TensorIndex {
         let Some(mut strides) = self.mask else { return scores };
         let mut sizes = self.score_sizes();

@@ -1,9 +1,10 @@
 //! A convolution, or one of its gradients, as one operation of cuDNN; a forward pass with its bias and activation.
 //!
-//! Where engines are to be tried, the first call that is not captured times them on its own stream and operands, and keeps the fastest: each
-//! writes the whole result, so that it does not matter how often. The device's lock is held meanwhile.
+//! If engines are to be tried, the first call that is not captured times them on its own stream and operands, and keeps the
+//! fastest. Each engine overwrites the entire result, so repeated runs are harmless. The device's lock is held meanwhile.
 //!
-//! This module and the one around it use each other: that keeps the plans of convolutions, which are made here with its handle.
+//! This module and its parent use each other: the parent keeps the plans of convolutions, which are made here with its
+//! handle.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +20,7 @@ use crate::{Code, DevicePointer, Error, Result};
 
 const NAME: &str = "cudnnBackendExecute";
 
-/// Products with elements as they are, not turned around (`CUDNN_CROSS_CORRELATION`).
+/// Cross-correlation: the kernel is not flipped (`CUDNN_CROSS_CORRELATION`).
 const CROSS_CORRELATION: u32 = 1;
 
 /// Engines that multiply with tensor cores: f32 as TF32 (`CUDNN_NUMERICAL_NOTE_TENSOR_CORE`).
@@ -31,27 +32,27 @@ const REDUCED_PRECISION_REDUCTION: u32 = 2;
 /// Engines whose results differ from run to run (`CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`).
 const NONDETERMINISTIC: u32 = 4;
 
-/// Everything that the plan of a convolution depends on.
+/// A cache key: everything that the plan of a convolution depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ConvolutionRecipe {
     shape: ConvolutionShape,
     pass: ConvolutionPass,
     allow_tf32: bool,
     deterministic: bool,
-    /// Whether the bias is followed by an activation, where there is a bias.
+    /// Whether an activation follows the bias; `None` without a bias.
     relu: Option<bool>,
     most_engines: u32,
 }
 
-/// A pass without its addresses: what the library can run for it, the first choice of its heuristics first.
+/// The engines that can run a pass, without addresses; the first choice of the library's heuristics is first.
 pub(super) struct ConvolutionPlan {
     engines: Vec<(Descriptor, u64)>,
-    /// The place of the fastest, once they were tried.
+    /// The index of the fastest engine, once they were tried.
     fastest: OnceLock<usize>,
 }
 
 impl ConvolutionPlan {
-    /// Returns the bytes of scratch memory that any engine needs that may run.
+    /// Returns the bytes of scratch memory that suffice for any engine that may run.
     fn workspace_bytes(&self) -> u64 {
         match self.fastest.get() {
             Some(&place) => self.engines[place].1,
@@ -60,13 +61,14 @@ impl ConvolutionPlan {
     }
 }
 
-/// The milliseconds of work that a function queues; `None` on a stream that captures. Blocks until it is done.
+/// A function that measures the milliseconds of the work that its argument queues; returns `None` on a stream that
+/// captures. Blocks until the work is done.
 pub(in crate::cuda) type Stopwatch<'a> = &'a dyn Fn(&mut dyn FnMut() -> Result<()>) -> Result<Option<f32>>;
 
-/// The number of times that an engine runs while it is timed, behind one run that loads it.
+/// The number of timed runs of an engine, after one run that loads it.
 const TIMED_RUNS: usize = 4;
 
-/// Returns sizes as the library takes them: they fit `i64`, which [`ConvolutionRecipe::new`] has checked.
+/// Converts sizes to the library's type. They fit `i64`, which [`ConvolutionRecipe::new`] has checked.
 fn numbers(values: &[u64]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }
@@ -116,7 +118,7 @@ impl ConvolutionRecipe {
         })
     }
 
-    /// Returns how many of the axes, from the last on, are told: two for what has no depth.
+    /// Returns how many of the axes, counted from the last, are passed to the library: two if there is no depth.
     fn axes(&self) -> usize {
         let ConvolutionShape { input, kernel, output, padding, .. } = self.shape;
         if (input[0], kernel[0], output[0], padding[0]) == (1, 1, 1, 0) { 2 } else { 3 }
@@ -144,7 +146,7 @@ impl ConvolutionRecipe {
         ]
     }
 
-    /// Describes a tensor: in memory, in the format of the operands, or between two operations, in f32.
+    /// Describes a tensor: an operand in memory, in the format of the operands, or an intermediate result, in f32.
     fn tensor(&self, api: &Arc<Api>, index: usize, sizes: &[i64], in_memory: bool) -> Result<Descriptor> {
         let made = api.descriptor(kind::TENSOR)?;
         let format = if in_memory { self.format() } else { Format::F32 };
@@ -177,7 +179,7 @@ impl ConvolutionRecipe {
         Ok(made)
     }
 
-    /// Returns whether an engine may be taken, by what the library says of its results.
+    /// Returns whether the library's numerical notes about an engine allow its use.
     fn takes(&self, notes: &[u32]) -> bool {
         let is_exact = self.shape.format == ElementFormat::R_32F;
         let has = |note| notes.contains(&note);
@@ -192,7 +194,7 @@ impl ConvolutionRecipe {
         let weight = memory(WEIGHT, &weight)?;
         let input = memory(INPUT, &input)?;
         let result = memory(OUTPUT, &output)?;
-        // What refers to a descriptor keeps it, so all of them live until the plans are made.
+        // A descriptor is kept alive by those that refer to it, so all of them live until the plans are made.
         let between = |index| self.tensor(api, index, &output, false);
         let product = self.relu.map(|_| between(PRODUCT)).transpose()?;
         let biased = self.relu.filter(|&relu| relu).map(|_| between(BIASED)).transpose()?;
@@ -230,17 +232,17 @@ impl ConvolutionRecipe {
         operations.iter().try_for_each(Descriptor::finalize)?;
         let will_do = |engine: &Descriptor| Ok(self.takes(&numerical_notes(api, engine)?));
         let mut engines = plans_of(api, handle, &operations, will_do, self.most_engines as usize)?;
-        // The heuristics' first choice stays, whatever it needs.
+        // The heuristics' first choice is kept, however much workspace it needs.
         let mut is_first = true;
         engines.retain(|(_, bytes)| std::mem::take(&mut is_first) || *bytes <= LARGEST_WORKSPACE);
         Ok(ConvolutionPlan { engines, fastest: OnceLock::new() })
     }
 }
 
-/// The most bytes of workspace of an engine that is tried.
+/// The greatest workspace, in bytes, of an engine that is tried.
 const LARGEST_WORKSPACE: u64 = 1 << 30;
 
-/// The places of tensors in the graph: the operands, and what lies between a product and the output.
+/// The indices of tensors in the graph: the operands, and the intermediate results between the product and the output.
 const WEIGHT: usize = 0;
 const INPUT: usize = 1;
 const OUTPUT: usize = 2;
@@ -289,7 +291,8 @@ impl Cudnn {
         Ok(plan.workspace_bytes())
     }
 
-    /// Queues a pass of a convolution; the first call may try engines, each of which `stopwatch` times. The device's context is current.
+    /// Queues a pass of a convolution; the first call may try engines, which `stopwatch` times. The device's context is
+    /// current.
     pub(in crate::cuda) fn convolution(
         &self,
         device: u32,
@@ -309,12 +312,12 @@ impl Cudnn {
         let bias = call.epilogue.map_or(DevicePointer::new(0), |epilogue| epilogue.bias);
         let ids = [WEIGHT, INPUT, OUTPUT, BIAS].map(id);
         let pointers = [call.weight, call.input, call.output, bias].map(DevicePointer::address);
-        // The bias comes last, so that it can be left out.
+        // The bias is last, so that it can be left out.
         let count = ids.len() - usize::from(call.epilogue.is_none());
         let bindings = (&ids[..count], &pointers[..count]);
         let run = |engine: &Descriptor| {
-            // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans; the addresses are used by kernels
-            // only, whose affair they are.
+            // SAFETY: the lock is held, so only this thread uses the handle and the device's plans; the addresses are used
+            // by kernels only, and the contract leaves those to the caller.
             unsafe { self.api.execute(handle, stream, engine, bindings, workspace.address()) }
         };
         let place = match plan.fastest.get() {
@@ -329,7 +332,7 @@ impl Cudnn {
     }
 }
 
-/// Returns the place of the engine that takes the least time; `None` where nothing can be timed. One that fails is passed over.
+/// Returns the index of the fastest engine; `None` if nothing can be timed. An engine that fails is skipped.
 fn fastest(
     engines: &[(Descriptor, u64)],
     run: &impl Fn(&Descriptor) -> Result<()>,

@@ -1,4 +1,4 @@
-//! cuDNN's descriptors: typed attributes of opaque objects, and the library's graphs and plans made of them.
+//! cuDNN's descriptors: typed attributes of opaque objects, and the library's graphs and plans made from them.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
     pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
     pub(in crate::cuda) const CONVOLUTION_STRIDES: u32 = 103;
-    /// Behind the last element, and before the first.
+    /// After the last element, and before the first.
     pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
     pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
@@ -83,7 +83,8 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
     pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
     pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
-    /// Of a convolution and its two gradients: the factors of result and addend, the convolution, and weight, input and output.
+    /// The attributes of a convolution and its two gradients: the factors of result and addend, the convolution, and
+    /// weight, input and output.
     pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
@@ -120,10 +121,11 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const OPERATION_RESHAPE_OUTPUT: u32 = 2201;
 }
 
-/// Ways to ask for engines (`cudnnBackendHeurMode_t`): those that its model of speed prefers, then any that can.
+/// The modes of heuristics for finding engines (`cudnnBackendHeurMode_t`): first the engines that the performance model
+/// prefers, then any engine that works.
 pub(in crate::cuda) const HEURISTIC_MODES: [u32; 2] = [3, 2];
 
-/// The first of the statuses (`cudnnStatus_t`) that say "not supported", and the first behind them.
+/// The statuses (`cudnnStatus_t`) that mean "not supported".
 pub(in crate::cuda) const NOT_SUPPORTED: std::ops::Range<u32> = 3000..4000;
 
 /// The alignment of every address, in bytes.
@@ -132,13 +134,13 @@ pub(super) const ALIGNMENT_BYTES: i64 = 16;
 /// The functions of the library, shared by the descriptors that it made.
 pub(super) struct Api {
     table: CudnnTable,
-    /// 91400 of 9.14.0.
+    /// The version: 91400 for 9.14.0.
     pub(super) version: usize,
     status_name: Option<unsafe extern "C" fn(u32) -> *const c_char>,
     last_error: Option<unsafe extern "C" fn(*mut c_char, usize)>,
 }
 
-/// A descriptor that goes back when it is dropped.
+/// A descriptor that is destroyed when it is dropped.
 pub(super) struct Descriptor {
     api: Arc<Api>,
     raw: usize,
@@ -184,8 +186,8 @@ impl Api {
             return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
         }
         let mut words: [c_char; 512] = [0; 512];
-        // SAFETY: the first function takes any number and answers with a string of the library; the second writes at most that
-        // many bytes, a 0 at their end, about this thread's last call.
+        // SAFETY: the first function takes any number and returns a string of the library; the second writes at most the
+        // given number of bytes, terminated by a 0, about this thread's last call.
         let (name, words) = unsafe {
             let name = self.status_name.map(|name| text_at(name(outcome.status))).unwrap_or_default();
             if let Some(last_error) = self.last_error {
@@ -223,8 +225,8 @@ impl Api {
     /// Executes a plan on a stream of the handle's device.
     ///
     /// # Safety
-    /// No other thread uses the handle or the plan. `pointers` are addresses for `ids`: in host memory for numbers, which are read
-    /// before the call returns.
+    /// No other thread uses the handle or the plan. `pointers` are the addresses for `ids`: in host memory for scalars,
+    /// which are read before the call returns.
     pub(super) unsafe fn execute(
         self: &Arc<Self>,
         handle: usize,
@@ -238,7 +240,7 @@ impl Api {
         pack.set(attribute::VARIANT_PACK_POINTERS, of_type::POINTER, pointers)?;
         pack.set(attribute::VARIANT_PACK_WORKSPACE, of_type::POINTER, &[workspace])?;
         pack.finalize()?;
-        // SAFETY: the handle, the stream, the plan and the pack live; the rest is the caller's promise.
+        // SAFETY: the handle, the stream, the plan and the pack are alive; the rest is the caller's promise.
         unsafe {
             self.check(self.table.set_stream(handle, stream), || "the stream".to_owned())?;
             self.check(self.table.execute(handle, plan.raw, pack.raw), || "the execution".to_owned())
@@ -246,7 +248,7 @@ impl Api {
     }
 }
 
-/// Types whose values an attribute is made of, as the library reads them.
+/// Types of the values of attributes, as the library reads them.
 pub(super) trait Value: Copy {}
 impl Value for i64 {}
 impl Value for u64 {}
@@ -273,13 +275,14 @@ impl Descriptor {
     }
 
     pub(super) fn finalize(&self) -> Result<()> {
-        // SAFETY: the descriptor lives.
+        // SAFETY: the descriptor is alive.
         let outcome = unsafe { self.api.table.finalize(self.raw) };
         self.api.check(outcome, || "a description".to_owned())
     }
 }
 
-/// A builder of the library's descriptors of a graph. What refers to a descriptor keeps it, so these live until the plan is made.
+/// A builder of the library's descriptors of a graph. A descriptor is kept alive by those that refer to it, so these live
+/// until the plan is made.
 struct Builder<'a> {
     api: &'a Arc<Api>,
     tensors: Vec<Descriptor>,
@@ -363,7 +366,8 @@ impl Builder<'_> {
     }
 }
 
-/// Describes a function of tensors: its mode, which has to live until the plan is made, and the operation, which is not finalized.
+/// Describes a function of tensors. Returns the descriptor of its mode, which must live until the plan is made, and the
+/// operation, which is not finalized.
 pub(super) fn pointwise<'t>(
     api: &Arc<Api>,
     (mode, compute, axis): (Pointwise, Format, Option<i64>),
@@ -386,13 +390,13 @@ pub(super) fn pointwise<'t>(
     Ok([how, made])
 }
 
-/// Returns the id that a graph's tensor goes by.
+/// Returns the id of a graph's tensor.
 pub(super) const fn id(index: usize) -> i64 {
     index as i64 + 1
 }
 
-/// Makes a plan for a graph, and says how many bytes of workspace it needs: the first engine of the library's heuristics that
-/// can do it.
+/// Makes a plan for a graph with the first engine of the library's heuristics that supports it. Returns the plan and the
+/// bytes of its workspace.
 pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Descriptor, u64)> {
     let mut builder = Builder { api, tensors: Vec::new(), operations: Vec::new(), modes: Vec::new() };
     for (index, tensor) in graph.tensors.iter().enumerate() {
@@ -404,13 +408,13 @@ pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Desc
     plan_of(api, handle, &builder.operations)
 }
 
-/// Makes a plan for operations by the first engine of the library's heuristics that can do them.
+/// Makes a plan for operations with the first engine of the library's heuristics that supports them.
 fn plan_of(api: &Arc<Api>, handle: usize, operations: &[Descriptor]) -> Result<(Descriptor, u64)> {
     plans_of(api, handle, operations, |_| Ok(true), 1).map(|mut plans| plans.swap_remove(0))
 }
 
-/// Makes plans for operations by the first engines of the library's heuristics that will do and that can do them: one at least, and `most` at
-/// most, each with the bytes of its workspace.
+/// Makes plans for operations with the first engines of the library's heuristics that pass the filter and support them: at
+/// least one and at most `most`. Returns each with the bytes of its workspace.
 pub(super) fn plans_of(
     api: &Arc<Api>,
     handle: usize,
@@ -440,7 +444,7 @@ pub(super) fn plans_of(
                 return Ok(plans);
             }
         }
-        // What can do it at all is asked for only where the model of speed names nothing.
+        // The fallback mode is used only if the performance model returns no engine.
         if !plans.is_empty() {
             return Ok(plans);
         }
@@ -451,7 +455,7 @@ pub(super) fn plans_of(
     Err(Error::new(Code::NotSupported, "cudnnBackendFinalize", detail).with_detail(&why))
 }
 
-/// Returns what an engine's results are subject to (`cudnnBackendNumericalNote_t`).
+/// Returns an engine's numerical notes (`cudnnBackendNumericalNote_t`).
 pub(super) fn numerical_notes(api: &Arc<Api>, configuration: &Descriptor) -> Result<Vec<u32>> {
     let engine = api.descriptor(kind::ENGINE)?;
     let (mut raw, mut notes, mut count) = (engine.raw, [0_u32; 32], 0_i64);
@@ -469,14 +473,14 @@ pub(super) fn numerical_notes(api: &Arc<Api>, configuration: &Descriptor) -> Res
     Ok(notes[..count].to_vec())
 }
 
-/// Asks for the engines, set up, that a mode of the heuristics prefers, the first one first.
+/// Returns the configured engines that a mode of the heuristics prefers, best first.
 fn configurations(api: &Arc<Api>, graph: &Descriptor, mode: u32) -> Result<Vec<Descriptor>> {
     let heuristic = api.descriptor(kind::HEURISTIC)?;
     heuristic.refer(attribute::HEURISTIC_GRAPH, graph)?;
     heuristic.set(attribute::HEURISTIC_MODE, of_type::HEURISTIC_MODE, &[mode])?;
     heuristic.finalize()?;
     let get = |room: i64, count: &mut i64, values: *mut c_void| {
-        // SAFETY: writes the count, and at most `room` descriptors into as many that were made for it.
+        // SAFETY: writes the count, and at most `room` descriptors into the `room` that were made for it.
         let outcome = unsafe {
             let (results, of_type) = (attribute::HEURISTIC_RESULTS, of_type::DESCRIPTOR);
             api.table.descriptor_get(heuristic.raw, results, of_type, room, &raw mut *count, values)
@@ -489,7 +493,7 @@ fn configurations(api: &Arc<Api>, graph: &Descriptor, mode: u32) -> Result<Vec<D
         (0..count).map(|_| api.descriptor(kind::ENGINE_CONFIGURATION)).collect::<Result<_>>()?;
     let mut raw: Vec<usize> = made.iter().map(|descriptor| descriptor.raw).collect();
     get(raw.len() as i64, &mut count, raw.as_mut_ptr().cast())?;
-    // The library fills the descriptors that it was given, from the first on.
+    // The library fills the descriptors from the first on.
     Ok(made.into_iter().take(usize::try_from(count).unwrap_or(0)).collect())
 }
 

@@ -1,7 +1,7 @@
-//! A graph of operations as cuDNN's graph interface takes it, as data: tensors, and the operations between them.
+//! A graph of operations for cuDNN's graph interface, as data: tensors, and the operations between them.
 //!
-//! cuDNN does not run such a graph node by node: it looks for an engine that knows the whole pattern. What lies between the
-//! operations (*virtual* tensors) has no memory.
+//! cuDNN does not run such a graph node by node: it finds an engine that implements the entire pattern. The tensors between
+//! the operations (*virtual* tensors) have no memory.
 
 /// The number of dimensions of every tensor here.
 pub(super) const RANK: usize = 4;
@@ -25,14 +25,14 @@ pub(in crate::cuda) enum Format {
     Bool = 11,
 }
 
-/// The memory or the number that a tensor stands for: what an execution gives an address for.
+/// The role of a tensor in memory, or of a scalar, for which an execution passes an address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub(super) enum Role {
     Query,
     Key,
     Value,
-    /// Numbers that are added to the scores.
+    /// The tensor that is added to the scores.
     Mask,
     Output,
     LogSumExp,
@@ -40,7 +40,7 @@ pub(super) enum Role {
     QueryGradient,
     KeyGradient,
     ValueGradient,
-    /// Σ output gradient · output of each row: scratch memory.
+    /// Σ output gradient · output for each row: scratch memory.
     RowProducts,
     /// The query's gradient in f32: scratch memory.
     QuerySums,
@@ -48,28 +48,28 @@ pub(super) enum Role {
     QueryLengths,
     /// The number of keys, once per batch: scratch memory.
     KeyLengths,
-    /// The factor of the scores: a number, like the two below.
+    /// The factor of the scores: a scalar, like the next two.
     Scale,
     /// One.
     One,
-    /// The score of what is masked out.
+    /// The score of masked positions.
     Masked,
 }
 
 impl Role {
-    /// Returns whether it is one number, which an execution takes from host memory.
+    /// Returns whether the role is a scalar, which an execution reads from host memory.
     pub(super) const fn is_number(self) -> bool {
         matches!(self, Self::Scale | Self::One | Self::Masked)
     }
 }
 
-/// The place of a tensor in its graph.
+/// The index of a tensor in its graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TensorIndex(pub(super) usize);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Tensor {
-    /// `None` for a virtual tensor.
+    /// The role; `None` for a virtual tensor.
     pub(super) role: Option<Role>,
     pub(super) sizes: Extents,
     pub(super) strides: Extents,
@@ -91,7 +91,7 @@ pub(in crate::cuda) enum Pointwise {
     GreaterOrEqual = 303,
     Less = 304,
     And = 400,
-    /// The place of the element along an axis.
+    /// The index of the element along an axis.
     Index = 501,
     /// The first operand where the third is true, the second elsewhere.
     Select = 601,
@@ -105,7 +105,8 @@ pub(in crate::cuda) enum Reduction {
     Maximum = 3,
 }
 
-/// The sizes of a product that tensors give instead of the operands' sizes: rows of the output, columns, and the sum's length.
+/// The sizes of a product that tensors contain, in place of the operands' sizes: rows of the output, columns, and the
+/// length of the sum.
 pub(super) type Overrides = [Option<TensorIndex>; 3];
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -118,11 +119,12 @@ pub(super) enum Operation {
         /// The axis of [`Pointwise::Index`].
         axis: Option<i64>,
     },
-    /// A product of the last two dimensions. Where `b` has fewer of the second dimension (heads), several of `a` share one.
+    /// A product of the last two dimensions. If `b` has a smaller second dimension (heads), several heads of `a` share one
+    /// of `b`.
     Matmul { a: TensorIndex, b: TensorIndex, output: TensorIndex, overrides: Overrides },
-    /// A reduction of every dimension that the output has less of.
+    /// A reduction over every dimension in which the output is smaller.
     Reduction { mode: Reduction, input: TensorIndex, output: TensorIndex },
-    /// All elements under other sizes and strides: here, always two dimensions swapped.
+    /// All elements with other sizes and strides: here, always two swapped dimensions.
     Reshape { input: TensorIndex, output: TensorIndex },
 }
 
@@ -161,13 +163,13 @@ impl Graph {
         self.push(Tensor { role: Some(role), sizes, strides, format })
     }
 
-    /// Adds a number, or returns the one that was added.
+    /// Returns a scalar, adding it if it is new.
     pub(super) fn number(&mut self, role: Role) -> TensorIndex {
         let known = self.tensors.iter().position(|tensor| tensor.role == Some(role));
         known.map_or_else(|| self.tensor(role, [1; RANK], [1; RANK], Format::F32), TensorIndex)
     }
 
-    /// Adds a tensor without memory, contiguous as far as that means anything.
+    /// Adds a virtual tensor, described as contiguous.
     pub(super) fn between(&mut self, sizes: Extents, format: Format) -> TensorIndex {
         self.push(Tensor { role: None, sizes, strides: contiguous(sizes), format })
     }
@@ -182,14 +184,14 @@ impl Graph {
         self.operations.push(Operation::Pointwise { mode, inputs, output, compute, axis: None });
     }
 
-    /// Adds a function in f32, and its output, of the first operand's sizes.
+    /// Adds a function in f32 with a new virtual output of the first operand's sizes.
     pub(super) fn map(&mut self, mode: Pointwise, inputs: &[TensorIndex]) -> TensorIndex {
         let output = self.between(self.tensors[inputs[0].0].sizes, Format::F32);
         self.point(mode, inputs, output);
         output
     }
 
-    /// Adds the places of elements along an axis of a tensor.
+    /// Adds the indices of elements along an axis of a tensor.
     pub(super) fn index(&mut self, of: TensorIndex, axis: i64) -> TensorIndex {
         let output = self.between(self.tensors[of.0].sizes, Format::I32);
         self.operations.push(Operation::Pointwise {
@@ -202,7 +204,7 @@ impl Graph {
         output
     }
 
-    /// Adds a comparison, or a function of truth values.
+    /// Adds a comparison, or a function of booleans.
     pub(super) fn decide(&mut self, mode: Pointwise, inputs: &[TensorIndex]) -> TensorIndex {
         let output = self.between(self.tensors[inputs[0].0].sizes, Format::Bool);
         self.point_in(Format::Bool, mode, inputs, output);

@@ -1,14 +1,14 @@
 //! Attention and convolution through cuDNN's graph interface.
 //!
 //! - `graph` is a graph of operations as data, `attention` the graphs of attention and its backward pass.
-//! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the engine that its heuristics name first and
-//!   that takes the graph.
+//! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the first engine of its heuristics
+//!   that supports the graph.
 //!
-//! A plan takes the library some tenths of a second and is kept by everything that it depends on: sizes, strides, format, mask
-//! and device, not addresses or the scale. A pass therefore runs the same engine whenever it is asked for in a process, captured
-//! or not. That a plan cannot be made is kept, too.
+//! Making a plan takes some tenths of a second, so it is kept under everything that it depends on: sizes, strides, format,
+//! mask and device, but not addresses or the scale. A pass therefore always runs the same engine in a process, captured or
+//! not. The failure to make a plan is kept, too.
 //!
-//! The library allows one thread at a time on a handle; a lock a device orders them.
+//! The library allows one thread at a time on a handle; one lock per device orders them.
 
 mod attention;
 mod convolution;
@@ -38,40 +38,40 @@ pub(super) use self::descriptors::{CudnnTable, HEURISTIC_MODES, NOT_SUPPORTED, a
 #[cfg(test)]
 pub(super) use self::graph::{Format, Pointwise, Reduction};
 
-/// The oldest version that clears its sums by itself.
+/// The oldest version that clears its sums itself.
 const OLDEST: usize = 90_600;
 
 /// Versions whose attention is known to be wrong, by the support surface of cudnn-frontend.
 const BROKEN: [usize; 2] = [91_000, 91_001];
 
-/// The last version whose backward pass reads beyond a sequence whose length is not a multiple of [`LENGTH_MULTIPLE`], unless
-/// lengths are told (cudnn-frontend does the same; pytorch/pytorch#169849).
+/// The last version whose backward pass reads beyond a sequence whose length is not a multiple of [`LENGTH_MULTIPLE`],
+/// unless lengths are passed (cudnn-frontend does the same; pytorch/pytorch#169849).
 const NEEDS_LENGTHS: usize = 91_500;
 const LENGTH_MULTIPLE: u64 = 128;
 
-/// The first version that takes an infinite score for what is masked out.
+/// The first version that accepts an infinite score for masked positions.
 const TAKES_INFINITY: usize = 91_000;
 
-/// The alignment of a part of the workspace, in bytes.
+/// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
 
-/// Plans of a device are made anew when there are so many.
+/// The number of plans of a device at which all are dropped.
 const PLANS: usize = 1024;
 
-/// A pass without its addresses.
+/// The plan of a pass, without addresses.
 struct AttentionPlan {
     descriptor: Descriptor,
-    /// The memory and the numbers that the graph names, and their ids.
+    /// The memory and the scalars that the graph names, and their ids.
     roles: Vec<Role>,
     ids: Vec<i64>,
-    /// The places of our own scratch memory in the workspace; the library's comes first.
+    /// The offsets of our own scratch memory in the workspace, after the library's.
     scratch: Vec<(Role, u64)>,
     workspace_bytes: u64,
 }
 
 #[derive(Default)]
 struct DeviceState {
-    /// Made in the device's context.
+    /// The library's handle, made in the device's context.
     handle: Option<usize>,
     plans: FxHashMap<Recipe, Result<Arc<AttentionPlan>>>,
     convolutions: FxHashMap<ConvolutionRecipe, Result<Arc<ConvolutionPlan>>>,
@@ -95,7 +95,7 @@ fn describe(call: &AttentionCall) -> String {
     )
 }
 
-/// Returns the strides of an operand as the library gets them, or why it cannot have them.
+/// Returns the strides of an operand for the library, or why they are not possible.
 fn strides(
     name: &str,
     operand: &AttentionOperand,
@@ -110,7 +110,7 @@ fn strides(
     let contiguous = [heads * positions * head_size, positions * head_size, head_size];
     let mut strides = [0; 3];
     for (dimension, stride) in strides.iter_mut().enumerate() {
-        // A dimension of one element has no next one, so any stride will do.
+        // A dimension of one element has no next one, so its stride does not matter.
         let own = if sizes[dimension] == 1 { contiguous[dimension] } else { operand.strides[dimension] };
         if own == 0 && is_written {
             return Err(format!("{name} is written, and its elements would lie in one place"));
@@ -122,7 +122,7 @@ fn strides(
     Ok(strides)
 }
 
-/// Returns the strides of a mask as the library gets them, or why it cannot have them.
+/// Returns the strides of a mask for the library, or why they are not possible.
 fn mask_strides(AttentionMask { address, strides }: AttentionMask) -> Result<Strides, String> {
     let address = address.address();
     if !address.is_multiple_of(16) {
@@ -137,7 +137,7 @@ fn mask_strides(AttentionMask { address, strides }: AttentionMask) -> Result<Str
 }
 
 impl Recipe {
-    /// Creates the recipe of a call whose sizes and strides make sense.
+    /// Creates the recipe of a call; the error is the reason why its sizes or strides are invalid.
     fn new(call: &AttentionCall, version: usize) -> Result<Self, String> {
         let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, .. } = call.shape;
         let sizes = [batch, heads, kv_heads, queries, keys, head_size];
@@ -183,14 +183,14 @@ impl Recipe {
         })
     }
 
-    /// Returns whether a version must be told lengths through memory.
+    /// Returns whether a version needs lengths that are passed in memory.
     const fn tells_lengths(shape: &AttentionShape, is_backward: bool, version: usize) -> bool {
         let whole =
             shape.keys.is_multiple_of(LENGTH_MULTIPLE) && shape.queries.is_multiple_of(LENGTH_MULTIPLE);
         is_backward && !whole && version <= NEEDS_LENGTHS
     }
 
-    /// Returns the bytes of our own scratch memory for a role.
+    /// Returns the size of a role, if it is our own scratch memory.
     const fn scratch_bytes(&self, role: Role) -> Option<u64> {
         let AttentionShape { batch, heads, queries, head_size, .. } = self.shape;
         match role {
@@ -202,7 +202,8 @@ impl Recipe {
     }
 }
 
-/// Returns the plan for a recipe, made at the first call; that there is none is kept, too, and other failures are not. Beyond [`PLANS`] all are dropped.
+/// Returns the plan for a recipe, made at the first call. If it is not supported, that is kept, too; other failures are
+/// not. At [`PLANS`] all plans are dropped.
 fn kept<R: Copy + Eq + Hash, P>(
     plans: &mut FxHashMap<R, Result<Arc<P>>>,
     recipe: &R,
@@ -244,7 +245,7 @@ impl Cudnn {
             .map_err(|why| Error::new(Code::InvalidValue, name, format!("{why}: {}", detail())))
     }
 
-    /// Returns a device's handle; made at the first call.
+    /// Returns a device's handle, made at the first call.
     fn handle(&self, device: u32, state: &mut DeviceState) -> Result<usize> {
         match state.handle {
             Some(handle) => Ok(handle),
@@ -252,7 +253,7 @@ impl Cudnn {
         }
     }
 
-    /// Returns the handle and the plan for a recipe; made at the first call.
+    /// Returns the handle and the plan for a recipe, made at the first call.
     fn plan(
         &self,
         device: u32,
@@ -293,7 +294,7 @@ impl Cudnn {
         Ok(plan.workspace_bytes)
     }
 
-    /// Queues a pass. The device's context is current; `fill` queues a fill of so many 32-bit words.
+    /// Queues a pass. The device's context is current; `fill` queues a fill of a number of 32-bit words.
     pub(super) fn attention(
         &self,
         device: u32,
@@ -316,7 +317,7 @@ impl Cudnn {
                 Role::KeyLengths => call.shape.keys,
                 _ => continue,
             };
-            // A length is less than 2^31, as the recipe has it.
+            // A length is less than 2^31, which the recipe has checked.
             fill(workspace.offset(start), length as u32, call.shape.batch)?;
         }
         let masked = if self.api.version < TAKES_INFINITY { f32::MIN } else { f32::NEG_INFINITY };
@@ -335,15 +336,15 @@ impl Cudnn {
             })
             .collect();
         let bindings = (plan.ids.as_slice(), pointers.as_slice());
-        // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans. The numbers live until the call
-        // returns; the other addresses are used by kernels only, whose affair they are.
+        // SAFETY: the lock is held, so only this thread uses the handle and the device's plans. The scalars live until the
+        // call returns; the other addresses are used by kernels only, and the contract leaves those to the caller.
         let outcome =
             unsafe { self.api.execute(handle, stream, &plan.descriptor, bindings, workspace.address()) };
         outcome.map_err(|error| error.with_detail(&detail()))
     }
 }
 
-/// Returns the start of a call's workspace, or why it will not do.
+/// Returns the start of a call's workspace, or why it is not suitable.
 fn workspace_of(given: Option<(DevicePointer, u64)>, needed: u64) -> Result<DevicePointer, String> {
     let (start, bytes) = given.unwrap_or((DevicePointer::new(0), 0));
     if bytes < needed {
@@ -355,7 +356,7 @@ fn workspace_of(given: Option<(DevicePointer, u64)>, needed: u64) -> Result<Devi
     Ok(start)
 }
 
-/// Returns the address that a call gives for a role; `None` for what is in the workspace.
+/// Returns the address that a call passes for a role; `None` for scratch memory in the workspace.
 fn address_of(call: &AttentionCall, role: Role) -> Option<u64> {
     let gradients = call.gradients;
     let address = match role {

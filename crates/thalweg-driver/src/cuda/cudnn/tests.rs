@@ -1,4 +1,4 @@
-//! Runs the graphs on the host, in f64, and holds them against attention by its definition.
+//! Runs the graphs on the host, in f64, and compares them with attention by its definition.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ fn offset(place: Extents, strides: Extents) -> usize {
     place.iter().zip(strides).map(|(at, stride)| at * stride).sum::<i64>() as usize
 }
 
-/// The elements of tensors by place, and what lies in memory.
+/// The elements of tensors by index, and the contents of memory.
 struct Interpreter<'a> {
     graph: &'a Graph,
     memory: &'a mut HashMap<Role, Vec<f64>>,
@@ -25,7 +25,7 @@ struct Interpreter<'a> {
 }
 
 impl Interpreter<'_> {
-    /// Returns the element of a tensor at a place, repeated where the tensor has one.
+    /// Returns the element of a tensor at a position, repeated along dimensions of size one.
     fn at(&self, index: TensorIndex, place: Extents) -> f64 {
         let tensor = &self.graph.tensors[index.0];
         let inside = |(at, size): (i64, i64)| if size == 1 { 0 } else { at };
@@ -130,7 +130,8 @@ fn point(
     }
 }
 
-/// Where operands lie: `[batch, position, head, size]`, with room between positions, so that no two strides are alike.
+/// Returns an operand with the layout `[batch, position, head, size]`, and gaps between positions, so that all strides
+/// differ.
 fn operand(heads: u64, positions: u64, head_size: u64) -> AttentionOperand {
     let position = (heads + 1) * head_size;
     AttentionOperand {
@@ -167,7 +168,8 @@ fn shape(kv_heads: u64, queries: u64, keys: u64, causal: bool) -> AttentionShape
     AttentionShape { batch: 2, heads: 4, kv_heads, queries, keys, head_size: 8, causal, format }
 }
 
-/// Returns output and logarithms, by the definition, from flat memory in the layout of [`operand`], and a mask with these strides.
+/// Computes output and logarithms by the definition, from flat memory in the layout of [`operand`], and a mask with these
+/// strides.
 fn attend(shape: &AttentionShape, memory: &HashMap<Role, Vec<f64>>, mask: Option<[u64; 3]>) -> [Vec<f64>; 2] {
     let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, .. } = *shape;
     let place = |operand: AttentionOperand, batch, head, position, i| {
@@ -203,7 +205,7 @@ fn attend(shape: &AttentionShape, memory: &HashMap<Role, Vec<f64>>, mask: Option
     [output, logarithms]
 }
 
-/// Returns memory for every role of a shape, with numbers in it that follow no pattern.
+/// Returns memory for every role of a shape, filled with numbers without a pattern.
 fn memory(shape: &AttentionShape) -> HashMap<Role, Vec<f64>> {
     let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, .. } = *shape;
     let rows = batch * queries * (heads + 1) * head_size;
@@ -239,7 +241,7 @@ fn memory(shape: &AttentionShape) -> HashMap<Role, Vec<f64>> {
     .into()
 }
 
-/// Compares the elements that a tensor of this role has; what lies between them must be as it was.
+/// Compares the elements of a tensor of this role; the bytes between them must be unchanged.
 fn compare(graph: &Graph, role: Role, actual: &[f64], expected: &[f64], before: &[f64]) {
     let tensor = graph.tensors.iter().find(|tensor| tensor.role == Some(role)).expect("the graph has it");
     let mut untouched: Vec<bool> = vec![true; actual.len()];
@@ -258,12 +260,12 @@ fn run(graph: &Graph, memory: &mut HashMap<Role, Vec<f64>>) {
     Interpreter { graph, memory, between: HashMap::new() }.run();
 }
 
-/// Shapes, strides of masks, and whether lengths are told.
+/// Returns shapes, strides of masks, and whether lengths are passed.
 fn cases() -> impl Iterator<Item = (AttentionShape, Option<[u64; 3]>, bool)> {
     let shapes = [(4, 3, 3), (2, 3, 5), (1, 5, 2), (2, 1, 4)];
     shapes.into_iter().flat_map(|(kv_heads, queries, keys)| {
         let with = move |causal| shape(kv_heads, queries, keys, causal);
-        // One of every score, of each batch's keys, of all batches' scores, and of each head's keys.
+        // A mask for every score, for each batch's keys, for all batches' scores, and for each head's keys.
         let all = [queries * 32, queries * 8, 8];
         [
             (with(false), None, false),

@@ -1,4 +1,5 @@
-//! CUPTI: arguments, numbers, and the fields of records. Ours are the beginnings of the records, so sizes are not compared.
+//! CUPTI: arguments, numbers, and the fields of records. Our structs are prefixes of the records, so sizes are not
+//! compared.
 
 use cudarc::cupti::sys as cupti;
 
@@ -50,7 +51,7 @@ macro_rules! begins_as {
     };
 }
 
-/// Compares what a kernel, a copy and a fill have, and some fields more.
+/// Compares the common fields of a kernel, a copy and a fill, and some further fields.
 macro_rules! begins_as_activity {
     ($ours:ty, $theirs:ty { $($fields:tt)* }) => {
         begins_as!($ours, $theirs {
