@@ -1,6 +1,6 @@
 //! The cost of a command on the simulated GPU: submission and execution of small commands, one at a time and in long queues.
 //!
-//! `cargo bench -p thalweg-sim --bench sim_submit` prints a table; with `-- --json`, one JSON object a line.
+//! `cargo bench -p thalweg-sim --bench sim_submit` prints a table; with `-- --json`, one JSON object per line.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,7 +83,7 @@ impl Bench {
         )
     }
 
-    /// Returns the best of some rounds, in microseconds a unit.
+    /// Returns the best time of several rounds, in microseconds per unit.
     fn best(&self, units: u32, mut round: impl FnMut() -> Result<f64>) -> Result<f64> {
         let mut best = f64::INFINITY;
         for _ in 0..ROUNDS {

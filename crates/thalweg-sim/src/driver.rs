@@ -606,12 +606,12 @@ impl Driver for SimDriver {
     }
 
     fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
-        // A host function knows where its operands lie.
+        // A host function can compute the addresses of its operands.
         tiles.check().map(|()| tiles.described())
     }
 
     fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {
-        // A host function needs none.
+        // A host function needs no workspace.
         self.device_properties(device).map(|_| 0)
     }
 

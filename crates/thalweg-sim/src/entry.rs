@@ -1,4 +1,4 @@
-//! How a call of the driver enters the machine, and names itself in its errors.
+//! The entry of a driver's call into the machine, which adds the name of the call to errors.
 
 use thalweg_driver::{Result, StreamHandle};
 
@@ -10,7 +10,7 @@ use crate::refusal::CallResult;
 use crate::state::MachineState;
 
 impl SimDriver {
-    /// Checks for a fork before any lock, which a thread that the child lacks may have held.
+    /// Checks for a fork before any lock is taken, because a thread that the child lacks may have held it.
     fn check_process(&self, call: &'static str) -> Result<()> {
         self.process.check(call, "the simulated GPU")
     }
@@ -58,7 +58,7 @@ impl SimDriver {
         self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
-    /// Makes a call that looks at what others change, by a number, and waits.
+    /// Makes a call that reads state which others change, identified by a number, and waits.
     pub(crate) fn look_and_wait<T>(
         &self,
         call: &'static str,

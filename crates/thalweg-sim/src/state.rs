@@ -1,8 +1,8 @@
-//! All state of a machine, and the checks that every call begins with.
+//! All state of a machine, and the checks with which every call begins.
 //!
-//! The methods that make up the driver's calls are in the module of their subject ([`stream`](crate::objects::stream),
-//! [`capture`](crate::objects::capture), [`graph`](crate::objects::graph), [`code`](crate::objects::code), ...), all of them on [`MachineState`]: they run in
-//! the critical section and never wait.
+//! The methods that implement the driver's calls are in the module of their subject ([`stream`](crate::objects::stream),
+//! [`capture`](crate::objects::capture), [`graph`](crate::objects::graph), [`code`](crate::objects::code), ...). All of
+//! them are methods of [`MachineState`]: they run in the critical section and never wait.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(super) struct MachineState {
     pub(super) events: Table<Event>,
     pub(super) modules: Table<Module>,
     pub(super) functions: Table<Function>,
-    /// Communicator and rank of each handle.
+    /// The communicator and rank of each handle.
     pub(super) communicators: Table<(u64, u32)>,
     /// The memory that is registered with ranks.
     pub(super) registered: Vec<Registration>,
@@ -47,24 +47,24 @@ pub(super) struct MachineState {
     pub(super) executables: Table<Executable>,
     pub(super) conditions: Table<ConditionEntry>,
     pub(super) last_graph_serial: u64,
-    /// The memory that graphs have allocated, by their serial numbers.
+    /// The memory that graphs have allocated, by the graphs' serial numbers.
     pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
-    /// The values of the program that are dropped after the critical section.
+    /// Values of the program that are dropped after the critical section.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) workers: WorkerThreads,
-    /// The number of times that an external stream was named after its owner had destroyed it.
+    /// The number of calls that named an external stream after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,
     /// The first call of the driver that a command made, which CUDA forbids.
     pub(super) misuse: Option<String>,
-    /// The function that is called with its text, once.
+    /// The function that is called with the text of `misuse`, once.
     pub(super) on_misuse: Option<OnMisuse>,
-    /// The schedule that decides what goes next, on a controlled machine.
+    /// The controlled machine's state: the schedule and the threads.
     pub(super) control: Option<Box<Control>>,
 }
 
-/// A function that gets the text of a misuse.
+/// A function that receives the text of a misuse.
 pub(super) type OnMisuse = Box<dyn FnOnce(&str) + Send>;
 
 /// A device.
@@ -72,7 +72,7 @@ pub(super) struct Device {
     pub(super) is_active: bool,
     /// The handle of the legacy default stream.
     pub(super) default_stream: u64,
-    /// The streams that have ties with it.
+    /// The streams that synchronize with it.
     pub(super) blocking_streams: Vec<u64>,
     /// The unfinished work of streams that were destroyed.
     pub(super) orphans: Frontier,
@@ -125,8 +125,8 @@ impl MachineState {
         self.executor.take(&self.memory)
     }
 
-    /// Settles what has become due in the critical section: collectives that can never meet, stream-ordered frees, and memory
-    /// that nothing touches any more.
+    /// Settles everything that has become due in the critical section: collectives that can never run, stream-ordered
+    /// frees, and memory that nothing touches any more.
     pub(super) fn settle(&mut self) {
         self.executor.break_circles();
         for step in self.executor.spent.drain(..) {
@@ -154,7 +154,7 @@ impl MachineState {
         })
     }
 
-    /// Checks that the device is there and not lost, and gives it a context.
+    /// Checks that the device exists and is not lost, and gives it a context.
     pub(super) fn usable(&mut self, device: u32) -> CallResult<()> {
         self.device(device)?.is_active = true;
         self.check_alive(device)
@@ -168,7 +168,7 @@ impl MachineState {
         }
     }
 
-    /// Checks advice on managed memory, which changes nothing here.
+    /// Checks advice on managed memory, which has no effect here.
     pub(super) fn memory_advise(&mut self, address: u64, bytes: u64, advice: MemoryAdvice) -> CallResult<()> {
         use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
         self.memory.check_managed(address, bytes)?;
@@ -203,7 +203,7 @@ impl MachineState {
     }
 }
 
-/// Returns the refusal of a handle that means nothing.
+/// Returns the refusal of an unknown handle.
 pub(super) fn unknown(kind: &str, handle: u64) -> Refusal {
     Refusal::new(
         Code::InvalidHandle,

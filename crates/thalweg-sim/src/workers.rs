@@ -1,8 +1,8 @@
-//! The threads of a machine that is not controlled, as it counts them.
+//! The threads of a machine that is not controlled.
 
 use std::thread::JoinHandle;
 
-/// The threads of a machine, and how many of them do what.
+/// The threads of a machine, and the number of threads in each state.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThreads {
     pub(crate) shutdown: bool,
@@ -16,6 +16,6 @@ pub(crate) struct WorkerThreads {
     pub(crate) host_sleeping: usize,
     pub(crate) host_wakeups: usize,
     pub(crate) host_waiters: usize,
-    /// Whether a thread keeps the time of links.
+    /// Whether there is a thread that keeps the time of links.
     pub(crate) keeps_time: bool,
 }

@@ -1,10 +1,10 @@
 //! Stream capture, with CUDA's rules and codes.
 //!
 //! A capture is a graph under construction and the streams that take part in it. Each of them has a *branch*: the nodes
-//! that its next command will depend on. A stream joins when it waits for an event of the capture; the capture can be
-//! ended when what the joined streams did lies before the origin's branch.
+//! that its next command will depend on. A stream joins when it waits for an event of the capture. The capture can be ended
+//! when all work of the joined streams precedes the origin's branch.
 //!
-//! What breaks a rule *invalidates* the capture: its streams refuse everything until it is ended, and then there is no
+//! A violation of a rule *invalidates* the capture: its streams refuse everything until it is ended, and then there is no
 //! graph. Nothing of a capture has run, so nothing has to be undone.
 //!
 //! Invariant: a stream has a branch exactly while it is a member of a capture in [`MachineState::captures`].
@@ -28,11 +28,11 @@ use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
 thread_local! {
-    /// The way in which this thread is bound by captures. As with CUDA, it belongs to the thread and to no driver.
+    /// The mode by which captures bind this thread. As with CUDA, it belongs to the thread and not to a driver.
     static THREAD_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
-/// Changes the calling thread's mode and returns what it was.
+/// Sets the calling thread's mode and returns the previous one.
 pub(crate) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
     THREAD_MODE.replace(mode)
 }
@@ -40,7 +40,7 @@ pub(crate) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
 impl MachineState {
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
-    /// Refuses a call that is not allowed while a capture forbids such calls to this thread; it breaks the captures that do.
+    /// Refuses a call that is not allowed while a capture forbids such calls to this thread, and breaks those captures.
     pub(crate) fn forbid_in_capture(&mut self, what: &str) -> CallResult<()> {
         if self.captures.is_empty() {
             return Ok(());
@@ -70,7 +70,7 @@ impl MachineState {
         ))
     }
 
-    /// Refuses a call that is not allowed on a stream while that stream captures; it breaks the capture.
+    /// Refuses a call that is not allowed on a stream while that stream captures, and breaks the capture.
     pub(crate) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> CallResult<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         let capture = branch.capture;
@@ -81,7 +81,7 @@ impl MachineState {
         ))
     }
 
-    /// Refuses a call that would wait for all of a device, which is not allowed while one of its streams captures.
+    /// Refuses a call that would wait for an entire device, which is not allowed while one of its streams captures.
     pub(crate) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> CallResult<()> {
         let of_device =
             |capture: &Capture| capture.members.iter().any(|&member| self.stream(member).device == device);
@@ -99,7 +99,8 @@ impl MachineState {
         ))
     }
 
-    /// Refuses the use of the legacy stream while a stream that has ties with it captures: it would depend on the capture.
+    /// Refuses the use of the legacy stream while a stream that synchronizes with it captures: it would depend on the
+    /// capture.
     pub(crate) fn check_legacy(&mut self, device: u32) -> CallResult<()> {
         let Some(capture) = self.capture_tied_to_legacy(device) else { return Ok(()) };
         self.invalidate(capture, "the legacy default stream was used");
@@ -111,7 +112,7 @@ impl MachineState {
         blocking.find_map(|&stream| Some(self.stream(stream).capture.as_ref()?.capture))
     }
 
-    /// Refuses where the stream's capture is invalid.
+    /// Refuses the call if the stream's capture is invalid.
     pub(crate) fn check_capture(&self, own: u64) -> CallResult<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         match &self.capture(branch.capture).broken {
@@ -127,7 +128,7 @@ impl MachineState {
         }
     }
 
-    /// Breaks the capture of a capturing stream, and says so.
+    /// Breaks the capture of a capturing stream, and returns the refusal.
     pub(crate) fn break_capture_of(&mut self, own: u64, code: Code, detail: &str) -> Refusal {
         let capture = self.stream(own).capture.as_ref().expect("the stream captures").capture;
         self.invalidate(capture, detail);
@@ -200,12 +201,12 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns where a capture is that is neither over nor broken.
+    /// Returns the index of a capture that is neither over nor broken.
     fn active_capture(&self, id: u64) -> Option<usize> {
         self.captures.iter().position(|capture| capture.id == id && capture.broken.is_none())
     }
 
-    /// Returns the host asked for an event of a capture: the answer, and the end of the capture.
+    /// Breaks the capture of an event that the host queries or waits for, and returns the refusal.
     pub(crate) fn refuse_captured_event(&mut self, id: u64) -> Refusal {
         if self.active_capture(id).is_none() {
             return over();
@@ -221,7 +222,7 @@ impl MachineState {
         self.stream_mut(own).capture.as_mut().expect("the stream captures")
     }
 
-    /// Makes a stream wait for an event of a capture: the stream joins the capture, or goes on in it.
+    /// Makes a stream wait for an event of a capture: the stream joins the capture, or continues in it.
     pub(crate) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> CallResult<()> {
         self.check_capture(own)?;
         let position = self.active_capture(id).ok_or_else(over)?;
@@ -263,7 +264,7 @@ impl MachineState {
         self.capture_begin_into(own, None, mode)
     }
 
-    /// Begins a capture into a new graph, or into this one.
+    /// Begins a capture into a new graph, or into the given one.
     pub(crate) fn capture_begin_into(
         &mut self,
         own: u64,
@@ -329,7 +330,7 @@ impl MachineState {
         }
     }
 
-    /// Drops the graph of a capture that failed; if it was a body, its root cannot be used any more.
+    /// Drops the graph of a capture that failed. If it was a body, its root cannot be used any more.
     fn abandon(&mut self, graph: u64) {
         let found = self.graphs.get_mut(graph).expect("the capture's own");
         if found.body_of.is_none() {
@@ -343,7 +344,7 @@ impl MachineState {
         }
     }
 
-    /// Checks whether a capture that is ended now gives a graph. (A GPU, too, ends the capture when the wrong thread asks.)
+    /// Checks whether ending a capture now returns a graph. (A GPU, too, ends the capture when the wrong thread does this.)
     fn verdict(&self, capture: &Capture) -> CallResult<()> {
         if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
             return Err(Refusal::new(
@@ -364,7 +365,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns whether all branches lie before the origin's.
+    /// Returns whether all branches precede the origin's.
     fn is_joined(&self, capture: &Capture) -> bool {
         let graph = self.graphs.get(capture.graph).expect("a capture owns its graph");
         let nodes = |&member: &u64| {
@@ -384,7 +385,7 @@ impl MachineState {
         capture
     }
 
-    /// Removes a stream that is destroyed from its capture. Without its origin a capture cannot be ended, and is over.
+    /// Removes a stream that is destroyed from its capture. A capture without its origin cannot be ended, and is over.
     pub(crate) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;

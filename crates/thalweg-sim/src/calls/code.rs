@@ -12,12 +12,12 @@ use crate::objects::code::{Function, Module};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
-/// The most threads of a block.
+/// The greatest number of threads per block.
 pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 1024;
 /// The largest block in x, y and z, and the largest grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// The most dynamic shared memory of a block: what an H100 lets a block ask for.
+/// The greatest dynamic shared memory per block: that of an H100, with opting in.
 pub(crate) const MAX_SHARED_MEMORY_BYTES: u32 = 227 << 10;
 
 impl MachineState {
@@ -71,7 +71,7 @@ impl MachineState {
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
 
-    /// Returns what a launch on a stream of the device does.
+    /// Returns the task of a launch on a stream of the device.
     pub(crate) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> CallResult<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;
@@ -141,8 +141,8 @@ impl MachineState {
     }
 }
 
-/// The algorithms that a simulated library has for every product: what tells them apart is how many commands one takes beside the
-/// host function, and so, where time is counted in commands, how long it takes.
+/// The algorithms that a simulated library has for every product. They differ in how many commands they take in addition to
+/// the host function, and so, if time is counted in commands, in how long they take.
 pub(crate) const ALGORITHMS: [MatmulAlgorithm; 4] =
     [algorithm(0, 4), algorithm(1, 2), algorithm(2, 1), algorithm(3, 8)];
 
@@ -160,8 +160,8 @@ const fn algorithm(id: i32, split_k: i32) -> MatmulAlgorithm {
     }
 }
 
-/// Returns how many commands without an effect stand before a library's work: of a product with an algorithm, one less than the
-/// parts that it is split into; of others, none.
+/// Returns how many commands without an effect precede a library's work: for a product with an algorithm, one less than the
+/// number of parts that it is split into; otherwise 0.
 fn extra_commands(call: &GpuCall) -> i32 {
     match call {
         GpuCall::Matmul(MatmulCall { algorithm: Some(algorithm), .. }) => algorithm.split_k - 1,

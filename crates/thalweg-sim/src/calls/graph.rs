@@ -1,8 +1,8 @@
 //! Graphs: their description, and launches.
 //!
-//! A launch queues every node as a command of its own, with the edges of the graph, between a mark that comes after the
-//! stream and a mark that the stream comes after. Launches of one executable come one after the other. Tasks are shared by
-//! all launches.
+//! A launch queues every node as a separate command, with the edges of the graph, between a mark that comes after the
+//! stream's earlier work and a mark that precedes its later work. Launches of one executable run one after the other. Tasks
+//! are shared by all launches.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl MachineState {
         Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
     }
 
-    /// Returns a graph that is not part of another: no capture builds it, and no conditional node has it.
+    /// Returns a graph that is finished and not a body.
     pub(crate) fn finished_graph(&self, handle: u64) -> CallResult<&Graph> {
         let graph = self.graph(handle)?;
         let detail = if !graph.is_complete {
@@ -74,7 +74,7 @@ impl MachineState {
         Err(Refusal::new(Code::IllegalState, detail))
     }
 
-    /// Refuses to look into a root of which the capture of a body failed.
+    /// Refuses a root with a body whose capture failed.
     pub(crate) fn check_intact(&self, root: u64) -> CallResult<()> {
         if !self.graph(root)?.is_broken {
             return Ok(());
@@ -140,7 +140,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Prepares nodes that are about to be queued: refuses where they are parts of a rank that has been given up.
+    /// Prepares nodes that are about to be queued: refuses parts of a rank that has been destroyed.
     fn begin_collectives(&mut self, nodes: &[Node]) -> CallResult<()> {
         if !self.executor.gate.are_used() {
             return Ok(());

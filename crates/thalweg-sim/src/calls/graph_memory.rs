@@ -1,8 +1,8 @@
 //! Stream-ordered memory that graphs allocate and free.
 //!
-//! On a capturing stream an allocation is a node and so is a free. The address is known at once and is the same in every
-//! launch. Here the memory behind it is taken when it is captured and belongs to the graph and its executables until the
-//! last of them is gone and its launches are over: the nodes say which comes after which, and move no bytes. (A GPU gives
+//! On a capturing stream, an allocation becomes a node and so does a free. The address is known at once and is the same in
+//! every launch. In the simulator the memory is taken at the capture and belongs to the graph and its executables, until
+//! the last of them is gone and its launches are over: the nodes only define an order, and move no bytes. (A GPU gives
 //! graphs memory from a pool of its own, and shares it between graphs that do not run at once.)
 //!
 //! Invariant: an address of a graph is an allocation of a pool for as long as the graph is listed here.
@@ -18,8 +18,7 @@ use crate::schedules::Actor;
 use crate::state::MachineState;
 
 impl MachineState {
-    /// Makes an allocation that was just made a node of what the stream captures, if it captures. An allocation that cannot
-    /// be a node is given back.
+    /// Turns a new allocation into a node if the stream captures. An allocation that cannot be a node is freed.
     pub(crate) fn capture_allocation(&mut self, stream: u64, address: u64) -> CallResult<()> {
         let captured = self.stream_id(stream).and_then(|own| match self.graph_of_capture(own) {
             Some(graph) => self.capture_node(own, GraphNodeKind::Allocate, None).map(|()| Some(graph)),
@@ -29,7 +28,7 @@ impl MachineState {
             Ok(None) => Ok(()),
             Ok(Some(graph)) => {
                 let memory = self.graph_memory.entry(graph).or_default();
-                // The graph itself is the first to hold it.
+                // The graph itself is the first holder.
                 memory.holders = memory.holders.max(1);
                 memory.allocations.insert(address, Owned::default());
                 Ok(())
@@ -62,7 +61,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns a free of a graph's memory outside of captures: whether it was one.
+    /// Frees a graph's memory outside of captures. Returns whether the address is memory of a graph.
     pub(crate) fn free_of_graph(&mut self, address: u64) -> CallResult<bool> {
         let owned = self.graph_memory.values_mut().find_map(|memory| memory.allocations.get_mut(&address));
         match owned {
@@ -78,13 +77,13 @@ impl MachineState {
         }
     }
 
-    /// Notes that an executable of the graph begins to hold its memory, and returns the name of that memory, if there is any.
+    /// Adds an executable of the graph as a holder of its memory, and returns the key of that memory, if there is any.
     pub(crate) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
         self.graph_memory.get_mut(&graph)?.holders += 1;
         Some(graph)
     }
 
-    /// Releases the share of a graph or an executable that was dropped. The last one takes the memory with it, once all
+    /// Removes a graph or an executable that was dropped from the holders. With the last one the memory is freed, once all
     /// launches are over.
     pub(crate) fn let_go_of_graph_memory(&mut self, graph: u64) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
@@ -94,7 +93,7 @@ impl MachineState {
         }
         let GraphMemory { allocations, launches, .. } =
             self.graph_memory.remove(&graph).expect("found above");
-        // The schedule does not choose when it happens: it comes with the end of the last launch.
+        // The schedule does not choose when the free happens: it follows the end of the last launch.
         let origin = Origin { level: 0, actor: Actor::Stream(0) };
         for address in allocations.into_keys() {
             let free = self.executor.add(Body::PoolFree(address), origin, launches.iter().copied());
@@ -102,7 +101,7 @@ impl MachineState {
         }
     }
 
-    /// Notes a launch of the graph, which `launch` ends.
+    /// Records a launch of the graph, which ends with `launch`.
     pub(crate) fn launched_graph_memory(&mut self, graph: u64, launch: &Frontier) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         self.executor.prune(&mut memory.launches);
@@ -113,7 +112,8 @@ impl MachineState {
     }
 }
 
-/// Allocates memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
+/// Allocates memory of a pool, in the order of a stream. Waits for memory whose free precedes this in stream order but has
+/// not been reached yet.
 pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
     let own = locked.enter(stream)?;
     let pool = locked.pool(pool)?;

@@ -1,8 +1,8 @@
 //! Updates of executable graphs, with CUDA's rules.
 //!
-//! An update replaces tasks and nothing else: the shape of an executable is that of the graph that it was instantiated from,
-//! for ever. Everything is compared before anything is replaced, so a refused update changes nothing. Launches that are queued
-//! share the tasks that they were queued with.
+//! An update replaces tasks and nothing else: an executable always keeps the shape of the graph that it was instantiated
+//! from. Everything is compared before anything is replaced, so a refused update changes nothing. Queued launches keep the
+//! tasks with which they were queued.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl MachineState {
     }
 }
 
-/// Returns the node of the new graph that has the place of each node of the old one.
+/// Returns, for each node of the old graph, the corresponding node of the new one.
 fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
     let changed = |node, dependency| Mismatch { reason: UpdateReason::TopologyChanged, node, dependency };
     let (old_ends, new_ends) = (sinks(old), sinks(new));
@@ -103,7 +103,7 @@ fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
         return Err(changed(node, None));
     }
     let (mut forth, mut back) = (vec![None; old.len()], vec![None; new.len()]);
-    // With the node that each is a dependency of.
+    // Pairs that are not yet compared, with the node that each is a dependency of.
     let mut open: Vec<(u32, u32, Option<u32>)> =
         old_ends.iter().zip(&new_ends).map(|(&old, &new)| (old, new, None)).collect();
     while let Some((one, other, dependent)) = open.pop() {
@@ -123,7 +123,7 @@ fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
     Ok(all.expect("every node lies before an end"))
 }
 
-/// Checks whether a node can take another's place.
+/// Checks whether a node can replace another.
 fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
     use GraphNodeKind::{Allocate, Conditional, Free, Kernel, Library};
     if old.kind != new.kind {
@@ -144,7 +144,7 @@ fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
             return Err(UpdateReason::FunctionChanged);
         }
         (Work::Copy | Work::Fill(_), _) => {
-            // Memory that is gone meanwhile says nothing of where it was.
+            // Memory that is gone meanwhile no longer shows where it was.
             let moved = before.accesses.iter().zip(&after.accesses).any(|(one, other)| {
                 let known = memory.place(one.start);
                 known.is_some() && known != memory.place(other.start)
@@ -155,7 +155,7 @@ fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
         }
         _ => {}
     }
-    // A launch keeps the priorities that its kernels were captured with.
+    // A launch keeps the priorities with which its kernels were captured.
     if matches!(old.kind, Kernel | Library) && old.level != new.level {
         return Err(UpdateReason::AttributesChanged);
     }

@@ -1,11 +1,11 @@
 //! Streams and events.
 //!
-//! A stream is the *frontier* that its next command comes after: its last command, and what it was told to wait for. An
-//! event is a copy of a frontier. So waiting and recording cost no command at all, a wait means the record that it found,
-//! and recording again changes nothing for it. Only an event that takes the time needs a mark in the order.
+//! A stream is the *frontier* after which its next command comes: its last command, and the commands that it was made to
+//! wait for. An event is a copy of a frontier. So waiting and recording cost no command at all, a wait refers to the record
+//! that it found, and recording again does not affect it. Only an event with timing needs a mark in the order.
 //!
-//! The legacy default stream comes after the frontiers of all blocking streams of its device, and they come after its
-//! own: that is all there is to it.
+//! The legacy default stream comes after the frontiers of all blocking streams of its device, and they come after its own;
+//! nothing else is needed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::objects::stream::{Event, Record, Stamp, Stream, StreamEntry};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
-/// A frontier that has grown to this size is joined in a mark.
+/// The size of a frontier at which it is joined in a mark.
 const FRONTIER_COMMANDS: usize = 16;
 
 impl MachineState {
@@ -35,8 +35,8 @@ impl MachineState {
         Ok(own)
     }
 
-    /// Returns the handle of the stream itself, and its device: of an external one also after its owner has destroyed it. No
-    /// driver is asked.
+    /// Returns the handle of the stream itself, and its device. For an external stream this also works after its owner has
+    /// destroyed it. Does not call a driver.
     pub(crate) fn number_and_device(&self, handle: u64) -> CallResult<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
@@ -53,7 +53,7 @@ impl MachineState {
         }
     }
 
-    /// Returns the stream for a change.
+    /// Returns the stream, mutably.
     pub(crate) fn stream_mut(&mut self, own: u64) -> &mut Stream {
         match self.streams.get_mut(own) {
             Some(StreamEntry::Own(stream)) => stream,
@@ -61,8 +61,8 @@ impl MachineState {
         }
     }
 
-    /// Returns the number of the stream, if a thread that submits work to it must wait for room in its queue. What is captured is not
-    /// queued; and a call on no stream goes on, to be refused.
+    /// Returns the number of the stream, if a thread that submits work to it must wait for room in its queue. Captured
+    /// commands are not queued; a call with an unknown stream does not wait, and is refused later.
     pub(crate) fn full_queue(&self, handle: u64) -> Option<u32> {
         let (own, _) = self.number_and_device(handle).ok()?;
         let Some(StreamEntry::Own(stream)) = self.streams.get(own) else { return None };
@@ -70,7 +70,7 @@ impl MachineState {
         is_full.then_some(stream.number)
     }
 
-    /// Checks a stream that work is submitted to: alive, and not the legacy stream while a blocking one captures.
+    /// Checks a stream to which work is submitted: it exists, and is not the legacy stream while a blocking one captures.
     pub(crate) fn enter(&mut self, handle: u64) -> CallResult<u64> {
         let own = self.stream_id(handle)?;
         let stream = self.stream(own);
@@ -93,7 +93,7 @@ impl MachineState {
         Ok(handle)
     }
 
-    /// Gives up a handle; the stream goes with the handle that made it.
+    /// Releases a handle. The stream is destroyed with the handle that created it.
     pub(crate) fn stream_destroy(&mut self, handle: u64) -> CallResult<()> {
         match self.streams.get(handle) {
             None => return Err(unknown("stream", handle)),
@@ -135,7 +135,7 @@ impl MachineState {
         }
     }
 
-    /// Returns what a command that is submitted now comes after.
+    /// Returns the frontier after which a command that is submitted now comes.
     pub(crate) fn frontier(&mut self, own: u64) -> Frontier {
         let stream = self.stream(own);
         let mut frontier = stream.frontier.clone();
@@ -160,7 +160,7 @@ impl MachineState {
         command
     }
 
-    /// Queues a task, or makes it a node if the stream captures. The command, if it was queued.
+    /// Queues a task, or makes it a node if the stream captures. Returns the command, if it was queued.
     pub(crate) fn submit(
         &mut self,
         own: u64,

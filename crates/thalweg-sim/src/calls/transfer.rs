@@ -1,4 +1,4 @@
-//! Copies, fills, and the host's way to pinned memory.
+//! Copies, fills, and the host's access to pinned memory.
 //!
 //! The addresses of a copy or fill are checked when it is submitted, so that a wrong pointer is an error of the call that
 //! passed it, and again when it runs.
@@ -13,7 +13,7 @@ use crate::memory::{HostAddress, Piece, Toucher};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
-/// Queues a command that no kernel is, after a check of what it touches.
+/// Queues a command that is not a kernel, after checking its accesses.
 pub(crate) fn submit(
     state: &mut MachineState,
     own: u64,
@@ -60,8 +60,8 @@ pub(crate) fn fill(state: &mut MachineState, stream: u64, fill: &Fill) -> CallRe
     submit(state, own, fill.label, &accesses, Work::Fill(fill.pattern), GraphNodeKind::Fill).map(|_| ())
 }
 
-/// Waits until no running command uses some memory, and takes it away. `find` says which memory it is, and whether it is
-/// still there: it is asked again after the wait, since other threads went on meanwhile.
+/// Waits until no running command uses some memory, and removes it. `find` returns the memory if it still exists; it is
+/// called again after the wait, because other threads run meanwhile.
 pub(crate) fn take_away(
     mut locked: Locked<'_>,
     find: impl Fn(&MachineState) -> CallResult<SmallVec<[Piece; 4]>>,
@@ -88,8 +88,8 @@ pub(crate) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(
         let refuse = |text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}"));
         state.memory.resolve_pinned(&access).map_err(refuse)
     };
-    // The physical address of pinned memory is its address, so what is held is right whatever happens meanwhile. Where it
-    // is may change: another thread may free it, and allocate again.
+    // The physical address of pinned memory is its address, so the held bytes are right whatever happens meanwhile. Its
+    // place may change: another thread may free it, and allocate again.
     let (mut locked, claim) = {
         let pieces = resolve(&locked)?.pieces;
         locked.hold(pieces)?

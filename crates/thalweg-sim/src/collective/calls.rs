@@ -97,7 +97,7 @@ impl MachineState {
         Ok(CommunicatorHandle::from_raw(self.communicators.insert((communicator, rank))))
     }
 
-    /// Gives a rank up with the parts that it still has.
+    /// Aborts a rank, together with its unfinished parts.
     pub(crate) fn communicator_abort(&mut self, handle: CommunicatorHandle) -> CallResult<()> {
         let (communicator, rank) = self.communicator(handle)?;
         self.forbid_in_capture("communicator_abort")?;
@@ -117,7 +117,7 @@ impl MachineState {
         let number = self.executor.gate.begin();
         let parts =
             group.iter().map(|call| self.part(call, number)).collect::<CallResult<Vec<(u64, Task)>>>()?;
-        // All parts of a stream come after what is on it now, and the stream goes on after all of them.
+        // All parts of a stream come after its present work, and its later work comes after all of them.
         let mut streams: Vec<(u64, StreamPlace, StreamPlace)> = Vec::new();
         for (own, task) in parts {
             let position = streams.iter().position(|(stream, ..)| *stream == own).unwrap_or_else(|| {
@@ -130,7 +130,7 @@ impl MachineState {
             self.submit(own, task, GraphNodeKind::Library)?;
             let reached = self.place(own);
             let after = &mut streams[position].2;
-            // Parts leave much of the place as it was: in a capture the commands, outside of one the nodes.
+            // A part leaves much of the position unchanged: in a capture the commands, outside of one the nodes.
             after.add(&reached);
         }
         for (own, _, after) in streams {
@@ -139,7 +139,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns a call as a task, on the stream with this handle.
+    /// Returns a call as a task, and the stream with this handle.
     fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
         let label = call.label;
         let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));
@@ -168,7 +168,7 @@ impl MachineState {
         Ok((own, Task { device, label, accesses: SmallVec::from_slice(&accesses), work }))
     }
 
-    /// Returns what the next command of a stream comes after.
+    /// Returns the position after which a stream's next command comes.
     fn place(&self, own: u64) -> StreamPlace {
         let stream = self.stream(own);
         let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();
@@ -184,7 +184,7 @@ impl MachineState {
     }
 }
 
-/// A place in a stream: after these commands, or after these nodes of its capture.
+/// A position in a stream: after these commands, or after these nodes of its capture.
 #[derive(Clone)]
 struct StreamPlace {
     frontier: Frontier,
@@ -192,8 +192,8 @@ struct StreamPlace {
 }
 
 impl StreamPlace {
-    /// Makes it come after another place too. What is there already is not there twice: it would grow by the number of parts with
-    /// each group.
+    /// Adds another position. Commands that are there already are not added twice, or the position would grow by the number
+    /// of parts with each group.
     fn add(&mut self, other: &Self) {
         for command in &other.frontier {
             if !self.frontier.contains(command) {
@@ -208,14 +208,14 @@ impl StreamPlace {
     }
 }
 
-/// Gives a rank up, once its collectives are done.
+/// Destroys a rank, once its collectives are done.
 pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> CallResult<()> {
     let (communicator, rank) = locked.communicator(handle)?;
     locked.forbid_in_capture("communicator_destroy")?;
     let collectives = &locked.executor.gate;
     let work = collectives.communicators[&communicator].ranks[rank as usize].members.clone();
     locked = locked.wait_for(&work)?;
-    // Another thread may have been faster.
+    // Another thread may have destroyed it meanwhile.
     locked.communicator(handle)?;
     locked.communicators.remove(handle.raw());
     locked.forget_registered(handle);

@@ -7,7 +7,7 @@ use crate::executor::plug::Devices;
 use crate::executor::task::JointWork;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
 
-/// All parts of a meeting, as the work of one task: two accesses each, what it reads and what it writes.
+/// All parts of a meeting, as the work of one task. Each part has two accesses, for reading and for writing.
 pub(super) struct Joint {
     pub(super) operation: CollectiveOperation,
     pub(super) format: ElementFormat,
@@ -29,7 +29,7 @@ impl JointWork for Joint {
         Ok(all)
     }
 
-    // Reads what every rank gives, and writes what each gets: the accesses are two per rank.
+    // Reads the data of every rank, and writes the result of each: there are two accesses per rank.
     unsafe fn run(&self, accesses: &[Access], resolved: &Resolved) {
         let ends = |access: usize| {
             let ends = accesses.iter().zip(&resolved.pointers).skip(access).step_by(2);

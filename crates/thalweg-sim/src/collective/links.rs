@@ -1,7 +1,7 @@
-//! Links between devices: how long what goes over them takes, and those that stall.
+//! Links between devices: the time that data takes, and links that stall.
 //!
-//! A collective of all ranks goes around the ring of its ranks, so it uses the links between neighbours, of the last and the first one as
-//! well; a message uses the one link between its two ranks. A link counts for both directions.
+//! A collective of all ranks uses the ring of its ranks: the links between neighbours, and the link between the last and
+//! the first rank. A message uses the one link between its two ranks. A link is the same in both directions.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,43 +9,43 @@ use std::time::{Duration, Instant};
 use super::{Collectives, Meeting};
 use crate::faults::Fault;
 
-/// The way of data between two devices.
+/// The speed of data between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Link {
-    /// It is there at once.
+    /// Data arrives at once.
     #[default]
     Instant,
-    /// It takes time. On a controlled machine, which counts commands instead of time, it is there at once.
+    /// Data takes time. On a controlled machine, which counts commands instead of time, it arrives at once.
     Timed {
-        /// The time of the first byte.
+        /// The time until the first byte.
         latency: Duration,
         /// The number of bytes that follow per second; at least 1.
         bytes_per_second: u64,
     },
-    /// It never comes, until the link is set anew.
+    /// Data never arrives, until the link is set anew.
     Stalled,
 }
 
-/// All links that are not instant, and the stalls that are to come.
+/// All links that are not instant, and the planned stalls.
 #[derive(Default)]
 pub(super) struct Links {
     links: BTreeMap<[u32; 2], Link>,
-    /// Stalls by the number of the collective at which they begin.
+    /// Planned stalls, by the number of the collective at which they begin, with their link.
     planned: Vec<(u64, u32)>,
     /// The number of collectives that have met since the stalls were planned.
     met: u64,
     struck: u64,
 }
 
-/// The reason why a meeting of which all parts have arrived does not run.
+/// The reason why a meeting at which all parts have arrived does not run.
 pub(super) enum Hold {
     /// The link between these ranks stalls.
     Stalled([u32; 2]),
-    /// Its data is on its way.
+    /// Its data is in transit.
     OnItsWay,
 }
 
-/// Returns two devices in their order.
+/// Returns two devices in ascending order.
 fn pair([one, other]: [u32; 2]) -> [u32; 2] {
     [one.min(other), one.max(other)]
 }
@@ -59,7 +59,7 @@ impl Collectives {
         }
     }
 
-    /// Plans the stalls among faults, instead of those that were planned before; counting begins anew.
+    /// Plans the stalls among `faults`, replacing those that were planned before; counting begins anew.
     pub(crate) fn plan_stalls(&mut self, faults: &[Fault]) {
         let stall = |fault: &Fault| match *fault {
             Fault::LinkStalls { collective, link } => Some((collective, link)),
@@ -74,12 +74,12 @@ impl Collectives {
         self.links.struck
     }
 
-    /// Returns when the next meeting that data is on its way to may run.
+    /// Returns when the data of the next meeting arrives.
     pub(crate) fn next_opening(&self) -> Option<Instant> {
         self.attended.iter().filter_map(|id| self.meetings[id].opens).min()
     }
 
-    /// Returns the pairs of ranks between which a meeting's data goes.
+    /// Returns the pairs of ranks between which a meeting's data is sent.
     fn ways(&self, meeting: &Meeting) -> Vec<[u32; 2]> {
         let ranks: Vec<u32> = (0..meeting.seats.len()).map(|seat| meeting.rank(seat)).collect();
         match ranks[..] {
@@ -95,7 +95,7 @@ impl Collectives {
         Some(pair([one?, other?]))
     }
 
-    /// Notes that all parts of a meeting have arrived: from now on its data is on its way.
+    /// Records that all parts of a meeting have arrived: from now on its data is in transit.
     pub(super) fn depart(&mut self, id: u64, is_timed: bool) {
         let meeting = &self.meetings[&id];
         if meeting.has_departed {
@@ -134,7 +134,7 @@ impl Collectives {
         meeting.opens = time.map(|time| Instant::now() + time);
     }
 
-    /// Returns what holds a meeting up that all parts have arrived at.
+    /// Returns the reason why a meeting at which all parts have arrived does not run yet.
     pub(super) fn hold(&self, meeting: &Meeting) -> Option<Hold> {
         if self.links.links.is_empty() && meeting.opens.is_none() {
             return None;
@@ -149,7 +149,7 @@ impl Collectives {
         meeting.opens.filter(|opens| *opens > Instant::now()).map(|_| Hold::OnItsWay)
     }
 
-    /// Describes a stalled link that holds a meeting up, in words.
+    /// Describes a stalled link that delays a meeting, in words.
     pub(super) fn stall(&self, meeting: &Meeting) -> Option<String> {
         let is_complete = meeting.missing().next().is_none();
         let Some(Hold::Stalled([one, other])) = self.hold(meeting).filter(|_| is_complete) else {

@@ -1,33 +1,35 @@
-//! Collectives: parts, where they meet, and what becomes of those that cannot.
+//! Collectives: parts, the meetings in which they run, and the end of those that cannot run.
 //!
-//! A rank's part is a command of its stream. It *arrives* when its stream reaches it, and then it is neither complete nor
-//! ready: it holds its stream up. When all parts of a *meeting* have arrived, one command runs in the place of the first, over
-//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a GPU's may be: a program that relies
-//! on a broadcast's root, or on a sender, that does not wait finds out here.
+//! A rank's part is a command of its stream. It *arrives* when its stream reaches it. Then it is neither complete nor
+//! ready, and its stream waits. When all parts of a *meeting* have arrived, one command runs in the place of the first,
+//! over all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as one on a GPU may be,
+//! which exposes programs that rely on a broadcast's root, or on a sender, not waiting.
 //!
 //! To the executor a part is [gated](Work::Gated), and [`Collectives`] are its [`Gate`].
 //!
 //! # How it is built
-//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds which rank waits for which; `links` may take
-//! their time, or stall; `calls` are the driver's calls, with `splits` and `registered`, the memory that is registered with a rank.
+//! `joint` is the command that runs for all, with `reduction` as its arithmetic. `waits` finds which rank waits for which.
+//! `links` may delay data, or stall. `calls` are the driver's calls, with `splits` and `registered`, the memory that is
+//! registered with a rank.
 //!
-//! With [`state`](crate::state), `splits` and `registered` this module is a circle: the state has the collectives, and those two are
-//! methods of the state. `links` and `waits` are spokes: they add methods to [`Collectives`] and [`Meeting`], which stand here.
+//! With [`state`](crate::state), `splits` and `registered` this module is a circle: the state contains the collectives, and
+//! those two are methods of the state. `links` and `waits` are spokes: they add methods to [`Collectives`] and [`Meeting`],
+//! which are defined here.
 //!
-//! # What goes wrong
-//! - Parts that meet differ: found when the second of them arrives.
-//! - Parts wait for each other: an arrived part waits for all that have not arrived, and a part that has not waits for what
-//!   lies before it in its stream, and for earlier parts of its rank. Where these waits come round to where they began, nothing
-//!   that the program does later can help. Looked for when nothing runs.
-//! - A rank waits for a device that is lost, or for a rank that was given up.
+//! # Failures
+//! - Parts of a meeting differ: found when the second of them arrives.
+//! - Parts wait for each other: an arrived part waits for all that have not arrived, and a part that has not arrived waits
+//!   for the work before it in its stream, and for earlier parts of its rank. If these waits form a circle, nothing that
+//!   the program does later can help. Circles are searched when nothing runs.
+//! - A rank waits for a device that is lost, or for a rank that was destroyed or aborted.
 //!
-//! Each is the loss of the communicator's devices, with a text that names the calls. A rank whose part never comes keeps the
-//! others waiting, since it may still come: [`Gate::describe`] says so on request.
+//! Each is the loss of the communicator's devices, with a text that names the calls. If a rank's part is never submitted,
+//! the others keep waiting, because it may still come: [`Gate::describe`] reports this on request.
 //!
 //! # Invariants
 //! - A part is in exactly one meeting, at one seat, from its submission to its completion.
 //! - A meeting is attended exactly while a part of it has arrived and it does not run.
-//! - Parts own nothing of the program: they may be dropped in the critical section.
+//! - Parts own no values of the program: they may be dropped in the critical section.
 
 pub(crate) mod calls;
 mod joint;
@@ -67,37 +69,37 @@ pub(crate) struct Part {
 /// A communicator.
 struct Communicator {
     ranks: Vec<Rank>,
-    /// The number of sends and receives from one rank to another.
+    /// The numbers of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
 }
 
 struct Rank {
-    /// `None` until it joins.
+    /// The device; `None` until it joins.
     device: Option<u32>,
-    /// The number of collectives that it was given.
+    /// The number of collectives that were submitted to it.
     calls: u64,
     /// The number of splits that it has called.
     splits: u64,
     /// The number of calls by which it registered symmetric memory.
     windows: u64,
-    /// The group that it was given last, and in which submission.
+    /// The number of its latest group, and of the submission that contained it.
     group: (u64, u64),
-    /// The parts of the group before that, which come before those of this one.
+    /// The parts of the previous group, which come before those of the latest.
     before: Frontier,
     members: Frontier,
-    /// Its latest call.
+    /// The latest call.
     last: Option<Label>,
     is_gone: bool,
-    /// Whether it went without waiting for its parts.
+    /// Whether it was destroyed without waiting for its parts.
     is_aborted: bool,
 }
 
-/// The key by which parts meet.
+/// The key that the parts of a meeting share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
-    /// The collective of this number, of every rank.
+    /// The collective with this number, of every rank.
     All(u64),
-    /// The send and the receive of this number.
+    /// The send and the receive with this number.
     Pair { from: u32, to: u32, number: u64 },
 }
 
@@ -106,9 +108,9 @@ struct Meeting {
     key: Key,
     seats: SmallVec<[Option<Seated>; 4]>,
     is_running: bool,
-    /// Whether all parts have arrived once.
+    /// Whether all parts have arrived.
     has_departed: bool,
-    /// The moment at which its data is there, where that takes time.
+    /// The moment at which its data arrives, if the data takes time.
     opens: Option<Instant>,
 }
 
@@ -130,16 +132,16 @@ pub(crate) struct Collectives {
     windows: Windows,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
-    /// Meeting and seat of a command, by its slot.
+    /// The meeting and the seat of a command, by its slot.
     by_slot: FxHashMap<u32, (u64, usize)>,
     attended: Vec<u64>,
     communicators_made: u64,
     meetings_made: u64,
     submissions: u64,
-    /// Whether parts came or arrived since circles were last looked for.
+    /// Whether parts were queued or arrived since circles were last searched.
     has_changed: bool,
     links: Links,
-    /// Whether links take no time, as the machine is controlled.
+    /// Whether links take no time, because the machine is controlled.
     pub(crate) is_untimed: bool,
 }
 
@@ -149,7 +151,7 @@ impl Part {
         format!("{operation}, {count} elements of {}", format_name(*format))
     }
 
-    /// Returns whether it can meet another.
+    /// Returns whether the part can run together with another.
     fn agrees(&self, other: &Self) -> bool {
         let is_pair = self.operation.is_between_two();
         (is_pair || self.operation == other.operation)
@@ -175,14 +177,14 @@ fn format_name(format: ElementFormat) -> String {
 }
 
 impl Rank {
-    /// Returns its latest call in words, for one that makes no more.
+    /// Describes the latest call of a rank that makes no more.
     fn last_words(&self) -> String {
         self.last.map_or_else(|| " before its first call".to_owned(), |last| format!(" after {last}"))
     }
 }
 
 impl Communicator {
-    /// Returns which meeting the rank's next part of this kind belongs to, and its seat there.
+    /// Returns the key of the meeting for the rank's next part of this kind, and the part's seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
         let (pair, seat) = match part.operation {
             CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
@@ -204,7 +206,7 @@ impl Communicator {
 }
 
 impl Meeting {
-    /// Returns the rank that sits there.
+    /// Returns the rank of a seat.
     fn rank(&self, seat: usize) -> u32 {
         match self.key {
             Key::All(_) => seat as u32,
@@ -223,7 +225,7 @@ impl Meeting {
     }
 }
 
-/// Returns the part that a task is, if it is gated.
+/// Returns the part of a task, if it is gated.
 fn gated_part(task: &Task) -> Option<&Part> {
     match &task.work {
         Work::Gated(part) => Some(part.downcast_ref().expect("parts are all that is gated")),
@@ -255,25 +257,26 @@ impl Collectives {
         self.communicators_made
     }
 
-    /// Begins to queue parts, and returns the number of the submission.
+    /// Starts a submission of parts, and returns its number.
     pub(crate) fn begin(&mut self) -> u64 {
         self.submissions += 1;
         self.submissions
     }
 
-    /// Returns whether there are communicators, or were.
+    /// Returns whether there are communicators, or have been.
     pub(crate) fn are_used(&self) -> bool {
         self.communicators_made > 0
     }
 
-    /// Returns whether a task is not part of a collective, or the rank of it is still there.
+    /// Returns whether a task is not part of a collective, or its rank still exists.
     pub(crate) fn is_usable(&self, task: &Task) -> bool {
         let Some(part) = gated_part(task) else { return true };
         let found = self.communicators.get(&part.communicator);
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
     }
 
-    /// Says for which rank a part waited when this rank aborted the communicator: one that has not made the call, if there is one.
+    /// Describes the rank for which a part waited when this rank aborted the communicator: one that has not made the call,
+    /// if there is one.
     fn abortion(&self, meeting: &Meeting, seat: usize, first: &Seated, aborted: u32) -> String {
         let ranks = &self.communicators[&meeting.communicator].ranks;
         let own = meeting.rank(seat);
@@ -298,7 +301,7 @@ impl Collectives {
         }
     }
 
-    /// Returns why a meeting cannot be, as far as it has come.
+    /// Returns why a meeting cannot run, as far as is known yet.
     fn objection(&self, meeting: &Meeting, lost: &[Option<Refusal>]) -> Option<Refusal> {
         let communicator = &self.communicators[&meeting.communicator];
         let is_alive = |seated: &Seated| lost[seated.task.device as usize].is_none();
@@ -334,11 +337,11 @@ impl Collectives {
         Some(Refusal::new(Code::LaunchFailed, detail))
     }
 
-    /// Gives up a meeting that cannot be. Those of its parts that have arrived leave.
+    /// Gives up a meeting that cannot run, and removes its arrived parts.
     fn fail(&mut self, id: u64, refusal: Refusal) -> Failure {
         self.attended.retain(|&other| other != id);
         let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
-        // Before the meeting is forgotten: with the last one of ranks that are all gone, the communicator is.
+        // Before the meeting is removed: if it is the last one and all ranks are gone, the communicator is removed with it.
         let devices = self.communicators[&meeting.communicator].devices();
         let mut released = SmallVec::new();
         for seat in &mut meeting.seats {
@@ -360,7 +363,7 @@ impl Collectives {
         }
     }
 
-    /// Forgets a communicator that no rank has and no meeting is of.
+    /// Removes a communicator without ranks and meetings.
     fn forget_communicator(&mut self, communicator: u64) {
         let is_over = self.communicators[&communicator].ranks.iter().all(|rank| rank.is_gone)
             && !self.meetings.values().any(|meeting| meeting.communicator == communicator);
@@ -439,7 +442,7 @@ impl Gate for Collectives {
             let is_lost = |seated: &Seated| lost[seated.task.device as usize].clone();
             let losses = meeting.arrived().map(|(_, seated)| is_lost(seated));
             if let Some(loss) = losses.reduce(|one, other| one.and(other)).flatten() {
-                // No thread waits that could: ranks that come later learn of it then.
+                // No thread waits here that could continue: ranks that arrive later get the error then.
                 let failure = Failure { devices: Devices::new(), ..self.fail(id, loss) };
                 return Some(Verdict::Fails(failure));
             }

@@ -1,14 +1,14 @@
-//! The arithmetic of collectives: from what the ranks gave to what each gets.
+//! The arithmetic of collectives: from the ranks' inputs to their outputs.
 //!
-//! Elements are reduced in the order of the ranks, so the result is the same in every run. Floats of 16 bits are reduced in 32
-//! bits and rounded once; a GPU may round in between, and its order is its own. The inputs are copies, so a rank may get its
-//! result where its input was.
+//! Elements are reduced in the order of the ranks, so the result is the same in every run. Floats of 16 bits are reduced in
+//! 32 bits and rounded once; a GPU may round in between, and in another order. The inputs are copies, so a rank's output
+//! may overwrite its input.
 
 use half::{bf16, f16};
 use thalweg_driver::{CollectiveOperation, ElementFormat, Reduction};
 
-/// Returns what each rank gets, by rank; empty for nothing. `inputs` are what each gave. Of a send and its receive, which
-/// stand for ranks 0 and 1, `operation` is the send.
+/// Returns the output of each rank, by rank; empty for none. `inputs` are the ranks' inputs. For a send and its receive,
+/// which are ranks 0 and 1 here, `operation` is the send.
 pub(crate) fn outputs(
     operation: CollectiveOperation,
     format: ElementFormat,
@@ -72,7 +72,7 @@ fn reduce_as<T: Element>(reduction: Reduction, inputs: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// An element, and the type that it is reduced in.
+/// An element, and the type in which it is reduced.
 trait Element: Copy {
     type Wide: Copy;
 

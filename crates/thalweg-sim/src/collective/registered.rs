@@ -1,5 +1,6 @@
-//! Memory for collectives, and its registration with ranks. Here registered memory is like any other: a GPU's library would go on to use it after it is freed,
-//! so a free of it is refused. Symmetric memory is held against what the other ranks register in the same call; no call waits for them.
+//! Memory for collectives, and its registration with ranks. Registered memory behaves like any other here. A GPU's library
+//! would continue to use it after it is freed, so freeing it is refused. Symmetric memory is checked against the other
+//! ranks' registrations of the same call; no call waits for them.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +11,18 @@ use crate::memory::{Allocation, SpanAccess, Toucher, nonzero};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
-/// The symmetric registrations that some ranks have made and others not, by communicator and number.
+/// The symmetric registrations that only some ranks have made yet, by communicator and number.
 pub(super) type Windows = BTreeMap<(u64, u64), Window>;
 
 /// A symmetric registration that some ranks have made.
 pub(super) struct Window {
-    /// The rank that made it first, with how many bytes, and its call.
+    /// The rank that made it first, with the number of bytes, and its call.
     first: (u32, u64, Label),
     /// The number of ranks that have made it.
     made: u32,
 }
 
-/// Returns the first of the registrations that has memory in common with so many bytes at an address.
+/// Returns the first of the registrations that overlaps a range.
 fn overlapping<'a>(
     mut registered: impl Iterator<Item = &'a Registration>,
     start: u64,
@@ -73,7 +74,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Holds a symmetric registration against those that the other ranks have made in the same call.
+    /// Checks a symmetric registration against those of the other ranks in the same call.
     fn enter_window(&mut self, new: &Registration) -> Result<(), String> {
         let Ok((communicator, rank)) = self.communicator(new.communicator) else { return Ok(()) };
         let gate = &mut self.executor.gate;
@@ -112,12 +113,12 @@ impl MachineState {
         Ok(())
     }
 
-    /// Forgets what is registered with a rank that has been given up.
+    /// Removes the registrations of a rank that has been destroyed.
     pub(super) fn forget_registered(&mut self, communicator: CommunicatorHandle) {
         self.registered.retain(|other| other.communicator != communicator);
     }
 
-    /// Checks that nothing of the plain memory at an address is registered.
+    /// Checks that no part of the plain memory at an address is registered.
     pub(crate) fn check_not_registered(&self, address: u64) -> CallResult<()> {
         let Some(Allocation::Plain(segment)) = self.memory.allocations.get(&address) else { return Ok(()) };
         let Some(other) = overlapping(self.registered.iter(), address, segment.bytes) else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! Splits: communicators of some ranks of another.
+//! Splits: communicators that consist of some ranks of another.
 //!
-//! Each rank says which ranks are in its part. What it says is held against what the others have said, and forgotten when all have: no call waits, and a
-//! part's first collective waits for the ranks of it that have not called yet.
+//! Each rank names the ranks of its part. The part is checked against those that the other ranks have named, and the split
+//! is removed when all have called. No call waits; a part's first collective waits for its ranks that have not called yet.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use thalweg_driver::{Code, CommunicatorHandle};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
-/// The splits that some ranks have called and others not, by communicator and number.
+/// The splits that only some ranks have called yet, by communicator and number.
 pub(super) type Splits = BTreeMap<(u64, u64), Split>;
 
 /// A split that some ranks have called.
@@ -23,7 +23,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Returns the rank that has named a part that does not go with this one of `rank`, and which.
+    /// Returns a rank whose part contradicts this part of `rank`, and its part.
     fn contradiction(&self, rank: u32, part: &[u32]) -> Option<(u32, &[u32])> {
         let differs = |(other, said): &(&u32, &Vec<u32>)| {
             (part.contains(other) || said.contains(&rank)) && said[..] != *part

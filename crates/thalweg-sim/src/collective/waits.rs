@@ -1,4 +1,4 @@
-//! Ranks that wait for each other, and circles of parts that wait for each other.
+//! Waits of ranks for each other, and circles of such waits.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ struct Waiter {
     seat: usize,
 }
 
-/// A seat that a waiter waits for, and the waiter that holds it up, if one does.
+/// A seat that a waiter waits for, and the waiter that delays it, if there is one.
 #[derive(Clone, Copy)]
 struct Wait {
     seat: usize,
@@ -25,7 +25,7 @@ struct Wait {
 }
 
 impl Collectives {
-    /// Gives up parts of which each waits for another of them, if there are such.
+    /// Gives up parts that wait for each other in a circle, if there are such.
     pub(super) fn give_up_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
         let (waiters, waits) = self.waits(web);
         let circle = circle(&waits)?;
@@ -112,12 +112,12 @@ impl Collectives {
         }
     }
 
-    /// Returns the device of a seat, `None` where its rank has not joined.
+    /// Returns the device of a seat; `None` if its rank has not joined.
     fn device(&self, meeting: &Meeting, seat: usize) -> Option<u32> {
         self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
     }
 
-    /// Returns all parts that have arrived, and what each waits for.
+    /// Returns all parts that have arrived, and the waits of each.
     fn waits(&self, web: &Web<'_>) -> (Vec<Waiter>, Vec<SmallVec<[Wait; 4]>>) {
         let waiters: Vec<Waiter> = self
             .attended
@@ -138,7 +138,7 @@ impl Collectives {
             let wait = |seat: usize| {
                 let before = self.before(meeting, seat, web);
                 let holds = |slots: &FxHashSet<u32>| before.iter().any(|slot| slots.contains(slot));
-                // Of those that hold it up, the rank's own device first.
+                // Among the blockers, those of the same device are preferred.
                 let is_of_another_device = |number: &usize| {
                     let blocker = waiters[*number];
                     self.device(&self.meetings[&blocker.meeting], blocker.seat) != self.device(meeting, seat)
@@ -152,8 +152,8 @@ impl Collectives {
         (waiters, all)
     }
 
-    /// Returns the commands that a seat's part is or comes after, by slot: the part itself, or the last parts of a rank that
-    /// has not made the call yet.
+    /// Returns the commands, by slot, that must be reached before a seat's part arrives: the part itself, or the last parts
+    /// of a rank that has not made the call yet.
     fn before(&self, meeting: &Meeting, seat: usize, web: &Web<'_>) -> SmallVec<[u32; 4]> {
         if let Some(seated) = &meeting.seats[seat] {
             return SmallVec::from_slice(&[seated.command.slot()]);
@@ -163,7 +163,7 @@ impl Collectives {
     }
 }
 
-/// Returns the command in a slot and all that waits for it.
+/// Returns the command in a slot and all commands that wait for it.
 fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
     let (mut found, mut open) = (FxHashSet::default(), vec![slot]);
     while let Some(slot) = open.pop() {
@@ -174,11 +174,11 @@ fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
     found
 }
 
-/// Finds waiters of which each waits for the next, and the last for the first; with the seat that each waits for.
+/// Finds a circle of waiters, each of which waits for the next; with the seat that each waits for.
 fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
     let mut is_known = vec![false; waits.len()];
     for start in 0..waits.len() {
-        // The way from the start: waiters, and how many of their waits have been followed.
+        // The path from the start: waiters, and how many of their waits have been followed.
         let mut way: Vec<(usize, usize)> = Vec::new();
         let mut next = Some(start).filter(|&start| !is_known[start]);
         loop {

@@ -6,15 +6,15 @@ use thalweg_driver::CaptureMode;
 
 /// A capture under way.
 pub(crate) struct Capture {
-    /// Unique in the process.
+    /// The number of the capture, unique in the process.
     pub(crate) id: u64,
     pub(crate) origin: u64,
     pub(crate) mode: CaptureMode,
     pub(crate) thread: ThreadId,
     pub(crate) graph: u64,
     pub(crate) members: Vec<u64>,
-    /// The nodes at which the branches of members ended that were destroyed.
+    /// The last nodes of the branches of streams that were destroyed.
     pub(crate) orphans: Vec<u32>,
-    /// The reason why it is invalid, if it is.
+    /// The reason why the capture is invalid, if it is.
     pub(crate) broken: Option<String>,
 }

@@ -13,24 +13,24 @@ use crate::executor::task::{Task, Work};
 use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
 
-/// Bits of a node's number in its handle, and of the graph's number above it.
+/// The number of bits of a node's number in its handle. The graph's number is above it.
 pub(crate) const NODE_BITS: u32 = 24;
 
 pub(crate) const GRAPH_BITS: u32 = 24;
 
 /// A graph.
 pub(crate) struct Graph {
-    /// Unique among the graphs of the driver.
+    /// The serial number, unique among the graphs of the driver.
     pub(crate) serial: u64,
     pub(crate) nodes: Vec<Node>,
     /// Whether its capture is over.
     pub(crate) is_complete: bool,
-    /// The conditional node whose body it is, if it is one.
+    /// The conditional node that it belongs to, if it is a body.
     pub(crate) body_of: Option<BodyOf>,
-    /// Of a root: all bodies in it, and all conditions.
+    /// For a root: all bodies in it, and all conditions.
     pub(crate) bodies: Vec<u64>,
     pub(crate) conditions: Vec<u64>,
-    /// Of a root: whether the capture of a body failed.
+    /// For a root: whether the capture of a body failed.
     pub(crate) is_broken: bool,
 }
 
@@ -46,10 +46,10 @@ pub(crate) struct Node {
 
 /// A graph that can be launched.
 pub(crate) struct Executable {
-    /// The handle of the graph that it was instantiated from: its nodes have their names, and their numbers.
+    /// The handle of the graph that it was instantiated from, whose nodes have the same handles and numbers.
     pub(crate) template: u64,
     pub(crate) nodes: Arc<[Node]>,
-    /// The nodes that no other comes after.
+    /// The nodes without successors.
     pub(crate) sinks: SmallVec<[u32; 2]>,
     pub(crate) last_launch: Frontier,
     pub(crate) conditions: Arc<Conditions>,
@@ -58,7 +58,7 @@ pub(crate) struct Executable {
 }
 
 impl Node {
-    /// Returns whether a conditional node may run it.
+    /// Returns whether a body of a conditional node may contain the node.
     pub(crate) fn can_be_in_a_body(&self) -> bool {
         use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
         let is_gated = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Gated(_)));
@@ -100,7 +100,7 @@ impl Graph {
         Ok(index)
     }
 
-    /// Returns which nodes lie before these, these included.
+    /// Returns, for each node of the graph, whether it is one of these nodes or precedes one of them.
     pub(crate) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
         let mut found = vec![false; self.nodes.len()];
         for &node in nodes {
@@ -116,7 +116,8 @@ impl Graph {
         found
     }
 
-    /// Returns the handle of a node: the number of its graph and its own, with a bit that makes it no other handle.
+    /// Returns the handle of a node: the number of its graph and its own, with a bit that distinguishes it from other
+    /// handles.
     pub(crate) fn handle(&self, index: u32) -> GraphNodeHandle {
         let graph = self.serial & ((1 << GRAPH_BITS) - 1);
         GraphNodeHandle::from_raw(1 << 63 | graph << NODE_BITS | u64::from(index))
@@ -129,7 +130,7 @@ impl Graph {
     }
 }
 
-/// Returns the nodes of a graph as commands of a launch on the stream of this number.
+/// Returns the nodes of a graph as commands of a launch on the stream with this number.
 pub(crate) fn planned(nodes: &[Node], first_number: u32, stream: u32) -> impl Iterator<Item = Planned<'_>> {
     nodes.iter().zip(first_number..).map(move |(node, number)| {
         let body = match (&node.task, &node.branch) {

@@ -7,7 +7,7 @@ use crate::executor::command::Frontier;
 /// The memory that a graph has allocated.
 #[derive(Default)]
 pub(crate) struct GraphMemory {
-    /// The graph and its executables.
+    /// The number of holders: the graph and its executables.
     pub(crate) holders: usize,
     pub(crate) allocations: BTreeMap<u64, Owned>,
     pub(crate) launches: Frontier,
@@ -17,6 +17,6 @@ pub(crate) struct GraphMemory {
 #[derive(Default)]
 pub(crate) struct Owned {
     pub(crate) freed_by_a_node: bool,
-    /// Whether the latest launch allocated it and it was not freed since.
+    /// Whether the latest launch allocated it and it has not been freed since.
     pub(crate) is_live: bool,
 }

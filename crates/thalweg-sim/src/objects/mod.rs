@@ -1,4 +1,4 @@
-//! The objects that handles name: streams, captures, graphs and kernels, each behind a checked integer.
+//! The objects that handles name: streams, captures, graphs and kernels, each accessed through a checked integer.
 //!
 //! The calls on them are in [`calls`](crate::calls).
 

@@ -11,10 +11,10 @@ use crate::executor::plug::Reached;
 use crate::executor::ready::LEVELS;
 use crate::schedules::Actor;
 
-/// The lowest and the greatest priority.
+/// The lowest and the highest priority.
 pub(crate) const PRIORITY_RANGE: (i32, i32) = (0, 1 - LEVELS as i32);
 
-/// The meaning of a stream handle.
+/// The object of a stream handle.
 pub(crate) enum StreamEntry {
     /// A stream.
     Own(Stream),
@@ -24,11 +24,11 @@ pub(crate) enum StreamEntry {
 
 /// A stream.
 pub(crate) struct Stream {
-    /// In the order in which streams were made.
+    /// The number of the stream, in the order of creation.
     pub(crate) number: u32,
     pub(crate) device: u32,
     pub(crate) priority: i32,
-    /// Whether it has ties with the legacy default stream.
+    /// Whether it synchronizes with the legacy default stream.
     pub(crate) is_blocking: bool,
     pub(crate) is_legacy: bool,
     pub(crate) frontier: Frontier,
@@ -64,7 +64,7 @@ impl Stream {
         self.priority.unsigned_abs() as u8
     }
 
-    /// Returns where its commands come from.
+    /// Returns the origin of its commands.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
@@ -85,7 +85,7 @@ pub(crate) enum Record {
     Captured { capture: u64, nodes: SmallVec<[u32; 2]> },
 }
 
-/// The time when a place in the order was reached, in nanoseconds since the machine started.
+/// The time when a position in the order was reached, in nanoseconds since the machine started.
 #[derive(Debug, Default)]
 pub(crate) struct Stamp(AtomicU64);
 

@@ -1,21 +1,21 @@
 //! All runs of a small program.
 //!
-//! A depth-first search over the choices: each run takes the next branch that was not taken yet, and the program is run
-//! again from its beginning. Two reductions leave out runs that differ from another one in nothing that can be seen:
+//! A depth-first search over the choices: each run takes the next branch that has not been taken, and the program is run
+//! again from its beginning. Two reductions skip runs that do not differ visibly from another one:
 //!
 //! - *Sleep sets* (Godefroid, *Partial-order methods for the verification of concurrent systems*, 1996): after a branch is
-//!   done, its first step need not be tried again behind a sibling until a step comes that conflicts with it. Two commands
-//!   conflict when they touch the same physical bytes and one writes; host functions conflict with everything.
+//!   done, its first step need not be tried after a sibling until a conflicting step has run. Two commands conflict when
+//!   they touch the same physical bytes and one writes; host functions conflict with everything.
 //! - While every host thread is about to queue something, and no host function is queued, commands wait: none of them can
 //!   change what is queued, so running them before is no different from running them after.
 //!
-//! Both are sound for programs whose commands do not fail: a lost device reaches every stream at once.
+//! Both are sound for programs whose commands do not fail: the loss of a device affects every stream at once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Actor, Choice, Footprint, Schedule, SplitMix};
 
-/// The search. Each [`next_run`](Self::next_run) gives the schedule of one run, until there is none left:
+/// The search. Each [`next_run`](Self::next_run) returns the schedule of one run, until there is none left:
 ///
 /// ```
 /// use thalweg_sim::schedules::Exhaustive;
@@ -40,13 +40,13 @@ pub struct ExhaustiveRun {
 
 #[derive(Debug, Default)]
 struct Search {
-    /// From the first decision to the last one that has branches.
+    /// The decisions, from the first one to the last one that has branches.
     path: Vec<Node>,
     /// The number of decisions that this run has made.
     depth: usize,
-    /// Steps that lead to nothing new from where this run is.
+    /// Steps that lead to nothing new at the present point of the run.
     asleep: Vec<ActorStep>,
-    /// Whether what remains of this run was seen before.
+    /// Whether the rest of this run repeats an earlier one.
     is_redundant: bool,
 }
 
@@ -56,11 +56,11 @@ struct Node {
     asleep: Vec<ActorStep>,
     done: Vec<ActorStep>,
     current: (usize, ActorStep),
-    /// The last is the next.
+    /// The choices that have not been taken. The last one is the next.
     left: Vec<(usize, ActorStep)>,
 }
 
-/// A step, as it is known before and after other steps.
+/// A step that can be compared with others when its choice is gone.
 #[derive(Clone, Debug)]
 struct ActorStep {
     actor: Actor,
@@ -80,7 +80,7 @@ impl ActorStep {
         (self.actor, self.command, self.is_beginning) == (choice.actor, choice.command, choice.is_beginning)
     }
 
-    /// Returns whether the order of the two cannot matter.
+    /// Returns whether the order of the two steps cannot matter.
     fn commutes(&self, other: &Self) -> bool {
         match (self.command != 0, other.command != 0) {
             (true, true) => !self.footprint.conflicts(&other.footprint),
@@ -97,7 +97,7 @@ impl Exhaustive {
         Self::default()
     }
 
-    /// Returns the schedule of the next run; `None` when all runs were made. The run before must be over.
+    /// Returns the schedule of the next run; `None` when all runs were made. The previous run must be over.
     pub fn next_run(&mut self) -> Option<ExhaustiveRun> {
         let mut search = lock(&self.search);
         if self.runs > 0 && !search.backtrack() {
@@ -109,14 +109,14 @@ impl Exhaustive {
         Some(ExhaustiveRun { search: Arc::clone(&self.search), numbers: SplitMix::new(0) })
     }
 
-    /// Returns how many runs were begun.
+    /// Returns how many runs have begun.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 }
 
 impl Search {
-    /// Goes to the next branch: whether there is one.
+    /// Moves to the next branch. Returns whether there is one.
     fn backtrack(&mut self) -> bool {
         while let Some(mut node) = self.path.pop() {
             if let Some(next) = node.left.pop() {
@@ -145,7 +145,7 @@ impl Search {
         *position
     }
 
-    /// Begins a new decision, if one of its choices leads to something new.
+    /// Adds a new decision, if one of its choices leads to something new. Returns whether it does.
     fn branch(&mut self, choices: &[Choice<'_>]) -> bool {
         let is_quiet = choices.iter().any(|choice| choice.is_quiet);
         let mut left: Vec<_> = choices

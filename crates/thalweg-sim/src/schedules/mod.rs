@@ -1,13 +1,13 @@
-//! Decisions which command or thread goes next: the schedules of a controlled machine.
+//! Schedules of a controlled machine, which decide the command or thread that goes next.
 //!
 //! A machine of [`SimDriver::controlled`](super::SimDriver::controlled) leaves everything open that CUDA leaves open, and
-//! asks a [`Schedule`] each time. One run is one sequence of choices; the same choices give the same run. The choice with
-//! the number 0 is always the *default*: the host thread that has the turn goes on, a blocked one gets the command that it
-//! needs, and nothing else runs. A run is written down as its deviations from that ([`Trace`]), each by the names of the two
-//! steps, so that a failing run can be made smaller by leaving deviations out: the others still mean what they meant.
+//! asks a [`Schedule`] each time. A run is a sequence of choices, and the same choices result in the same run. The choice
+//! with the number 0 is always the *default*: the host thread that has the turn continues, a blocked one gets the command
+//! that it needs, and nothing else runs. A run is recorded as its deviations from the default ([`Trace`]), each by the
+//! names of the two steps. So a failing run can be reduced by leaving deviations out: the others keep their meaning.
 //!
-//! - [`Late`] takes the default always: commands run as late as possible, and side work starves. [`Eager`] runs every
-//!   command as soon as it can run. The two ends find most of what a missing wait breaks.
+//! - [`Late`] always takes the default: commands run as late as possible, and side work starves. [`Eager`] runs every
+//!   command as soon as it can run. These two extremes find most of the errors that a missing wait causes.
 //! - [`Random`] and [`PriorityChange`] explore, from a seed; [`RoundRobin`] is fair.
 //! - [`Replay`] repeats a trace. [`Exhaustive`] goes through all runs of a small program.
 //!
@@ -32,15 +32,15 @@ pub use trace::{Deviation, StepName, Trace};
 
 use super::memory::Piece;
 
-/// A schedule, which decides what happens next. One value serves one run.
+/// A schedule, which decides what happens next. One value is used for one run.
 ///
-/// It is asked in the machine's critical section: it must not call the driver.
+/// The schedule is called in the machine's critical section: it must not call the driver.
 pub trait Schedule: Send {
-    /// Returns which of the choices comes next, as its place in the slice. There are two at least; their order depends on the
-    /// program and on former choices alone, and the first is the default. A place outside the slice means the default.
+    /// Returns the index of the next choice. There are at least two choices; their order depends only on the program and on
+    /// earlier choices, and the first is the default. An index outside the slice means the default.
     fn next(&mut self, choices: &[Choice<'_>]) -> usize;
 
-    /// Returns a random number, for the program and for faults. The same schedule gives the same numbers.
+    /// Returns a random number, for the program and for faults. The same schedule returns the same numbers.
     fn random(&mut self) -> u64;
 }
 
@@ -54,7 +54,7 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
     }
 }
 
-/// Something that can happen next.
+/// A step that can happen next.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
     /// The actor whose step it is.
@@ -63,34 +63,34 @@ pub struct Choice<'a> {
     pub label: Option<Label>,
     /// The command's number in order of submission, from 1 on; 0 for a host thread.
     pub command: u64,
-    /// The number of the command among its actor's, from 1 on; for a host thread, how often it has had its turn before.
+    /// The number of the command among its actor's, from 1 on; for a host thread, the number of its earlier turns.
     pub index: u64,
-    /// Whether it is the host thread that has the turn.
+    /// Whether the choice is the host thread that has the turn.
     pub is_current: bool,
     /// Whether a blocked or polling host thread waits for it, directly or not.
     pub is_needed: bool,
-    /// Whether it is a call that queues work or an order and nothing else: what commands do meanwhile cannot change its
+    /// Whether the choice is a call that only queues work or an order: commands that run meanwhile cannot change its
     /// result, nor it theirs.
     pub is_quiet: bool,
-    /// Whether only the first half of the command is offered, a kernel that updates memory which another ready command
-    /// touches: it reads now, and writes when it is chosen again.
+    /// Whether only the first half of the command is offered: a kernel that updates memory which another ready command
+    /// touches. It reads now, and writes when it is chosen again.
     pub is_beginning: bool,
     /// The memory that the command touches.
     pub(super) touched: Touched<'a>,
 }
 
 impl Choice<'_> {
-    /// Returns whether it is a command, and not a step of a host thread.
+    /// Returns whether the choice is a command, and not a step of a host thread.
     pub const fn is_command(&self) -> bool {
         self.command != 0
     }
 
-    /// Returns its name in a trace.
+    /// Returns the name of the step in a trace.
     pub const fn name(&self) -> StepName {
         StepName { actor: self.actor, index: self.index, is_beginning: self.is_beginning }
     }
 
-    /// Returns what it touches, to be kept.
+    /// Returns the memory that the step touches, in a form that can be kept.
     pub(super) fn footprint(&self) -> Footprint {
         match self.touched {
             Touched::Anything => Footprint::Anything,
@@ -127,12 +127,12 @@ impl Footprint {
     }
 }
 
-/// The command or thread whose step it is.
+/// The actor of a step: a host thread, a stream, or a node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Actor {
-    /// A host thread, numbered in the order in which they were started; the one that made the driver is 0.
+    /// A host thread, numbered in the order in which they were started; the one that created the driver is 0.
     Host(u32),
-    /// A stream, numbered in the order in which they were made; the default streams of the devices are the first.
+    /// A stream, numbered in the order in which they were created; the default streams of the devices are the first.
     Stream(u32),
     /// A node of a graph, by its number in the graph, launched on a stream.
     Node {

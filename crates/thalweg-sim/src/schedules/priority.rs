@@ -1,17 +1,18 @@
 //! Priorities that change a few times: probabilistic concurrency testing.
 //!
 //! Burckhardt, Kothari, Musuvathi and Nagarakatte, *A randomized scheduler with probabilistic guarantees of finding bugs*,
-//! ASPLOS 2010. Each actor has a random priority, and the most urgent one that can go, goes. At `depth - 1` random steps of
-//! the run the actor that would go falls below all others. A bug that takes `depth` orderings to show is found with
-//! probability at least 1 / (n k^(depth - 1)) in one run of n actors and k steps, whereas a walk that flips a coin at each
-//! step all but never starves one actor for long.
+//! ASPLOS
+//! 2010. Each actor has a random priority, and the most urgent actor that can run does. At `depth - 1` random steps of the
+//!    run, the actor that would run falls below all others. A bug that needs `depth` orderings is found with probability at
+//!    least 1 / (n k^(depth - 1)) in one run of n actors and k steps. A schedule that chooses at random at each step, in
+//!    contrast, almost never starves an actor for long.
 
 use rustc_hash::FxHashMap;
 
 use super::{Actor, Choice, Schedule, SplitMix};
 
-/// Priorities that change a few times: Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs",
-/// 2010.
+/// A schedule of priorities that change a few times: Burckhardt et al., "A Randomized Scheduler with Probabilistic
+/// Guarantees of Finding Bugs", 2010.
 #[derive(Clone, Debug)]
 pub struct PriorityChange {
     priorities: FxHashMap<Actor, u64>,

@@ -1,19 +1,19 @@
-//! Chance from a seed.
+//! Random choices from a seed.
 
 use super::{Choice, Schedule};
 
-/// Steele, Lea and Flood's splitmix64: small, fast, and any seed will do.
+/// The generator splitmix64 by Steele, Lea and Flood: small, fast, and any seed works.
 #[derive(Clone, Debug)]
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// Creates the numbers of a seed.
+    /// Creates the generator of a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Creates another sequence of the same seed: what the program draws must not change what is chosen, and every schedule of
-    /// a seed, replay included, gives the program the same numbers.
+    /// Creates another sequence of the same seed. So the numbers that the program draws do not change the choices, and all
+    /// schedules of a seed, replay included, return the same numbers to the program.
     pub(super) const fn for_choices(seed: u64) -> Self {
         Self(Self(seed ^ 0x5851_f42d_4c95_7f2d).next())
     }
@@ -33,7 +33,7 @@ impl SplitMix {
     }
 }
 
-/// Every choice with the same probability.
+/// A schedule that takes every choice with the same probability.
 #[derive(Clone, Debug)]
 pub struct Random {
     choices: SplitMix,

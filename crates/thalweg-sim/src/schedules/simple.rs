@@ -1,4 +1,4 @@
-//! The schedules without chance, and replay.
+//! The schedules without randomness, and replay.
 
 use std::collections::VecDeque;
 
@@ -6,26 +6,26 @@ use rustc_hash::FxHashMap;
 
 use super::{Actor, Choice, Deviation, Schedule, SplitMix, StepName};
 
-/// Everything runs as soon as it can: the commands in order of submission, then the host threads.
+/// A schedule that runs everything as soon as it can: the commands in order of submission, then the host threads.
 #[derive(Clone, Debug)]
 pub struct Eager(SplitMix);
 
-/// Commands run only when a blocked or polling host thread needs them, so that all other work, and every event behind it,
-/// is as late as it can be. This is the default choice, always.
+/// A schedule that runs commands only when a blocked or polling host thread needs them, so that all other work, and every
+/// event after it, is as late as possible. This is always the default choice.
 #[derive(Clone, Debug)]
 pub struct Late(SplitMix);
 
-/// The host threads and streams in turn, one step each.
+/// A schedule that runs the host threads and streams in turn, one step each.
 #[derive(Clone, Debug)]
 pub struct RoundRobin {
     last: Option<Actor>,
     numbers: SplitMix,
 }
 
-/// A recorded run: the default choice but for the deviations.
+/// A schedule that repeats a recorded run: the default choice except for the deviations.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    /// The steps that come where another would, by that other.
+    /// The steps that replace a default step, by that default step.
     deviations: FxHashMap<StepName, VecDeque<StepName>>,
     numbers: SplitMix,
 }
@@ -87,8 +87,8 @@ impl Schedule for RoundRobin {
 }
 
 impl Replay {
-    /// Repeats a run with these deviations, in the order in which they happened, and the seed that its schedule had. One whose
-    /// step is not there to be chosen is passed over.
+    /// Creates the replay of a run with these deviations, in the order in which they happened, and the seed of its
+    /// schedule. A deviation whose step is not among the choices is skipped.
     pub fn new(deviations: &[Deviation], seed: u64) -> Self {
         let mut by_default = FxHashMap::<_, VecDeque<_>>::default();
         for deviation in deviations {

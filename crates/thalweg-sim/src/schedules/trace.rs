@@ -1,4 +1,4 @@
-//! The trace of a run: the deviations from the default, from which the rest follows.
+//! The trace of a run: the deviations from the default, which determine the rest.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use thalweg_driver::Label;
 
 use super::{Actor, Choice};
 
-/// A step of a run, by a name that does not change when other steps come elsewhere or not at all.
+/// The name of a step, which does not change when other steps happen at other times or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StepName {
     /// The actor whose step it is.
     pub actor: Actor,
-    /// The number of the command among its actor's, from 1 on; for a host thread, how often it has had its turn before.
+    /// The number of the command among its actor's, from 1 on; for a host thread, the number of its earlier turns.
     pub index: u64,
-    /// Whether it is the first half of a command.
+    /// Whether the step is the first half of a command.
     pub is_beginning: bool,
 }
 
-/// A decision that was not the default: `step` came where `default` would have.
+/// A decision that was not the default: `step` happened instead of `default`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Deviation {
-    /// The step that would have come by default.
+    /// The default step.
     pub default: StepName,
-    /// The step that came instead.
+    /// The chosen step.
     pub step: StepName,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Deviation {
     }
 }
 
-/// A run: its choices, and a hash of what it did.
+/// A run: its choices, and a hash of what happened.
 ///
 /// Two runs with the same choices have the same hash, unless something outside of the machine decided as well (a thread
 /// that it does not know, the time, an address of the host).
@@ -51,13 +51,13 @@ pub struct Trace {
     pub decisions: u64,
     /// The number of commands that ran.
     pub commands: u64,
-    /// Of every command that ran (label, actor, number) and every answer of a query, in order.
+    /// A hash of every command that ran (label, actor, number) and every result of a query, in order.
     pub hash: u64,
-    /// The number of times that the program may have seen what the schedule decides: work that a query called unfinished,
-    /// another host thread that could go on, a host function, a random number. With none under [`Late`](super::Late), every
-    /// other schedule gives the same calls.
+    /// The number of times that the program may have seen decisions of the schedule: unfinished work in a query, another
+    /// host thread that could continue, a host function, a random number. If it is 0 under [`Late`](super::Late), every
+    /// other schedule results in the same calls.
     pub observations: u64,
-    /// Whether only threads that the machine was told of called the driver.
+    /// Whether only threads that the machine knew beforehand called the driver.
     pub is_controlled: bool,
 }
 
@@ -75,7 +75,7 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Notes which of several choices was made.
+    /// Records which of several choices was made.
     pub(crate) fn decided(&mut self, choice: usize, choices: &[Choice<'_>]) {
         if choice != 0 {
             self.deviations.push(Deviation { default: choices[0].name(), step: choices[choice].name() });
@@ -84,7 +84,7 @@ impl Trace {
         self.mix(choices.len() as u64);
     }
 
-    /// Notes a command that runs.
+    /// Records a command that runs.
     pub(crate) fn ran(&mut self, label: Label, actor: Actor, command: u64) {
         self.commands += 1;
         self.mix_text(label.operator);
@@ -99,14 +99,14 @@ impl Trace {
         self.mix(command << 2 | kind);
     }
 
-    /// Notes a command whose first half runs.
+    /// Records a command whose first half runs.
     pub(crate) fn began(&mut self, label: Label, actor: Actor, command: u64) {
         self.ran(label, actor, command);
         self.commands -= 1;
         self.mix(1 << 62);
     }
 
-    /// Notes the answer of a query.
+    /// Records the result of a query.
     pub(crate) fn answered(&mut self, host: u32, is_done: bool) {
         self.mix(1 << 63 | u64::from(host) << 1 | u64::from(is_done));
     }
