@@ -1,15 +1,15 @@
-//! The machine: one lock around all state, the threads that execute commands, and how threads wait.
+//! The machine: one lock around all state, the threads that execute commands, and the ways in which threads wait.
 //!
-//! Every call of the driver and every step of a worker is a short critical section on one [`MachineState`]. Commands run outside
-//! it. [`Locked`] is the only way in; when it is dropped it wakes exactly those threads for which something changed, after
-//! the lock is free.
+//! Every call of the driver and every step of a worker is a short critical section on one [`MachineState`]. Commands run
+//! outside of it. A critical section is a [`Locked`]; dropping it wakes exactly those threads for which something changed,
+//! after the lock is released.
 //!
-//! Waking a thread costs microseconds, more than a small command. So a worker that runs out of work looks around for a few
-//! microseconds before it sleeps, at most one worker does so at a time, and while one does no thread is woken. The same holds
+//! Waking a thread costs microseconds, more than a small command. So a worker that runs out of work spins for a few
+//! microseconds before it sleeps, at most one worker spins at a time, and while one does no thread is woken. The same holds
 //! for a host thread that waits.
 //!
 //! Invariant, *no lost wake-up*: a thread decides to sleep under the lock, after it has found nothing to do under the same
-//! lock; a thread that changes that holds the lock later and sees it counted as sleeping.
+//! lock; a thread that changes this takes the lock later and sees the first one counted as sleeping.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -31,16 +31,16 @@ use super::schedules::Schedule;
 use super::state::MachineState;
 use crate::executor::task::Work;
 
-/// The time that a thread looks around before it sleeps.
+/// The time that a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// The interval at which the thread that keeps the time of links looks.
+/// The interval at which the thread that keeps the time of links checks them.
 const TICK: Duration = Duration::from_micros(200);
 
 /// The number of host functions that can wait for the program at once.
 const HOST_THREADS: usize = 64;
 
-/// The state of a machine, and what its threads wait on.
+/// The state of a machine, and the condition variables of its threads.
 pub(super) struct Machine {
     state: Mutex<MachineState>,
     /// Workers without work.
@@ -51,13 +51,13 @@ pub(super) struct Machine {
     host: Condvar,
     /// Changes when workers may find more to do.
     work_progress: AtomicU32,
-    /// Changes when something happened that a host thread waits for.
+    /// Changes when an event happened that a host thread waits for.
     host_progress: AtomicU32,
-    /// Whether a schedule decides what happens. It never changes.
+    /// Whether a schedule decides what happens. Constant.
     is_controlled: bool,
     /// The threads that wait for the lock to begin a call, on a controlled machine.
     pub(super) entering: Entering,
-    /// Whether commands leave memory alone.
+    /// Whether commands leave memory unchanged.
     pub(super) is_order_only: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Returns a machine without workers, on which the schedule decides. The calling thread has the turn.
+    /// Creates a machine without workers, on which the schedule decides. The calling thread has the turn.
     pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
@@ -130,7 +130,7 @@ impl Machine {
         Ok(self.lock())
     }
 
-    /// Refuses a call that a command makes, and notes it.
+    /// Refuses a call that a command makes, and records it.
     pub(super) fn refuse_inside(self: &Arc<Self>, call: &'static str) -> CallResult<()> {
         let Some((_, label)) = INSIDE.get().filter(|(machine, _)| *machine == Arc::as_ptr(self).addr())
         else {
@@ -150,7 +150,7 @@ impl Machine {
         Err(Refusal::new(Code::NotPermitted, detail))
     }
 
-    /// Asks whether the work that `find` gives is done.
+    /// Returns whether the work that `find` returns is done.
     pub(super) fn query(
         self: &Arc<Self>,
         call: &'static str,
@@ -167,8 +167,8 @@ impl Machine {
 
     /// Enters the critical section.
     pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
-        // A panic inside the critical section is a bug of ours that has been reported already; the state is no worse for
-        // the threads that did not panic.
+        // A panic inside the critical section is a bug of ours that has been reported already; the state is still usable
+        // for the threads that did not panic.
         let guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Locked { machine: self, guard: Some(guard) }
     }
@@ -196,8 +196,8 @@ impl Machine {
         Ok(locked)
     }
 
-    /// Lets running commands end, forgets the queued ones and ends the threads. A thread of the machine that calls this
-    /// (from the destructor of a value that a command owned) ends by itself.
+    /// Lets running commands end, drops the queued ones and ends the threads. A thread of the machine that calls this (from
+    /// the destructor of a value that a command owned) is not joined, and ends later.
     pub(super) fn shut_down(self: &Arc<Self>) {
         let mut locked = self.lock();
         locked.workers.shutdown = true;
@@ -237,7 +237,7 @@ impl Machine {
         }
     }
 
-    /// Starts the thread that lets collectives run when their data has come, if there is none.
+    /// Starts the thread that lets collectives run when their data has arrived, unless it is running.
     pub(super) fn keep_time(self: &Arc<Self>) -> io::Result<()> {
         let mut locked = self.lock();
         if std::mem::replace(&mut locked.workers.keeps_time, true) {
@@ -292,7 +292,7 @@ impl Machine {
         let mut locked = self.lock();
         match thread {
             Ok(thread) => locked.workers.threads.push(thread),
-            // The threads that exist will come round to it.
+            // The existing threads will take the work later.
             Err(_) => {
                 locked.workers.host_starting -= 1;
                 locked.workers.host_threads -= 1;
@@ -302,10 +302,10 @@ impl Machine {
     }
 }
 
-/// The critical section. Dropping it ends it and wakes the threads that must be woken.
+/// The critical section. Dropping it leaves the section and wakes the threads that must be woken.
 pub(super) struct Locked<'a> {
     machine: &'a Arc<Machine>,
-    /// `None` only while it is being dropped.
+    /// The guard; `None` only while this is being dropped.
     guard: Option<MutexGuard<'a, MachineState>>,
 }
 
@@ -335,7 +335,7 @@ impl Drop for Locked<'_> {
 }
 
 impl Job {
-    /// Returns the job with nothing done to memory. (A condition is read: a loop ends.)
+    /// Returns the job without its effect on memory, except for reading a condition, so that loops end.
     pub(super) fn without_memory(mut self) -> Self {
         if matches!((&self.start, &self.task.work), (Start::Run(_), work) if !matches!(work, Work::ToCell(_)))
         {
@@ -344,19 +344,19 @@ impl Job {
         self
     }
 
-    /// Returns whether it is a function of the host, which may wait for the program.
+    /// Returns whether the job is a function of the host, which may wait for the program.
     pub(super) fn is_host_function(&self) -> bool {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Does the work, outside of the critical section, as the command of this machine that the thread is in, and returns its number,
-    /// its device and its result.
+    /// Runs the job outside of the critical section. Meanwhile it is the command of this machine that the thread is inside.
+    /// Returns its number, its device and its result.
     pub(super) fn run(self, machine: &Arc<Machine>) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let before = INSIDE.replace(Some((Arc::as_ptr(machine).addr(), self.task.label)));
         let outcome = match self.start {
-            // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
-            // cannot be unmapped, since that takes a claim on the same bytes.
+            // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; held bytes cannot
+            // be unmapped, because that needs a claim on the same bytes.
             Start::Run(resolved) => unsafe {
                 match self.snapshot {
                     Some(snapshot) => self.task.run_from(snapshot, &resolved),
@@ -366,7 +366,7 @@ impl Job {
             Start::Skip => Ok(()),
             Start::Fail(refusal) => Err(refusal),
         };
-        // What it owns may call: its destructors are the program's, as after any other call.
+        // Dropping the job may call the driver: its destructors are the program's, as after any other call.
         INSIDE.set(before);
         drop_quietly(self.task);
         (index, device, outcome)
@@ -383,7 +383,7 @@ struct Wake {
 }
 
 impl Machine {
-    /// Settles what the critical section left behind and decides which threads are to be woken.
+    /// Settles the results of the critical section and decides which threads are to be woken.
     fn wake(&self, state: &mut MachineState) -> Wake {
         state.settle();
         let mut wake = Wake::default();
@@ -451,7 +451,7 @@ impl<'a> Locked<'a> {
         (machine.lock(), index, device, outcome)
     }
 
-    /// Leaves the critical section for a moment.
+    /// Leaves the critical section while `body` runs.
     pub(super) fn outside<T>(self, body: impl FnOnce() -> T) -> (Self, T) {
         let machine = self.machine;
         drop(self);
@@ -459,7 +459,7 @@ impl<'a> Locked<'a> {
         (machine.lock(), value)
     }
 
-    /// Waits a few microseconds for work, outside the critical section.
+    /// Spins for a few microseconds until there is work, outside the critical section.
     fn look_around(mut self) -> Self {
         let machine = self.machine;
         self.workers.spinning += 1;
@@ -471,7 +471,7 @@ impl<'a> Locked<'a> {
         locked
     }
 
-    /// Sleeps until there is work, or the end.
+    /// Sleeps until there is work, or the machine shuts down.
     fn sleep(mut self) -> Self {
         self.workers.sleeping += 1;
         while self.workers.wakeups == 0 && !self.workers.shutdown {
@@ -483,8 +483,8 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits on a condition, outside the critical section. Where this critical section leaves threads to be woken, that is
-    /// done instead, and the caller looks again: a thread never sleeps on a change of its own.
+    /// Waits on a condition variable, outside the critical section. If this critical section has threads to wake, it wakes
+    /// them instead and returns, and the caller checks again: a thread never sleeps on a change of its own.
     fn wait(mut self, condition: &Condvar, time: Option<Duration>) -> Self {
         let machine = self.machine;
         let mut guard = self.guard.take().expect("held until the drop");
@@ -501,18 +501,18 @@ impl<'a> Locked<'a> {
         Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
     }
 
-    /// Sleeps outside the critical section, for so long at most.
+    /// Sleeps outside the critical section, for at most `time`.
     pub(super) fn sleep_on(mut self, condition: &Condvar, time: Duration) -> Self {
         let machine = self.machine;
         let mut guard = self.guard.take().expect("held until the drop");
-        // A controlled machine has no threads to wake: what is settled here is memory.
+        // A controlled machine has no threads to wake: this settles memory only.
         machine.wake(&mut guard);
         let slept = condition.wait_timeout(guard, time);
         let (guard, _) = slept.unwrap_or_else(PoisonError::into_inner);
         Locked { machine, guard: Some(guard) }
     }
 
-    /// Waits, as a host thread, until something happened that a host thread waits for, or until this time.
+    /// Waits, as a host thread, until an event that a host thread waits for, or until `until`.
     fn wait_for_progress(mut self, until: Option<Instant>) -> Self {
         let machine = self.machine;
         let seen = machine.host_progress.load(Ordering::Relaxed);
@@ -531,7 +531,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits for something: the one place where a host thread does. It fails on a controlled machine only.
+    /// Waits for something: the only function in which a host thread waits. It fails on a controlled machine only.
     pub(super) fn wait_until(mut self, wait: Wait) -> CallResult<Self> {
         if self.machine.is_controlled {
             return self.wait_in_turn(wait);
@@ -567,7 +567,7 @@ impl<'a> Locked<'a> {
         Ok(self)
     }
 
-    /// Returns whether what a host thread waits for has come; if it has not, the thread will be woken when it has.
+    /// Returns whether a host thread's wait is over; if not, the thread will be woken when it is.
     fn has_come(&mut self, wait: &Wait) -> bool {
         match wait {
             Wait::Commands(commands) => self.executor.await_all(commands),
@@ -585,7 +585,7 @@ impl<'a> Locked<'a> {
         self.wait_until(Wait::Commands(SmallVec::from_slice(commands)))
     }
 
-    /// Waits until nothing that runs touches these bytes in conflict, and holds them.
+    /// Waits until no running command touches these bytes in conflict, and holds them.
     pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> CallResult<(Self, Claim)> {
         let claim = self.executor.claim(pieces);
         if !self.executor.try_hold(claim) {
@@ -596,13 +596,13 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Returns the refusal of a wait that the program has given up.
+/// Returns the refusal of a wait that the program has interrupted.
 pub(super) fn interrupted() -> Refusal {
     Refusal::new(Code::NotReady, "the wait was interrupted; the work that it was for goes on")
 }
 
-/// Waits for a short while, as long as the condition holds. It lets other threads run meanwhile: where there are fewer
-/// processors than threads, the one that is waited for may need this very processor.
+/// Spins for a short while, as long as the condition holds. It lets other threads run meanwhile: if there are fewer
+/// processors than threads, the thread that this one waits for may need this very processor.
 fn spin_while(condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while condition() {
@@ -619,7 +619,7 @@ fn spin_while(condition: impl Fn() -> bool) {
     }
 }
 
-/// Drops a value of the program. A destructor that panics takes no thread of ours with it.
+/// Drops a value of the program. A panic in its destructor does not end our thread.
 fn drop_quietly<T>(value: T) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(value)));
 }

@@ -1,4 +1,4 @@
-//! The properties of a simulated device: an H100's limits, as far as a host has them.
+//! The properties of a simulated device: an H100's limits, as far as a host can provide them.
 
 use thalweg_driver::{ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport};
 
@@ -8,7 +8,7 @@ use crate::memory::virtual_memory::GRANULARITY_BYTES;
 use crate::objects::stream::PRIORITY_RANGE;
 
 impl SimDriver {
-    /// Returns the properties of a device that is there.
+    /// Returns the properties of an existing device.
     pub(super) fn properties(&self, device: u32) -> DeviceProperties {
         let mut uuid = *b"thalweg-sim-gpu\0";
         uuid[15] = device as u8;

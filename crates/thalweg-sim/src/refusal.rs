@@ -1,11 +1,11 @@
-//! Why a part of the machine says no: a code and a detail. The driver adds the name of the call.
+//! Refusals of parts of the machine: a code and a detail. The driver adds the name of the call.
 
 use thalweg_driver::{Code, Error};
 
-/// The answer of a part of the machine.
+/// The result of a part of the machine.
 pub(super) type CallResult<T> = Result<T, Refusal>;
 
-/// A code and what there is to say about it.
+/// A code and a detail in words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Refusal {
     pub(super) code: Code,

@@ -1,11 +1,12 @@
 //! Work on threads that are not host threads of the program.
 //!
-//! CUDA runs host functions on a thread of its own. Here each gets one as well, since a function may wait for a lock that its
-//! submitter holds: it is *apart*. Nothing else changes: the machine waits until the function is over or asleep before it
-//! decides anything, so what can be chosen depends on the program alone.
+//! CUDA runs host functions on a thread of its own. Here each gets one as well, because a function may wait for a lock that
+//! its submitter holds: it runs *apart*. The machine waits until the function is over or asleep before it decides anything,
+//! so the choices still depend on the program only.
 //!
-//! A host thread that waits for the device without a call of the driver, in a loop or on a lock, hands no turn over. If it is
-//! the only one, the [`watch`](super::watch) starts a *deputy*, which runs commands in its place until it calls again.
+//! A host thread that waits for the device without a call of the driver, in a loop or on a lock, does not hand over the
+//! turn. If it is the only one, the [`watch`](super::watch) starts a *deputy*, which runs commands in its place until it
+//! calls again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
@@ -19,13 +20,13 @@ use crate::executor::Job;
 use crate::machine::{Locked, Machine};
 
 impl Control {
-    /// Returns whether all that runs apart is asleep.
+    /// Returns whether all threads that run apart are asleep.
     pub(crate) fn apart_is_asleep(&mut self, entering: &Entering) -> bool {
         let mut all = self.apart.iter_mut();
         all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
     }
 
-    /// Takes a thread in that will run apart. Its number.
+    /// Adds a thread that will run apart. Returns its number.
     fn set_apart(&mut self, label: Option<Label>) -> u64 {
         let number = self.apart.last().map_or(1, |last| last.number + 1);
         self.apart.push(Apart { number, label, sighted: None });
@@ -45,7 +46,7 @@ impl Control {
 }
 
 impl<'a> Locked<'a> {
-    /// Runs a host function on a thread of its own, or on this one where the system has none.
+    /// Runs a host function on a thread of its own, or on this one if the system cannot start a thread.
     pub(crate) fn run_apart(mut self, label: Label, job: Job) -> Self {
         self.control().observe();
         let number = self.control().set_apart(Some(label));
@@ -100,12 +101,12 @@ impl Machine {
             locked.control().ended_apart(number);
         };
         if Builder::new().name("sim-deputy".to_owned()).spawn(deputy).is_err() {
-            // The next look comes round to it.
+            // The next check of the watch tries again.
             locked.control().ended_apart(number);
         }
     }
 
-    /// Waits until what runs apart is over, or asleep, or the calling thread itself; not for ever.
+    /// Waits, for a limited time, until all threads that run apart are over, asleep, or the calling thread itself.
     pub(crate) fn wait_for_apart(self: &Arc<Self>) {
         let (mut locked, begin) = (self.lock(), Instant::now());
         loop {

@@ -1,4 +1,4 @@
-//! The choices of a decision, and the end of a run where there are none.
+//! The choices of a decision, and the end of a run that has none.
 
 use std::fmt::Write as _;
 
@@ -53,7 +53,7 @@ impl MachineState {
         let commands = self.executor.offers(&self.memory);
         let mut hosts = self.hosts_that_can_go(decider);
         if hosts.is_empty() && commands.is_empty() {
-            // Only threads that poll are left. Whatever they wait for, they have to look for it themselves.
+            // Only polling threads are left. Whatever they wait for, they have to check it themselves.
             hosts = self.pollers();
         }
         match (&hosts[..], &commands[..]) {
@@ -105,8 +105,8 @@ impl MachineState {
         nexts.swap_remove(chosen)
     }
 
-    /// Returns the threads that poll, the one that has waited longest for its turn first: none, if they have done so for too
-    /// long.
+    /// Returns the threads that poll, the one that has waited longest for its turn first. Returns none if they have polled
+    /// for too long.
     fn pollers(&mut self) -> SmallVec<[u32; 4]> {
         let control = self.control();
         let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
@@ -123,7 +123,7 @@ impl MachineState {
             return found;
         }
         let polled = |host: &u32| control.hosts[*host as usize].polled;
-        // One at a time: which of them is first cannot be seen, and each gets its turn.
+        // One at a time: the program cannot see which of them is first, and each gets its turn.
         let first = found.iter().copied().min_by_key(polled).unwrap_or_default();
         control.polled += 1;
         let now = control.polled;
@@ -141,7 +141,7 @@ impl MachineState {
         self.executor.begin(index);
     }
 
-    /// Tells every thread that waits that nothing will come.
+    /// Reports to every waiting thread that its wait cannot end.
     pub(crate) fn declare_stuck(&mut self, what: &str) {
         let text = self.describe_hosts(what);
         let control = self.control();
@@ -154,7 +154,7 @@ impl MachineState {
         control.set_stuck(text);
     }
 
-    /// Says what every thread is doing, behind a sentence that says what is the matter.
+    /// Describes what every thread is doing, after a sentence about the problem.
     pub(crate) fn describe_hosts(&mut self, what: &str) -> String {
         let collectives = self.executor.describe_gate();
         let control = self.control.as_ref().expect("the machine is controlled");

@@ -7,7 +7,7 @@ use crate::machine::{Locked, Machine};
 use crate::refusal::CallResult;
 
 impl Machine {
-    /// Enters the critical section for a call of the program, when it is the calling thread's turn.
+    /// Enters the critical section for a call of the program, once it is the calling thread's turn.
     pub(crate) fn call_in_turn(
         self: &Arc<Self>,
         call: &'static str,
@@ -46,14 +46,14 @@ impl Machine {
         Ok(locked)
     }
 
-    /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
+    /// Adds a host thread that will begin when it gets the turn. Makes no decision: the caller's next call does.
     pub(crate) fn introduce_host(self: &Arc<Self>, name: &str) -> CallResult<u32> {
         let mut locked = self.enter_for("SimDriver::spawn")?;
         let control = locked.control();
         if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
     }
 
-    /// Makes the calling thread the host thread that was introduced, and waits for its first turn.
+    /// Makes the calling thread the introduced host thread, and waits for its first turn.
     pub(crate) fn begin_host(self: &Arc<Self>, host: u32) -> CallResult<()> {
         let mut locked = self.lock();
         let entry = locked.control().host(host);
@@ -62,7 +62,7 @@ impl Machine {
         locked.wait_in_turn(Wait::Turn { is_quiet: false }).map(drop)
     }
 
-    /// Notes that a host thread has ended, or never began.
+    /// Records that a host thread has ended, or never began.
     pub(crate) fn finish_host(self: &Arc<Self>, host: u32) {
         let mut locked = self.lock();
         let control = locked.control();

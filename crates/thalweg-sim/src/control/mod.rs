@@ -1,44 +1,46 @@
 //! The turn: how a controlled machine runs one step at a time.
 //!
-//! The *host threads* of a controlled machine are those of the program: the one that made the driver, those started with
-//! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them has
-//! the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the one with the
-//! turn asks the schedule (`choice`): it goes on, runs a ready command, or hands the turn over (`turn`). So one step follows
-//! another, and the order is the schedule's.
+//! The *host threads* of a controlled machine are those of the program: the one that created the driver, those started with
+//! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them
+//! has the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the
+//! thread with the turn asks the schedule (`choice`): it continues, runs a ready command, or hands the turn over (`turn`).
+//! So one step follows another, in the order of the schedule.
 //!
-//! A thread can block outside of the driver, on a lock that a parked thread holds, say. It would keep the turn for ever. So
-//! parked threads watch: a thread with the turn that the operating system says is asleep loses it, and when it wakes up it
-//! runs on as far as its next call and parks there. Before each decision the machine waits until every other thread is
-//! parked, asleep or gone, so that what can be chosen depends on the program alone. Host functions may block in the same way,
-//! and have threads of their own (`apart`). A thread that neither calls nor sleeps is found by the
+//! A thread can block outside of the driver, for example on a lock that a parked thread holds. It would keep the turn
+//! forever. So parked threads watch: a thread with the turn that the operating system reports as asleep loses it, and when
+//! it wakes up it runs until its next call and parks there. Before each decision the machine waits until every other thread
+//! is parked, asleep or gone, so that the choices depend on the program only. Host functions may block in the same way, and
+//! have threads of their own (`apart`). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
-//! A thread that was not announced is unknown until it calls. So after the first call of one, a decision waits a moment for
-//! others that the system shows and the machine has not seen; and there is no deadlock at once while there is such a thread.
+//! A thread that was not introduced is unknown until it calls. So after the first call of such a thread, a decision waits a
+//! moment for others that the system lists and the machine has not seen; and no deadlock is declared at once while there is
+//! such a thread.
 //!
 //! # Deadlocks
-//! A deadlock is declared when every host thread is parked, no wait is over, no command is ready, and several looks in a row at the
-//! system's list of threads show none that could still call for the first time. One look may be wrong. Linux lists a process's
-//! threads by walking from each to the next; where the one that it has reached is gone, it begins again at the oldest and counts
-//! as many as it had listed, so each older thread that has ended meanwhile makes it step over one that lives. So a look misses a
-//! thread only if another one ends during that very look. All looks miss it only if a thread ends during each of them. Those that
-//! end cannot be threads that were made since the run began, since these are seen as well as long as they live, and to see one
-//! starts the count again. They are older ones, and host threads that have finished: each of them ends once, so there must be as many as
-//! looks, and they must end one by one in a few microseconds each, a `LOOK` apart. No program
-//! does that by chance, and one that does so on purpose learns of a deadlock that is none. (On Linux 6.18, with 300 threads ending at
-//! once, 8 of 24,000 looks missed a thread, and no two in a row.)
+//! A deadlock is declared when every host thread is parked, no wait is over, no command is ready, and several consecutive
+//! checks of the system's list of threads show none that could still call for the first time. One check may be wrong. Linux
+//! lists a process's threads by walking from each to the next. If the thread that it has reached is gone, it begins again
+//! at the oldest and skips as many as it had listed, so each older thread that has ended meanwhile makes it skip a live
+//! one. So a check misses a thread only if another one ends during that very check. All checks miss it only if a thread
+//! ends during each of them. The ending threads cannot have been created since the run began, because those are seen as
+//! well as long as they live, and seeing one restarts the count. They are older ones, and host threads that have finished.
+//! Each of them ends once, so there must be as many as checks, and each must end within the few microseconds of a check,
+//! one `LOOK` after another. No program does that by chance, and one that does so on purpose gets a false deadlock. (On
+//! Linux 6.18, with 300 threads ending at once, 8 of 24,000 checks missed a thread, and no two in a row.)
 //!
 //! # Polling
-//! A device goes on while a program polls. So a thread that looks at the same thing again and again, with nothing done in
-//! between, waits until something is done; and if nothing is left that could be done, for a while, that is a livelock.
+//! A device continues while a program polls. So a thread that checks the same object again and again, with nothing done in
+//! between, waits until something is done. If nothing is left that could be done, for a while, that is a livelock.
 //!
 //! # Invariants
 //! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
-//! - A thread that has the turn can go on, or decides: the turn is *granted* to a thread only when its wait is over.
+//! - A thread that has the turn can continue, or decides: the turn is *granted* to a thread only when its wait is over.
 //! - Once the run has ended no command begins.
-//! - A wait may be refused while the command that it was for is queued, and may run later: no command relies on its caller's wait
-//!   ([`task`](crate::executor::task)).
-//! - A command that calls the driver is refused, as CUDA does, on every machine: what runs inside a command never waits for the turn.
+//! - A wait may be refused while its command is queued, and the command may run later: no command relies on its caller's
+//!   wait ([`task`](crate::executor::task)).
+//! - A command that calls the driver is refused, as in CUDA, on every machine: code inside a command never waits for the
+//!   turn.
 
 pub(crate) mod sighting;
 pub(crate) mod spawn;
@@ -63,73 +65,74 @@ use super::executor::command::{Claim, CommandId};
 use super::refusal::Refusal;
 use super::schedules::{Schedule, Trace};
 
-/// The number of times that a host thread may look at the same thing, with nothing done in between, before it must see something done first.
+/// The number of times that a host thread may check the same object, with nothing done in between, before it has to wait
+/// for something to be done.
 const FRUITLESS_LOOKS: u32 = 16;
 
-/// For how many looks a query counts that is answered `not ready`: twice is enough, and once is not, so that a program that
-/// asks twice and gives up is seen to do so.
+/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one does
+/// not, so that a program that queries twice and gives up can be seen to do so.
 const NOT_READY: u32 = 8;
 
-/// The number of things looked at that are remembered.
+/// The number of checked objects that are remembered.
 const LOOKED_AT: usize = 32;
 
-/// The time in which no thread may make progress, with a thread asleep outside of the driver, before that is a deadlock; and how
-/// long threads may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another
-/// process.
+/// The time without progress after which a deadlock is declared if a thread is asleep outside of the driver. Also the time
+/// for which threads may poll with nothing left to be done before a livelock is declared. They may be waiting for time to
+/// pass or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of times that decisions look, after a thread came that was not announced, for others that are on their way, and wait
-/// for a moment if there are any. A thread that makes its first call only when another is done with its work may know of that work,
-/// as far as can be seen.
+/// The number of times that decisions check, after the arrival of a thread that was not introduced, for others that are on
+/// their way, and wait for a moment if there are any. A thread that makes its first call only when another is done with its
+/// work may know of that work, for all that the machine can see.
 const ARRIVAL_LOOKS: u32 = 64;
 
-/// The number of times that threads poll in that time, at least: one that sleeps in between is not busy.
+/// The least number of polls in that time for a livelock: a thread that sleeps in between is not busy.
 const LIVELOCK_POLLS: u32 = 1000;
 
-/// The number of these polls that a trace notes. There are as many as the time allows, which is not the program's doing.
+/// The number of these polls that a trace records. Their number depends on time, not on the program.
 const NOTED_POLLS: u32 = 100;
 
-/// The way in which a schedule sees a call.
+/// The kind of a call, as a schedule distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// It queues work or an order, and sees nothing of what commands do.
+    /// The call queues work or an order, and sees no effects of commands.
     Submit,
-    /// It asks whether work is done; the handle of what it asks.
+    /// The call queries whether work is done; with the handle of the queried object.
     Query(u64),
-    /// It looks at something else that others change; a number for that.
+    /// The call reads other state that others change; with a number that identifies it.
     Look(u64),
-    /// Anything else.
+    /// Any other call.
     Other,
 }
 
 /// The condition that a host thread waits for inside a call.
 pub(super) enum Wait {
-    /// Its turn.
+    /// The thread waits for its turn.
     Turn { is_quiet: bool },
-    /// Anything but more of this.
+    /// The thread waits until something is done other than polling.
     Progress(u64),
-    /// Commands, until all are complete.
+    /// The thread waits until all these commands are complete.
     Commands(SmallVec<[CommandId; 4]>),
-    /// Bytes that something running touches.
+    /// The thread waits for bytes that a running command touches.
     Bytes(Claim),
-    /// Room in the queue of the stream of this number.
+    /// The thread waits for room in the queue of the stream with this number.
     Room(u32),
-    /// The end of a host thread.
+    /// The thread waits for the end of a host thread.
     Thread(u32),
-    /// Something of the program, with a name for it.
+    /// The thread waits for a condition of the program, which has a name.
     Condition(String, Condition),
 }
 
-/// A question whether something of the program has come true.
+/// A condition of the program, which is called to check it.
 pub(super) type Condition = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// The observers of a run in which no thread makes progress any more.
+/// A function that is called when no thread makes progress any more.
 pub(super) type OnStuck = Box<dyn FnOnce(&str) + Send>;
 
-/// The observers of the moment from which the program may have seen something of what the schedule decides.
+/// A function that is called when the program may have seen a decision of the schedule for the first time.
 pub(super) type OnObservation = Box<dyn FnOnce() + Send>;
 
-/// The thread that has the turn, and the threads that are in the run.
+/// The thread that has the turn, and all threads of the run.
 pub(super) struct Control {
     schedule: Box<dyn Schedule>,
     pub(super) trace: Trace,
@@ -137,32 +140,32 @@ pub(super) struct Control {
     /// The work on threads that are not host threads.
     pub(super) apart: Vec<Apart>,
     pub(super) turn: Option<u32>,
-    /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
-    /// ended.
+    /// The number of events that other threads may be waiting for: commands that ended, calls that queued something,
+    /// threads that ended.
     pub(super) progress: u64,
-    /// The time for which threads have polled with nothing left to be done.
+    /// The polls since threads had nothing left to be done.
     polls: Polls,
-    /// Counts the polls of all threads.
+    /// The number of polls of all threads.
     polled: u64,
     pub(super) has_ended: bool,
-    /// The answer of every call from now on.
+    /// The error of every call from now on.
     end: Refusal,
-    /// The reason why no thread made progress any more, the first time.
+    /// The reason why no thread makes progress any more, when it was found first.
     pub(super) stuck: Option<String>,
-    /// Told of that, once.
+    /// Called with that reason, once.
     pub(super) on_stuck: Option<OnStuck>,
-    /// Told of the first observation.
+    /// Called at the first observation.
     pub(super) on_observation: Option<OnObservation>,
     /// The time that the run may take.
     pub(super) limit: Option<Limit>,
     pub(super) stall: Stall,
-    /// The moment at which the machine was made, or its last run began.
+    /// The moment at which the machine was created, or its last run began.
     began: Tick,
-    /// The number of times that decisions will look yet for threads that are on their way to their first call.
+    /// The number of remaining decisions that check for threads that are on their way to their first call.
     arrival_looks: u32,
 }
 
-/// Polls since something was done last.
+/// The polls since something was done last.
 struct Polls {
     progress: u64,
     since: Instant,
@@ -173,14 +176,14 @@ struct Polls {
 pub(crate) struct Limit {
     pub(crate) time: Duration,
     pub(crate) ends: Instant,
-    /// Called when a run that was told to end does not.
+    /// Called when a run does not end although it was ended.
     pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
-/// For how long the thread with the turn has not called.
+/// The state of the thread with the turn, while it does not call.
 #[derive(Default)]
 pub(crate) struct Stall {
-    /// The thread, and how often it had waited for its turn.
+    /// The thread, and the number of its turns.
     moment: (u32, u64),
     looks: u32,
     asleep_looks: u32,
@@ -192,7 +195,7 @@ pub(crate) struct Apart {
     number: u64,
     /// The host function; `None` for a deputy.
     pub(crate) label: Option<Label>,
-    /// `None` until it has begun.
+    /// The system's view of the thread; `None` until it has begun.
     sighted: Option<Sighted>,
 }
 
@@ -206,36 +209,36 @@ impl Apart {
 /// A host thread.
 pub(super) struct Host {
     pub(super) name: Cow<'static, str>,
-    /// 0 until it has begun.
+    /// The thread's number; 0 until it has begun.
     pub(super) thread: u64,
     pub(super) sighted: Sighted,
     pub(super) phase: Phase,
-    /// The call that it is in, or was in last.
+    /// The current or last call.
     pub(super) call: &'static str,
-    /// The number of times that it has got its turn.
+    /// The number of its turns.
     pub(super) waits: u64,
-    /// Whether it was given the turn to go on.
+    /// Whether the turn was granted to it.
     pub(super) is_granted: bool,
-    /// Whether it is busy outside of the driver, and may be waiting for others there.
+    /// Whether it is busy outside of the driver, where it may be waiting for others.
     pub(super) is_spinning: bool,
     pub(super) wake: Arc<Condvar>,
-    /// The moment at which it asks whether the program gives up its wait, if that can be.
+    /// The moment at which it next asks whether the program interrupts its wait, if the wait can be interrupted.
     pub(super) asks: Option<Instant>,
     looks: Looks,
-    /// The moment at which it polled last with nothing left to be done.
+    /// The moment of its last poll with nothing left to be done.
     polled: u64,
 }
 
 pub(super) enum Phase {
-    /// Outside of the driver, or asleep there, or it has the turn and goes on.
+    /// The thread is outside of the driver, or asleep there, or it has the turn and continues.
     Running,
     Parked(Wait),
-    /// Parked, and its call is to answer this.
+    /// The thread is parked, and its call is to fail with this.
     Refused(Refusal),
     Finished,
 }
 
-/// The objects that a thread has looked at since the program last made progress.
+/// The objects that a thread has checked since the program last made progress.
 #[derive(Default)]
 struct Looks {
     progress: u64,
@@ -253,11 +256,11 @@ pub(super) enum Next {
 
 thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
-    /// The machine whose command this thread runs, and what the command is called.
+    /// The machine whose command this thread runs, and the command's label.
     pub(super) static INSIDE: Cell<Option<(usize, Label)>> = const { Cell::new(None) };
 }
 
-/// Returns a number for the calling thread that no other ever has.
+/// Returns a number for the calling thread that no other thread ever has.
 fn this_thread() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     THREAD.with(|own| {
@@ -326,7 +329,8 @@ impl Control {
         self.schedule.random()
     }
 
-    /// Begins another run on the same machine, with other threads than the calling one gone. What the last one was.
+    /// Begins another run on the same machine; threads other than the calling one are gone. Returns the trace of the last
+    /// run.
     pub(super) fn restart(&mut self, schedule: Box<dyn Schedule>) -> Trace {
         self.schedule = schedule;
         while self.hosts.len() > 1 && matches!(self.hosts.last(), Some(last) if last.is_finished()) {
@@ -337,14 +341,14 @@ impl Control {
         std::mem::take(&mut self.trace)
     }
 
-    /// Takes a host thread in that will begin when it gets the turn. Its number.
+    /// Adds a host thread that will begin when it gets the turn. Returns its number.
     fn introduce(&mut self, name: String) -> u32 {
         let phase = Phase::Parked(Wait::Turn { is_quiet: false });
         self.hosts.push(Host::new(Cow::Owned(name), phase));
         self.hosts.len() as u32 - 1
     }
 
-    /// Takes the calling thread in, which was not announced. Its number.
+    /// Adds the calling thread, which was not introduced. Returns its number.
     fn attach(&mut self) -> u32 {
         self.trace.is_controlled = false;
         self.arrival_looks = ARRIVAL_LOOKS;
@@ -365,7 +369,7 @@ impl Control {
         &mut self.hosts[host as usize]
     }
 
-    /// Gives the turn to a thread that can go on.
+    /// Grants the turn to a thread that can continue.
     pub(super) fn grant(&mut self, host: u32) {
         self.turn = Some(host);
         let chosen = self.host(host);
@@ -377,7 +381,7 @@ impl Control {
         self.hosts.iter().for_each(|host| host.wake.notify_all());
     }
 
-    /// Ends the run: parked threads are told so, and no command begins any more.
+    /// Ends the run: parked threads are notified, and no command begins any more.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
         self.wake_all();
@@ -390,7 +394,7 @@ impl Control {
         self.end();
     }
 
-    /// Ends the run, in which no thread makes progress any more, for this reason.
+    /// Ends the run because no thread makes progress any more, with this reason.
     fn set_stuck(&mut self, text: String) {
         if let Some(told) = self.on_stuck.take() {
             told(&text);
@@ -398,14 +402,14 @@ impl Control {
         self.stuck.get_or_insert(text);
     }
 
-    /// Notes that the wait of the calling thread, which it is about to begin, can be interrupted.
+    /// Records that the wait that the calling thread is about to begin can be interrupted.
     pub(super) fn begin_interruptible(&mut self) {
         if let Some(host) = self.host_here() {
             self.host(host).asks = Some(Instant::now() + INTERRUPTION_INTERVAL);
         }
     }
 
-    /// Notes that the program may have seen something of what the schedule decides.
+    /// Records that the program may have seen something that the schedule decides.
     pub(super) fn observe(&mut self) {
         self.trace.observations += 1;
         if let Some(told) = self.on_observation.take() {
@@ -413,12 +417,12 @@ impl Control {
         }
     }
 
-    /// Returns what a call answers after the end.
+    /// Returns the error of calls after the end.
     pub(super) fn ended(&self) -> Refusal {
         self.end.clone()
     }
 
-    /// Returns what a host thread waits for before a call.
+    /// Returns the wait of a host thread before a call.
     fn before(&mut self, host: u32, step: CallKind) -> Wait {
         if let CallKind::Query(object) | CallKind::Look(object) = step {
             let progress = self.progress;
@@ -432,8 +436,8 @@ impl Control {
         Wait::Turn { is_quiet: step == CallKind::Submit }
     }
 
-    /// Notes that a host thread has looked at something, and whether it was ready. Returns whether it has found it not ready, or
-    /// as it was, often enough.
+    /// Records that a host thread has checked an object, and whether it was ready. Returns whether the thread has found it
+    /// not ready, or unchanged, often enough to make it wait.
     pub(super) fn looked(&mut self, host: u32, object: u64, is_ready: bool) -> bool {
         let progress = self.progress;
         let looks = &mut self.host(host).looks;
@@ -448,7 +452,7 @@ impl Control {
         looks.count(object) >= FRUITLESS_LOOKS
     }
 
-    /// Returns whether another poll is one of too many with nothing left to be done.
+    /// Returns whether another poll, with nothing left to be done, makes a livelock.
     fn is_livelock(&mut self) -> bool {
         if self.polls.progress != self.progress || self.polls.count == 0 {
             self.polls = Polls { progress: self.progress, since: Instant::now(), count: 0 };
@@ -457,12 +461,12 @@ impl Control {
         self.polls.count.is_multiple_of(LIVELOCK_POLLS) && self.polls.since.elapsed() > PATIENCE
     }
 
-    /// Returns whether the trace still notes what polls are answered.
+    /// Returns whether the trace still records the results of polls.
     pub(super) fn notes_polls(&self) -> bool {
         self.polls.progress != self.progress || self.polls.count < NOTED_POLLS
     }
 
-    /// Returns what the threads are doing that were made since the run began and have not called yet.
+    /// Returns the activities of the threads that were created since the run began and have not called yet.
     fn newcomers(&self) -> Vec<Activity> {
         let hosts = self.hosts.iter().map(|host| &host.sighted);
         let known: SmallVec<[&Sighted; 8]> =
@@ -485,7 +489,8 @@ impl Control {
         newcomers.contains(&Activity::Awake)
     }
 
-    /// Returns whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
+    /// Returns whether a thread seems to sleep outside of the driver until another thread acts, or has been busy there for
+    /// too long.
     pub(super) fn is_asleep(&mut self, host: u32, entering: &Entering) -> bool {
         let seen = self.host(host);
         match seen.sighted.look(entering) {

@@ -1,4 +1,4 @@
-//! Threads as the operating system knows them.
+//! Threads as the operating system reports them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ pub(crate) enum Activity {
     Gone,
 }
 
-/// The state of a thread, as some looks suggest it.
+/// The state of a thread, according to several checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Alive {
     Awake,
@@ -25,7 +25,7 @@ pub(crate) enum Alive {
 pub(crate) struct Entering(AtomicU32);
 
 impl Entering {
-    /// Notes a thread for as long as `enter` takes.
+    /// Counts a thread while `enter` runs.
     pub(crate) fn during<T>(&self, enter: impl FnOnce() -> T) -> T {
         self.0.fetch_add(1, Ordering::SeqCst);
         let entered = enter();
@@ -33,20 +33,20 @@ impl Entering {
         entered
     }
 
-    /// Returns whether there is one.
+    /// Returns whether there is such a thread.
     pub(crate) fn is_any(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
 }
 
-/// The number of times that a thread must be seen asleep in a row before that is believed.
+/// The number of times in a row that a thread must be seen asleep before it counts as asleep.
 const SIGHTINGS: u32 = 4;
 
-/// A thread, and what it was seen to do.
+/// A thread, and its observed states.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Sighted {
     system: SystemThread,
-    /// Goes with the thread: the system gives its number to others.
+    /// Dropped with the thread, because the system reuses its number for others.
     life: Weak<()>,
     sightings: u32,
 }
@@ -56,13 +56,13 @@ thread_local! {
 }
 
 impl Sighted {
-    /// Creates the calling thread.
+    /// Creates the sighting of the calling thread.
     pub(crate) fn here() -> Self {
         let life = LIFE.try_with(Arc::downgrade).unwrap_or_default();
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
-    /// Returns whether it is the thread that the system knows by this number.
+    /// Returns whether it is the thread with this number in the system.
     pub(crate) fn is_number(&self, number: i32) -> bool {
         self.life.strong_count() > 0 && self.system == SystemThread(number)
     }
@@ -76,12 +76,12 @@ impl Sighted {
         if self.life.strong_count() == 0 { Activity::Gone } else { self.system.activity() }
     }
 
-    /// Returns how long a processor has worked for it.
+    /// Returns the processor time of the thread.
     pub(crate) fn busy(&self) -> Duration {
         self.system.busy()
     }
 
-    /// Looks at it once more. A thread that waits for the machine's lock is on its way in, and not asleep.
+    /// Checks the thread once more. A thread that waits for the machine's lock is on its way in, and not asleep.
     pub(crate) fn look(&mut self, entering: &Entering) -> Alive {
         match self.activity() {
             Activity::Gone => Alive::Gone,
@@ -97,7 +97,7 @@ impl Sighted {
     }
 }
 
-/// A moment in the system's count of clock ticks, by which it says when a thread was made.
+/// A moment in the system's clock ticks, in which it reports when a thread was created.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Tick(u64);
 
@@ -105,48 +105,48 @@ pub(crate) struct Tick(u64);
 impl Tick {
     pub(crate) fn now() -> Self {
         if cfg!(miri) {
-            // It has no such clock, and shows no threads either.
+            // This system has no such clock, and does not list threads either.
             return Self(0);
         }
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: it writes the time to a place of ours.
+        // SAFETY: writes the time to a local.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
         Self(time.tv_sec as u64 * TICKS_PER_SECOND + time.tv_nsec as u64 * TICKS_PER_SECOND / 1_000_000_000)
     }
 }
 
-/// Returns what the threads of the process are doing that were made at this moment or later, without the simulator's own and
-/// those that are known.
+/// Returns the activities of the threads of the process that were created at this moment or later, without the simulator's
+/// own and those that are known.
 #[cfg(target_os = "linux")]
 pub(crate) fn made_since(moment: Tick, is_known: impl Fn(i32) -> bool) -> Vec<Activity> {
     let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let numbers = folder.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let activity = |number: &i32| {
         let status = SystemThread(*number).status()?;
-        // Field 22 of proc(5), of which the first here is the third.
+        // Field 22 of proc(5); the first field here is field 3.
         let made = status.fields.split(' ').nth(19)?.parse().ok().map(Tick)?;
         (made >= moment && !status.name.starts_with(OWN_PREFIX)).then(|| status.activity())
     };
     numbers.filter(|number| !is_known(*number)).filter_map(|number| activity(&number)).collect()
 }
 
-/// A thread as the operating system names it.
+/// A thread by its number in the operating system.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct SystemThread(i32);
 
-/// Steps of the clock by which the system counts the times of threads.
+/// The frequency of the clock in which the system counts the times of threads.
 #[cfg(target_os = "linux")]
 const TICKS_PER_SECOND: u64 = 100;
 
-/// The beginning of the names of the simulator's own threads.
+/// The prefix of the names of the simulator's own threads.
 #[cfg(target_os = "linux")]
 const OWN_PREFIX: &str = "sim-";
 
-/// The system's answer about a thread.
+/// The system's status of a thread.
 #[cfg(target_os = "linux")]
 struct Status {
     name: String,
-    /// From the state on.
+    /// The fields from the state on.
     fields: String,
 }
 
@@ -164,27 +164,27 @@ impl Status {
 #[cfg(target_os = "linux")]
 impl SystemThread {
     fn current() -> Self {
-        // SAFETY: asks for a number; it cannot fail.
+        // SAFETY: returns a number; it cannot fail.
         Self(unsafe { libc::gettid() })
     }
 
-    /// Returns what the system says of it.
+    /// Returns the system's status of the thread.
     fn status(self) -> Option<Status> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)).ok()?;
-        // `4711 (a name) S 1 …`: the name may hold anything, a bracket too.
+        // `4711 (a name) S 1 …`: the name may contain anything, even a bracket.
         let (name, fields) = text.rsplit_once(") ")?;
         Some(Status { name: name.split_once('(')?.1.to_owned(), fields: fields.to_owned() })
     }
 
-    /// Returns what the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
+    /// Returns the activity of the thread. A thread that waits for a disk counts as awake: it continues without others.
     fn activity(self) -> Activity {
         self.status().map_or(Activity::Gone, |status| status.activity())
     }
 
-    /// Returns how long a processor has worked for the thread, in steps of the system's clock.
+    /// Returns the processor time of the thread, in steps of the system's clock.
     fn busy(self) -> Duration {
         let fields = self.status().map_or_else(String::new, |status| status.fields);
-        // Fields 14 and 15 of proc(5), of which the first here is the third.
+        // Fields 14 and 15 of proc(5); the first field here is field 3.
         let ticks = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
         Duration::from_secs(1) / TICKS_PER_SECOND as u32 * ticks.sum()
     }
@@ -202,7 +202,7 @@ pub(crate) fn made_since(_: Tick, _: impl Fn(i32) -> bool) -> Vec<Activity> {
     Vec::new()
 }
 
-/// Elsewhere it is not known: a thread that does not park for a few looks counts as asleep.
+/// On other systems the state is unknown: a thread that does not park for a few checks counts as asleep.
 #[cfg(not(target_os = "linux"))]
 impl SystemThread {
     fn current() -> Self {

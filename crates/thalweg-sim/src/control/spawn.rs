@@ -1,4 +1,4 @@
-//! Host threads of a controlled machine: how they start and end.
+//! Host threads of a controlled machine: their start and end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,14 +10,14 @@ use super::Wait;
 use crate::SimDriver;
 use crate::machine::Machine;
 
-/// A host thread of [`SimDriver::spawn`]. Dropping it leaves the thread alone.
+/// A host thread of [`SimDriver::spawn`]. Dropping it detaches the thread.
 #[derive(Debug)]
 #[must_use = "a thread that is not joined may not have run when the program ends"]
 pub struct SimThread<T>(Kind<T>);
 
 #[derive(Debug)]
 enum Kind<T> {
-    /// On a machine with threads of its own.
+    /// A thread on a machine that is not controlled.
     Plain(JoinHandle<T>),
     Controlled {
         machine: Arc<Machine>,
@@ -27,11 +27,11 @@ enum Kind<T> {
 }
 
 impl<T> SimThread<T> {
-    /// Waits for the thread's end and gives what it returned. If it panicked, so does this call, with the same payload.
+    /// Waits for the thread's end and returns its result. If the thread panicked, this call panics with the same payload.
     ///
     /// # Errors
-    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with what each thread waits for; [`Code::Deinitialized`] where the
-    /// run ended before the thread did.
+    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with the wait of each thread; [`Code::Deinitialized`] if
+    /// the run ended before the thread did.
     pub fn join(self) -> Result<T> {
         const CALL: &str = "SimThread::join";
         let result = match self.0 {
@@ -48,7 +48,7 @@ impl<T> SimThread<T> {
     }
 }
 
-/// A place for a host thread in the run of a controlled machine. The thread is over when this is dropped.
+/// A host thread's seat in the run of a controlled machine. The thread is over when this is dropped.
 #[derive(Debug)]
 pub struct Seat {
     machine: Arc<Machine>,
@@ -69,11 +69,11 @@ impl Drop for Seat {
 }
 
 impl SimDriver {
-    /// Starts a host thread that is an actor of the run: the schedule decides when it gets ahead, from one call of the
+    /// Starts a host thread that is an actor of the run: the schedule decides when it continues, from one call of the
     /// driver to the next. On a machine that is not controlled it is an ordinary thread.
     ///
     /// # Errors
-    /// [`Code::OperatingSystem`] where the system starts no thread, and on a controlled machine what any call may answer.
+    /// [`Code::OperatingSystem`] if the system cannot start a thread; on a controlled machine also the errors of any call.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -94,7 +94,7 @@ impl SimDriver {
                 let ended = catch_unwind(AssertUnwindSafe(body));
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
             }
-            // The result is there before the seat is free, and what the body owned is gone.
+            // The result is stored before the seat is free, and the body's values are dropped.
             drop(seat);
         };
         builder.spawn(run).map_err(refused)?;

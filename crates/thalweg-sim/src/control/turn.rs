@@ -1,6 +1,6 @@
-//! The turn: which thread goes next, one step after another.
+//! The turn: the thread that goes next, one step after another.
 //!
-//! What a turn is, and what holds, is in [`control`](crate::control).
+//! [`control`](crate::control) explains turns and their invariants.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,15 +13,16 @@ use crate::executor::command::CommandId;
 use crate::machine::{Locked, interrupted};
 use crate::refusal::CallResult;
 
-/// The time between two looks at other threads.
+/// The time between two checks of other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
-/// The number of looks in a row that must find nothing outside of the driver that could go on before that is a deadlock. The
-/// system's list of threads may miss one while others end ([`control`](crate::control) says why so many are enough).
+/// The number of consecutive checks that must find nothing outside of the driver that could continue before a deadlock is
+/// declared. The system's list of threads may miss one while others end ([`control`](crate::control) explains why this
+/// number suffices).
 const DEADLOCK_LOOKS: u32 = 16;
 
 impl<'a> Locked<'a> {
-    /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
+    /// Waits, as a thread of the program, until `wait` is over and it is this thread's turn.
     pub(crate) fn wait_in_turn(mut self, wait: Wait) -> CallResult<Self> {
         if let Wait::Commands(commands) = &wait {
             self.executor.need(commands);
@@ -45,7 +46,7 @@ impl<'a> Locked<'a> {
         Err(refusal)
     }
 
-    /// Decides until this thread has the turn, granted, unless the run has ended or this thread has.
+    /// Makes decisions until this thread has the turn, granted, unless the run or this thread has ended.
     pub(crate) fn decide(mut self, me: u32) -> Self {
         loop {
             let control = self.control();
@@ -86,7 +87,8 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Refuses the wait of this thread if the program gives it up. What is asked may wait for other threads, and so lose the turn.
+    /// Refuses the wait of this thread if the program interrupts it. The program's function may wait for other threads, and
+    /// so lose the turn.
     fn ask_for_interruption(mut self, me: u32) -> Self {
         let host = self.control().host(me);
         let (Some(asks), Some(is_interrupted)) = (host.asks, interruption()) else { return self };
@@ -116,7 +118,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits until every other host thread is parked, asleep or gone, and so is what runs apart.
+    /// Waits until every other host thread is parked, asleep or gone, and so are the threads that run apart.
     fn quiesce(mut self, me: u32) -> Self {
         let mut host = 0;
         loop {
@@ -138,7 +140,7 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Handles a moment at which nothing can be chosen: code outside of the driver must make progress, or this is a deadlock.
+    /// Handles a moment without choices: code outside of the driver must make progress, or this is a deadlock.
     fn nothing_to_do(mut self, me: u32) -> Self {
         let begin = Instant::now();
         let mut looks = 0;
@@ -191,7 +193,7 @@ impl<'a> Locked<'a> {
         locked
     }
 
-    /// Notes that a command has run.
+    /// Records that a command has run.
     pub(crate) fn complete(&mut self, index: u32, device: u32, outcome: CallResult<()>) {
         self.executor.finish(index, device, outcome);
         self.control().progress += 1;
@@ -209,7 +211,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Notes what a query answered.
+    /// Records the result of a query.
     pub(crate) fn answer(&mut self, object: u64, unfinished: &[CommandId]) {
         let control = self.control();
         let Some(host) = control.host_here() else { return };

@@ -1,7 +1,7 @@
-//! The watch over controlled machines: one thread per process, which looks at each of them now and then.
+//! The watch over controlled machines: one thread per process, which checks each of them periodically.
 //!
-//! It sees what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and a run
-//! that takes too long. It needs no exactness: what it starts would be right at any moment.
+//! It detects what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and
+//! a run that takes too long. It need not be exact: its actions are correct at any moment.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
@@ -11,20 +11,21 @@ use super::sighting::Activity;
 use super::{Host, Stall};
 use crate::machine::{Locked, Machine};
 
-/// The time between two looks.
+/// The time between two checks.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// After how many looks without a machine the thread ends.
+/// The number of checks without a machine after which the thread ends.
 const IDLE_LOOKS: u32 = 200;
 
-/// The time of a processor that a thread may spend between two calls before it counts as one that waits there. A program that
-/// computes for longer loses nothing but that its schedule is no longer the seed's alone.
+/// The processor time that a thread may spend between two calls before it counts as waiting there. If a program computes
+/// for longer, the only effect is that its schedule no longer depends only on the seed.
 const SPINNING: Duration = Duration::from_millis(200);
 
-/// The number of looks in a row that a thread that has the turn may be seen asleep, nearly always, before that is believed.
+/// The number of consecutive checks in which a thread with the turn must nearly always be seen asleep before it counts as
+/// asleep.
 const SLEEPING_LOOKS: u32 = 20;
 
-/// The time that a run has to end after it was told to.
+/// The time that a run has to end after it was ended.
 const GRACE: Duration = Duration::from_secs(2);
 
 struct Watch {
@@ -38,8 +39,8 @@ fn lock() -> MutexGuard<'static, Watch> {
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches a machine from now on. Where the system starts no thread, nothing watches it; nor under Miri, which takes a thread
-/// that outlives the tests for a mistake.
+/// Watches a machine from now on. If the system cannot start a thread, nothing watches it; nor under Miri, which reports a
+/// thread that outlives the tests as an error.
 pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;
@@ -69,7 +70,7 @@ fn run() {
 }
 
 impl Machine {
-    /// Looks at the machine, unless a thread is at work in it.
+    /// Checks the machine, unless a thread is at work in it.
     fn look(self: &Arc<Self>) {
         let Some(mut locked) = self.try_lock() else { return };
         if locked.workers.shutdown {
@@ -88,7 +89,7 @@ impl Machine {
 }
 
 impl Locked<'_> {
-    /// Ends a run whose time is over. The text of it, if it was told so before and goes on all the same.
+    /// Ends a run whose time is over. Returns its text if it was ended before and still continues.
     fn outlived(&mut self) -> Option<String> {
         let limit = self.control().limit.as_ref()?;
         let (time, late) = (limit.time, Instant::now().saturating_duration_since(limit.ends));
@@ -103,7 +104,8 @@ impl Locked<'_> {
         (late > GRACE).then(|| self.control().stuck.clone().unwrap_or_default())
     }
 
-    /// Returns the thread that has the turn and waits for the device outside of the driver, if no other thread can take it.
+    /// Returns the thread that has the turn and waits for the device outside of the driver, if no other thread can take the
+    /// turn.
     fn stalled(&mut self) -> Option<u32> {
         let machine = self.machine();
         let control = self.control();

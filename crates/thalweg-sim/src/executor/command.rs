@@ -1,4 +1,4 @@
-//! Commands: what names them, what they come after, and what they are.
+//! Commands: their identifiers, their predecessors, and their kinds.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::plug::{QueueingCommand, Reached};
 use super::task::Task;
 use crate::schedules::Actor;
 
-/// A command, for ever.
+/// The identifier of a command, which is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CommandId {
     pub(super) index: u32,
@@ -16,31 +16,32 @@ pub(crate) struct CommandId {
 }
 
 impl CommandId {
-    /// Returns where it is as long as it is not complete.
+    /// Returns the command's slot, which is valid as long as it is not complete.
     pub(crate) fn slot(self) -> u32 {
         self.index
     }
 }
 
-/// Commands that something comes after.
+/// Commands after which something comes.
 pub(crate) type Frontier = SmallVec<[CommandId; 2]>;
 
 /// The kind of a command, with its work.
 pub(crate) enum Body {
     /// Work for a worker.
     Task(Arc<Task>),
-    /// A place in the order; it may tell that it was reached.
+    /// A position in the order; it may notify an object when it is reached.
     Mark(Option<Arc<dyn Reached>>),
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
-    /// A command that says itself what comes next; where it is the end of what that queued, the slot of the first.
+    /// A command that decides when it is reached what to queue next. At the end of the commands that it queued, the second
+    /// value is the slot of the first.
     Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 
-/// The place where a command comes from.
+/// The origin of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Origin {
-    /// Its priority.
+    /// The priority.
     pub(crate) level: u8,
     /// The actor whose step it is.
     pub(crate) actor: Actor,
@@ -60,7 +61,7 @@ impl Origin {
 pub(crate) struct Planned<'a> {
     pub(crate) body: Body,
     pub(crate) origin: Origin,
-    /// By their places among the others, all of them earlier ones.
+    /// The indices of the predecessors, all of them earlier commands of the list.
     pub(crate) predecessors: &'a [u32],
 }
 

@@ -1,8 +1,8 @@
-//! Refusals that were planned for places in the run.
+//! Refusals that are planned for points of the run.
 
 use crate::refusal::{CallResult, Refusal};
 
-/// The kind of a place where a refusal can strike.
+/// The kind of a point at which a refusal can strike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Point {
     DeviceMemory,
@@ -13,16 +13,16 @@ pub(crate) enum Point {
 
 const POINTS: usize = 4;
 
-/// A refusal, and the place where it strikes.
+/// A refusal, and the point at which it strikes.
 #[derive(Debug)]
 pub(crate) struct Strike {
     pub(crate) point: Point,
-    /// The number of times that the run passes the point before.
+    /// The number of times that the run passes the point before that.
     pub(crate) number: u64,
     pub(crate) refusal: Refusal,
 }
 
-/// The refusals that are still to come, and how far the run is.
+/// The refusals that have not struck yet, and the progress of the run.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     planned: Vec<Strike>,
@@ -31,7 +31,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Plans these refusals, instead of those that were planned before; counting begins anew.
+    /// Plans these refusals, replacing those that were planned before; counting begins anew.
     pub(crate) fn plan(&mut self, strikes: impl IntoIterator<Item = Strike>) {
         *self = Self { planned: strikes.into_iter().collect(), ..Self::default() };
     }

@@ -1,11 +1,12 @@
-//! How the executor serves what plugs into it.
+//! The executor's calls of the traits that plug into it.
 
 use super::command::{Body, CommandId};
 use super::plug::{Failure, Gate, Next, Verdict, Web};
 use super::{Details, Executor};
 
 impl<G: Gate> Executor<G> {
-    /// Runs what the gate lets through, and gives up what it gives up. What is given up is complete with the next marks.
+    /// Runs the commands that the gate lets through, and fails those that it gives up. The latter are completed with the
+    /// next marks.
     pub(super) fn open_gate(&mut self) {
         while let Some(verdict) = self.gate.verdict(&self.lost) {
             match verdict {
@@ -30,13 +31,13 @@ impl<G: Gate> Executor<G> {
         self.completing.extend(failure.released);
     }
 
-    /// Looks after gated commands that may be waited for in vain.
+    /// Checks gated commands that may wait in vain.
     pub(crate) fn review_gate(&mut self) {
         self.open_gate();
         self.complete_marks();
     }
 
-    /// Gives up gated commands that wait for each other, if nothing runs that could show it otherwise.
+    /// Gives up gated commands that wait for each other in a circle, unless something runs that could break it.
     pub(crate) fn break_circles(&mut self) {
         if self.ready.queued() > 0 || !self.running.is_empty() || !self.gate.may_wait_in_circle() {
             return;
@@ -47,7 +48,7 @@ impl<G: Gate> Executor<G> {
         }
     }
 
-    /// Returns which gated commands wait for which, in words; empty if none does.
+    /// Describes which gated commands wait for which, in words; empty if none does.
     pub(crate) fn describe_gate(&mut self) -> String {
         self.with_web(|gate, web| gate.describe(web))
     }
@@ -62,7 +63,7 @@ impl<G: Gate> Executor<G> {
 
     /// Asks the step that was reached last what comes next. Returns whether there was one.
     ///
-    /// What a step queues may reach further steps, which wait until that is done: nothing here is entered twice.
+    /// The commands that a step queues may reach further steps, which wait until this is done: nothing here is re-entered.
     pub(super) fn take_step(&mut self) -> bool {
         if self.is_stepping {
             return false;
@@ -88,7 +89,7 @@ impl<G: Gate> Executor<G> {
         true
     }
 
-    /// Notes that the command in a slot is complete after another.
+    /// Makes the command in a slot complete after another one.
     fn follow(&mut self, slot: u32, end: CommandId) {
         let Some(details) = &mut self.details else { return };
         let first = &mut details.commands[slot as usize];

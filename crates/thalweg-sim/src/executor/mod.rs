@@ -5,19 +5,20 @@
 //! takes it when the range lock admits it.
 //!
 //! # The range lock
-//! What runs holds the physical bytes that it touches. A command is admitted only if nothing that runs touches the same
-//! bytes in conflict. This is not ordering for the program, which gets none where it asked for none; it is what makes
-//! every program sound: a racy one gets one of the orders. The host holds bytes in the same way while it reads or writes
-//! pinned memory or takes memory away; while it waits for that, conflicting commands are not admitted, so it waits for
-//! what runs and never for what is queued.
+//! A running command holds the physical bytes that it touches. A command is admitted only if no running command touches the
+//! same bytes in conflict. This is not an order that the program can use; it makes every program sound: a racy one gets one
+//! of the possible orders. The host holds bytes in the same way while it reads or writes pinned memory or removes memory.
+//! While it waits for that, conflicting commands are not admitted, so it waits for running commands and never for queued
+//! ones.
 //!
 //! # Invariants
-//! - A command is in exactly one state: waiting, ready, running, gone. Its slot is used again with another generation, so a
-//!   [`CommandId`] tells for ever whether its command is gone.
+//! - A command is in exactly one state: waiting, ready, running, gone. Its slot is reused with another generation, so a
+//!   [`CommandId`] always shows whether its command is gone.
 //! - Edges lead from older commands to newer ones: there are no cycles.
-//! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
-//! - A gated command is never ready: when it could be, it waits at the gate ([`plug`](crate::executor::plug)) for others, and then
-//!   one of them runs for all.
+//! - Commands without a task (marks) never wait for a worker: they are complete at the moment when their last predecessor
+//!   is.
+//! - A gated command is never ready: when it could be, it waits at the gate ([`plug`](crate::executor::plug)) for others,
+//!   and then one of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
 
 pub(crate) mod command;
@@ -56,30 +57,31 @@ struct Detail {
     /// Whether a host thread waits for it, directly or not.
     is_needed: bool,
     predecessors: Frontier,
-    /// The copy of its memory, if it has begun and not ended.
+    /// The copy of its memory, if it has begun but not ended.
     snapshot: Option<Snapshot>,
 }
 
 /// The details that a controlled machine keeps.
 #[derive(Default)]
 struct Details {
-    /// One for each slot.
+    /// The details of the commands, one for each slot.
     commands: Vec<Detail>,
-    /// Of the last command. Marks have none: they are never chosen.
+    /// The number of the last command. Marks have no number, because they are never chosen.
     number: u64,
-    /// The number of commands that each actor has had.
+    /// The number of commands that each actor has submitted.
     counts: FxHashMap<Actor, u64>,
     /// The number of host functions that are not complete.
     host_functions: usize,
-    /// The time: how many commands have ended.
+    /// The time, as the number of commands that have ended.
     ended: u64,
 }
 
-/// The number of commands of a stream that may be queued. A thread that submits more waits for the first of them to be complete, as
-/// with CUDA, which takes about as many: a program that never waits for its work would otherwise fill the host's memory, and leave
-/// minutes of work behind. What is queued at once, as the nodes of a graph are, only has to find room when it comes.
+/// The number of commands of a stream that may be queued. A thread that submits more waits until the first of them is
+/// complete, as with CUDA, whose limit is about the same. Without a limit, a program that never waits for its work would
+/// fill the host's memory, and leave minutes of work queued. Commands that are queued together, such as the nodes of a
+/// graph, only need some room at the beginning.
 ///
-/// A program that holds a stream up for longer than its queue has room waits for itself, there as here.
+/// As with CUDA, a program that delays a stream until it has submitted more than its queue has room for waits for itself.
 pub(super) const QUEUE_COMMANDS: usize = 1024;
 
 /// The commands of a stream that are not complete.
@@ -90,20 +92,20 @@ struct Queue {
     is_awaited: bool,
 }
 
-/// The length of a step of time, in nanoseconds, where time is counted in commands.
+/// The length of a step of time, in nanoseconds, if time is counted in commands.
 const TICK_NANOSECONDS: u64 = 1000;
 
 struct Slot {
     generation: u32,
     pending: u32,
-    /// The number of the stream in whose queue it is.
+    /// The number of the stream that queued it.
     stream: u32,
     level: u8,
     /// Whether a host thread waits for it.
     awaited: bool,
     body: Option<Body>,
     successors: SmallVec<[u32; 4]>,
-    /// The place where its accesses are, and the epoch of the memory when that was looked up.
+    /// The places of its accesses, and the epoch of the memory when they were resolved.
     resolved: Option<(u64, Resolved)>,
 }
 
@@ -112,17 +114,17 @@ pub(super) struct Job {
     index: u32,
     pub(super) task: Arc<Task>,
     pub(super) start: Start,
-    /// The content of its memory when it began, if it began earlier.
+    /// The contents of its memory when it began, if it began earlier.
     pub(super) snapshot: Option<Snapshot>,
 }
 
 /// The way in which a command begins.
 pub(super) enum Start {
-    /// It runs, with its bytes held.
+    /// The command runs, with its bytes held.
     Run(Resolved),
-    /// Its device is lost: it does not run.
+    /// The device is lost: the command does not run.
     Skip,
-    /// It touches what it may not.
+    /// The command touches memory that it may not touch.
     Fail(Refusal),
 }
 
@@ -146,27 +148,27 @@ pub(super) struct Executor<G> {
     waiting_claims: Vec<Held>,
     last_claim: u64,
     lost: Vec<Option<Refusal>>,
-    /// The faults that are to strike.
+    /// The planned faults.
     pub(super) faults: Faults,
     /// The place where gated commands wait for each other.
     pub(super) gate: G,
     started: Instant,
-    /// The streams that have commands which are not complete, by their numbers.
+    /// The streams with commands that are not complete, by their numbers.
     queues: FxHashMap<u32, Queue>,
-    /// Marks that are complete but whose successors have not been told yet.
+    /// Marks that are complete but whose successors have not been notified yet.
     completing: Vec<u32>,
-    /// Steps to ask what comes next, by the slots of their commands.
+    /// Steps that are to be asked what comes next, with the slots of their commands.
     reached: Vec<(u32, Box<dyn QueueingCommand>)>,
     is_stepping: bool,
-    /// Steps that have been asked: they may be the last to know tasks, which are not dropped here.
+    /// Steps that have been asked. They may have the last references to tasks, which must not be dropped here.
     pub(super) spent: Vec<Box<dyn QueueingCommand>>,
     /// Addresses whose stream-ordered frees have been reached.
     pub(super) freed: Vec<u64>,
     /// Whether a worker may find more to do than before.
     pub(super) wake_workers: bool,
-    /// Whether something that a host thread waits for has happened.
+    /// Whether an event that a host thread waits for has happened.
     pub(super) wake_hosts: bool,
-    /// On a controlled machine.
+    /// The details; `None` on a machine that is not controlled.
     details: Option<Box<Details>>,
 }
 
@@ -197,7 +199,7 @@ impl<G: Gate + Default> Executor<G> {
 }
 
 impl<G: Gate> Executor<G> {
-    /// Keeps from now on what [`offers`](Self::offers) tells.
+    /// Keeps the details for [`offers`](Self::offers) from now on.
     pub(super) fn keep_details(&mut self) {
         self.details = Some(Box::default());
     }
@@ -217,7 +219,7 @@ impl<G: Gate> Executor<G> {
         self.queues.get(&stream).is_none_or(|queue| queue.commands < QUEUE_COMMANDS)
     }
 
-    /// Returns whether the queue of a stream has room. When a full one has, it will wake the host threads.
+    /// Returns whether the queue of a stream has room. If not, host threads will be woken when it has.
     pub(super) fn await_room(&mut self, stream: u32) -> bool {
         let has_room = self.has_room(stream);
         if !has_room && let Some(queue) = self.queues.get_mut(&stream) {
@@ -242,7 +244,7 @@ impl<G: Gate> Executor<G> {
         self.slots[id.index as usize].generation != id.generation
     }
 
-    /// Returns whether all are complete. Those that are not will wake the host threads.
+    /// Returns whether all commands are complete. If not, host threads will be woken when they are.
     pub(super) fn await_all(&mut self, ids: &[CommandId]) -> bool {
         let mut done = true;
         for &id in ids {
@@ -254,7 +256,7 @@ impl<G: Gate> Executor<G> {
         done
     }
 
-    /// Forgets what is complete.
+    /// Removes complete commands from a frontier.
     pub(super) fn prune(&self, frontier: &mut Frontier) {
         frontier.retain(|id| !self.is_done(*id));
     }
@@ -298,7 +300,7 @@ impl<G: Gate> Executor<G> {
         id
     }
 
-    /// Queues commands, those without predecessors among them after `entry`. Returns them, in their order.
+    /// Queues commands; those without predecessors among them come after `entry`. Returns their identifiers, in order.
     pub(super) fn add_all<'a>(
         &mut self,
         planned: impl IntoIterator<Item = Planned<'a>>,
@@ -350,7 +352,7 @@ impl<G: Gate> Executor<G> {
         }
     }
 
-    /// Completes all marks that have been reached, and those that are reached by that.
+    /// Completes all marks that have been reached, including those that this reaches.
     fn complete_marks(&mut self) {
         loop {
             while let Some(index) = self.completing.pop() {
@@ -440,7 +442,7 @@ impl<G: Gate> Executor<G> {
         let task = self.take_task(index);
         let start = match resolved {
             _ if let Some(cause) = self.lost(task.device) => match task.work {
-                // What waited with it at the gate must not go on as if it had run.
+                // The commands that waited with it at the gate must not continue as if it had run.
                 Work::Joint(_) => Start::Fail(cause.clone()),
                 _ => Start::Skip,
             },
@@ -498,7 +500,7 @@ impl<G: Gate> Executor<G> {
 
     // ---- The host's part of the range lock ------------------------------------------------------------------------
 
-    /// Asks for bytes.
+    /// Requests bytes.
     pub(super) fn claim(&mut self, pieces: SmallVec<[Piece; 4]>) -> Claim {
         self.last_claim += 1;
         let claim = Claim(self.last_claim);
@@ -506,7 +508,7 @@ impl<G: Gate> Executor<G> {
         claim
     }
 
-    /// Holds the bytes that were asked for, if nothing that runs touches them in conflict.
+    /// Holds the requested bytes, if no running command touches them in conflict.
     pub(super) fn try_hold(&mut self, claim: Claim) -> bool {
         let position = self.waiting_claims.iter().position(|held| held.holder == Holder::Host(claim));
         let position = position.expect("the claim is waiting");
@@ -519,12 +521,12 @@ impl<G: Gate> Executor<G> {
         true
     }
 
-    /// Lets go of a claim's bytes.
+    /// Releases a claim's bytes.
     pub(super) fn release(&mut self, claim: Claim) {
         self.let_go(Holder::Host(claim));
     }
 
-    /// Returns whether something that runs touches these bytes in conflict.
+    /// Returns whether a running command touches these bytes in conflict.
     pub(super) fn is_touched(&self, pieces: &[Piece]) -> bool {
         self.running.iter().any(|held| conflict(&held.pieces, pieces))
     }
@@ -569,7 +571,7 @@ impl Slot {
         matches!(&self.body, Some(Body::Task(task)) if matches!(task.work, Work::Host(_)))
     }
 
-    /// Returns whether a ready command can run beside what is held. Finds out where its accesses are.
+    /// Returns whether a ready command does not conflict with the held bytes. Resolves its accesses.
     fn is_admissible<'a>(
         &mut self,
         memory: &Memory,
@@ -592,7 +594,7 @@ impl Slot {
 }
 
 impl Job {
-    /// Returns the number under which the executor knows the command while it runs.
+    /// Returns the command's slot, which identifies it while it runs.
     pub(super) fn index(&self) -> u32 {
         self.index
     }

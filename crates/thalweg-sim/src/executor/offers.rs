@@ -40,7 +40,7 @@ impl<G: Gate> Executor<G> {
         found
     }
 
-    /// Returns what there is to know about a command that `offers` gave.
+    /// Returns the details of a command that `offers` returned.
     pub(crate) fn offer(&self, index: u32) -> Offer<'_> {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
@@ -53,7 +53,7 @@ impl<G: Gate> Executor<G> {
         Offer { index, number, step, actor, label: task.label, is_needed, touched }
     }
 
-    /// Takes a command that `offers` gave.
+    /// Takes a command that `offers` returned.
     pub(crate) fn take_chosen(&mut self, index: u32, memory: &Memory) -> Job {
         self.ready.remove(index);
         let slot = &self.slots[index as usize];
@@ -66,8 +66,8 @@ impl<G: Gate> Executor<G> {
         job
     }
 
-    /// Returns whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets
-    /// another of these commands.
+    /// Returns whether it makes a difference to begin a command that `offers` returned now and end it later: whether it is
+    /// an update that conflicts with another of these commands.
     pub(crate) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { return false };
@@ -94,19 +94,19 @@ impl<G: Gate> Executor<G> {
         let (Some(Body::Task(task)), Some((_, resolved))) = (&slot.body, &slot.resolved) else {
             unreachable!("`can_begin` holds")
         };
-        // SAFETY: `offers` has resolved the accesses in this critical section, and gives only commands with which nothing
-        // that runs conflicts; nothing begins to run before the critical section ends.
+        // SAFETY: `offers` has resolved the accesses in this critical section, and returns only commands that do not
+        // conflict with any running command; nothing begins to run before the critical section ends.
         let snapshot = unsafe { Snapshot::take(&task.accesses, resolved) };
         let details = self.details.as_mut().expect("the machine is controlled");
         details.commands[index as usize].snapshot = Some(snapshot);
     }
 
-    /// Returns whether a host function is not complete.
+    /// Returns whether there is a host function that is not complete.
     pub(crate) fn has_host_functions(&self) -> bool {
         self.details.as_ref().is_some_and(|details| details.host_functions > 0)
     }
 
-    /// Marks as needed all commands before these, for which a host thread waits.
+    /// Marks these commands, for which a host thread waits, and all their predecessors as needed.
     pub(crate) fn need(&mut self, commands: &[CommandId]) {
         let mut open: Vec<CommandId> = commands.to_vec();
         while let Some(id) = open.pop() {
@@ -122,7 +122,7 @@ impl<G: Gate> Executor<G> {
         }
     }
 
-    /// Numbers the commands from 1 on again: a new run begins.
+    /// Numbers the commands from 1 on again, for a new run.
     pub(crate) fn restart_numbers(&mut self) {
         if let Some(details) = &mut self.details {
             (details.number, details.ended) = (0, 0);
@@ -130,7 +130,7 @@ impl<G: Gate> Executor<G> {
         }
     }
 
-    /// Returns what a command is called in a report, if it is a task that has not begun.
+    /// Returns the label and the actor of a command for reports, if it is a task that has not begun.
     pub(crate) fn describe(&self, id: CommandId) -> Option<(Label, Actor)> {
         let slot = &self.slots[id.index as usize];
         let detail = &self.details.as_ref()?.commands[id.index as usize];
@@ -146,7 +146,7 @@ impl<G: Gate> Executor<G> {
         wanted.is_some_and(|wanted| !self.running.iter().any(|held| conflict(&held.pieces, &wanted.pieces)))
     }
 
-    /// Gives a claim up that is still waited for.
+    /// Withdraws a claim that is not held yet.
     pub(crate) fn withdraw(&mut self, claim: Claim) {
         self.waiting_claims.retain(|held| held.holder != Holder::Host(claim));
     }

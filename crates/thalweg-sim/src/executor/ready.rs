@@ -1,39 +1,39 @@
-//! Which ready command runs next.
+//! The choice of the ready command that runs next.
 //!
-//! The one place where the order of unordered commands is decided. The rule here serves speed: the most urgent stream
-//! first, and within a priority the command that became ready first, passing over those that conflict with what is
-//! running. Other rules, made to find bugs, are in [`schedules`](crate::schedules): a controlled machine asks them, and takes
-//! from here what it was told.
+//! This is the only place where the order of unordered commands is decided. The rule here serves speed: the most urgent
+//! stream first, and within a priority the command that became ready first, skipping those that conflict with running ones.
+//! Other rules, made to find bugs, are in [`schedules`](crate::schedules): a controlled machine asks a schedule, and takes
+//! the command that it chose from here.
 //!
-//! Host functions have a queue of their own, as they have threads of their own: a host function that waits for the program
-//! holds up its stream and nothing else.
+//! Host functions have a queue and threads of their own: a host function that waits for the program delays its stream and
+//! nothing else.
 
 use std::collections::VecDeque;
 
-/// The number of priorities, from the lowest to the greatest.
+/// The number of priorities.
 pub(crate) const LEVELS: usize = 6;
 
-/// The number of commands of one priority that are looked at before a worker gives up. The first is always among them,
-/// and it can run as soon as nothing conflicts with it, so this bounds the search and holds nothing up for ever.
+/// The number of commands of one priority that a worker checks before it gives up. The first is always among them, and it
+/// can run as soon as nothing conflicts with it, so this bounds the search and delays nothing forever.
 const WINDOW: usize = 64;
 
-/// Commands that wait for nothing but a worker.
+/// Commands that wait only for a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
-    /// The most urgent level last.
+    /// The queues by level, the most urgent level last.
     levels: [VecDeque<u32>; LEVELS],
     queued: usize,
     host: VecDeque<u32>,
 }
 
 impl Ready {
-    /// Notes that a command became ready.
+    /// Adds a command that became ready.
     pub(crate) fn push(&mut self, level: u8, command: u32) {
         self.levels[level as usize].push_back(command);
         self.queued += 1;
     }
 
-    /// Notes that a host function became ready.
+    /// Adds a host function that became ready.
     pub(crate) fn push_host(&mut self, command: u32) {
         self.host.push_back(command);
     }
@@ -57,12 +57,12 @@ impl Ready {
         self.host.pop_front()
     }
 
-    /// Returns all commands and host functions that are ready, in no useful order.
+    /// Returns all commands and host functions that are ready, in no particular order.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
         self.levels.iter().flatten().chain(&self.host).copied()
     }
 
-    /// Takes this one.
+    /// Removes a command.
     pub(crate) fn remove(&mut self, command: u32) {
         for level in &mut self.levels {
             if let Some(position) = level.iter().position(|&other| other == command) {
@@ -74,7 +74,7 @@ impl Ready {
         self.host.retain(|&other| other != command);
     }
 
-    /// Returns how many commands are ready, host functions aside.
+    /// Returns how many commands are ready, without host functions.
     pub(crate) fn queued(&self) -> usize {
         self.queued
     }

@@ -1,9 +1,9 @@
 //! A kernel that reads early and writes late.
 //!
-//! Two kernels on a GPU overlap: both may read before either writes, and one update is lost. One command at a time never
-//! shows that. So a controlled machine can run a kernel that updates memory in two halves: at its beginning it takes a copy
-//! of all that the kernel declares, and at its end the kernel works on the copy, and the bytes that it changed go to the
-//! real memory. In between other commands run.
+//! Two kernels on a GPU overlap: both may read before either writes, and one update is lost. Running one command at a time
+//! never shows this. So a controlled machine can run a kernel that updates memory in two halves. At its beginning it copies
+//! all memory that the kernel declares. At its end the kernel works on the copy, and the bytes that it changed are written
+//! to the real memory. Other commands run in between.
 //!
 //! A byte that the kernel writes without changing it is not written: that is the outcome in which this write came first.
 
@@ -12,10 +12,10 @@ use thalweg_driver::{Access, AccessMode};
 
 use crate::memory::{HostAddress, Resolved};
 
-/// More bytes than this are not copied: such a kernel runs whole.
+/// The greatest number of bytes that are copied: a kernel with more runs in one piece.
 pub(crate) const MOST_BYTES: u64 = 64 << 10;
 
-/// The content of a kernel's memory when it began.
+/// The contents of a kernel's memory when it began.
 pub(crate) struct Snapshot {
     stretches: SmallVec<[Stretch; 2]>,
 }
@@ -24,11 +24,11 @@ pub(crate) struct Snapshot {
 struct Stretch {
     start: u64,
     before: Vec<u8>,
-    /// The kernel's own. Aligned as device memory is, up to [`ALIGNMENT`](thalweg_driver::host::ALIGNMENT).
+    /// The kernel's own copy. Aligned as device memory is, up to [`ALIGNMENT`](thalweg_driver::host::ALIGNMENT).
     work: Vec<u128>,
 }
 
-/// Returns whether the kernel updates memory, so that its halves differ from the whole.
+/// Returns whether the kernel updates memory, so that running it in halves makes a difference.
 pub(crate) fn is_update(accesses: &[Access]) -> bool {
     let total = accesses.iter().fold(0_u64, |sum, access| sum.saturating_add(access.bytes));
     let meets = |left: &Access, right: &Access| {
@@ -44,7 +44,7 @@ pub(crate) fn is_update(accesses: &[Access]) -> bool {
 
 impl Snapshot {
     /// # Safety
-    /// `resolved` is what was found for the accesses, it is still true, and no command that conflicts with them runs.
+    /// `resolved` are the places of the accesses, they are still valid, and no command that conflicts with them runs.
     pub(crate) unsafe fn take(accesses: &[Access], resolved: &Resolved) -> Self {
         let mut ranges: SmallVec<[(u64, u64); 4]> = accesses
             .iter()
@@ -67,7 +67,7 @@ impl Snapshot {
             let Some(pointer) = pointer else { continue };
             let (stretch, offset) = snapshot.stretch(access.start);
             let target = &mut stretch.before[offset..offset + access.bytes as usize];
-            // SAFETY: the caller's promise: the bytes are there and nothing writes them. The target is memory of its own.
+            // SAFETY: the caller's promise: the bytes exist and nothing writes them. The target is separate memory.
             unsafe { std::ptr::copy_nonoverlapping(pointer.pointer(), target.as_mut_ptr(), target.len()) };
         }
         for stretch in &mut snapshot.stretches {
@@ -89,7 +89,7 @@ impl Snapshot {
         (stretch, offset)
     }
 
-    /// Resolves the accesses in the copy. It is good as long as the snapshot is neither moved out of nor changed.
+    /// Resolves the accesses in the copy. The result is valid as long as the snapshot is neither moved out of nor changed.
     pub(crate) fn resolved(&mut self, accesses: &[Access], real: &Resolved) -> Resolved {
         let mut pointers = SmallVec::new();
         for (access, pointer) in accesses.iter().zip(&real.pointers) {
@@ -103,10 +103,10 @@ impl Snapshot {
         Resolved { pointers, pieces: real.pieces.clone() }
     }
 
-    /// Writes what the kernel changed.
+    /// Writes the bytes that the kernel changed.
     ///
     /// # Safety
-    /// As for [`take`](Self::take), now.
+    /// As for [`take`](Self::take), at this moment.
     pub(crate) unsafe fn write_back(&mut self, accesses: &[Access], resolved: &Resolved) {
         for (access, pointer) in accesses.iter().zip(&resolved.pointers) {
             let Some(pointer) = pointer.filter(|_| access.mode.writes()) else { continue };
@@ -115,7 +115,7 @@ impl Snapshot {
             let work = bytemuck::cast_slice::<u128, u8>(&stretch.work);
             for byte in 0..access.bytes as usize {
                 if work[skip + byte] != stretch.before[offset + byte] {
-                    // SAFETY: the caller's promise: the bytes of the access are there, and nothing else touches them.
+                    // SAFETY: the caller's promise: the bytes of the access exist, and nothing else touches them.
                     unsafe { pointer.pointer().add(byte).write(work[skip + byte]) };
                 }
             }

@@ -1,21 +1,22 @@
 //! The work of a command: kernels, copies, fills and host functions, executed on a thread of the machine.
 //!
-//! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
-//! the executor resolved for it when it was chosen to run.
+//! A task is immutable once it is queued, so that the launches of a graph can share it. It accesses memory only through the
+//! places that the executor resolved when the task was chosen to run.
 //!
 //! # Memory of callers
-//! A command may run long after the call that queued it, whatever that call returned: a wait can be refused (a deadlock, the end of
-//! the run) or interrupted, and the program goes on with its memory. So no work holds memory that is borrowed from a caller, and each
-//! kind says what it has instead:
+//! A command may run long after the call that queued it, whatever that call returned: a wait can be refused (a deadlock,
+//! the end of the run) or interrupted, and the program continues to use its memory. So no work keeps memory that is
+//! borrowed from a caller. Each kind has something else instead:
 //!
 //! - `CopyIn` has a copy of the caller's bytes, made before it is queued.
-//! - `CopyOut` borrows the caller's memory: the borrow ends when the call returns, whatever it returns, and from then on the command
-//!   writes nowhere ([`BorrowedTarget`]). No other command has a pointer into a caller's memory.
-//! - `Copy`, `Fill`, `Kernel`, `Joint` and `ToCell` touch memory of devices and pinned memory alone. They have its addresses, looked up
-//!   when the command is chosen, and the range lock keeps what they found mapped while they run. A call that takes memory away and is
-//!   refused has taken nothing away.
+//! - `CopyOut` borrows the caller's memory: the borrow ends when the call returns, whatever it returns, and from then on
+//!   the command does not write ([`BorrowedTarget`]). No other command has a pointer into a caller's memory.
+//! - `Copy`, `Fill`, `Kernel`, `Joint` and `ToCell` touch only memory of devices and pinned memory. They have its
+//!   addresses, which are resolved when the command is chosen, and the range lock keeps these places mapped while they run.
+//!   A call that removes memory and is refused has removed nothing.
 //! - `Kernel` and `Host` run closures, which own what they use (`'static`), with arguments that were copied.
-//! - A driver's call that touches the caller's memory itself (`host_read`, `host_write`) does so before it returns, and queues nothing.
+//! - A driver's call that touches the caller's memory itself (`host_read`, `host_write`) does so before it returns, and
+//!   queues nothing.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -33,7 +34,7 @@ use super::snapshot::Snapshot;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
 use crate::refusal::Refusal;
 
-/// Work with the bytes that it touches and the operator that asked for it.
+/// Work with the bytes that it touches and the operator that submitted it.
 pub(crate) struct Task {
     pub(crate) device: u32,
     pub(crate) label: Label,
@@ -46,34 +47,35 @@ pub(crate) enum Work {
     /// A kernel, or library work.
     Kernel {
         kernel: Arc<dyn HostKernel>,
-        /// Its name in its module; library work has none.
+        /// The kernel's name in its module; library work has none.
         name: Option<Arc<str>>,
         grid: [u32; 3],
         block: [u32; 3],
         shared_memory_bytes: u32,
         arguments: SmallVec<[u8; 96]>,
     },
-    /// From the first access to the second, as if through a buffer.
+    /// Copies from the first access to the second, as if through a buffer.
     Copy,
-    /// From host memory that was put aside to the only access.
+    /// Copies from a buffer of the host to the only access.
     CopyIn(Box<[u8]>),
-    /// From the only access to host memory of a caller, as long as that waits for this command.
+    /// Copies from the only access to host memory of a caller, as long as the caller waits for this command.
     CopyOut(Arc<HostTarget>),
-    /// The pattern over the only access.
+    /// Writes the pattern to the only access.
     Fill(FillPattern),
-    /// The value at the only access, of one byte or four, goes to a cell of the host.
+    /// Copies the value at the only access, of one byte or four, to a cell of the host.
     ToCell(Arc<AtomicU32>),
     /// A function of the host.
     Host(HostFunction),
-    /// It waits at the [gate](super::plug::Gate), which knows what it is, and one of several that do runs for all.
+    /// The command waits at the [gate](super::plug::Gate), which can interpret the value, and one of several commands there
+    /// runs for all.
     Gated(Box<dyn Any + Send + Sync>),
-    /// The work that one of them runs.
+    /// The work that one gated command does for several.
     Joint(Box<dyn JointWork>),
 }
 
 /// Work over the memory of several devices.
 pub(crate) trait JointWork: Send + Sync {
-    /// Finds the accesses of a task, each with the rights of its device.
+    /// Resolves the accesses of a task, each with the rights of its device.
     fn resolve(&self, memory: &Memory, accesses: &[Access]) -> Result<Resolved, String>;
 
     /// Does the work.
@@ -85,26 +87,28 @@ pub(crate) trait JointWork: Send + Sync {
 
 /// Host memory of a caller, until the caller leaves its call ([`BorrowedTarget`]).
 ///
-/// The command of the copy may outlive that call, whose wait may be refused or interrupted. So the command has the memory through
-/// this alone, and writes only while it holds the lock and finds the address there.
+/// The command of the copy may outlive that call, whose wait may be refused or interrupted. So the command has the memory
+/// only through this, and writes only while it holds the lock and finds the address there.
 pub(crate) struct HostTarget(Mutex<Option<HostAddress>>);
 
 impl HostTarget {
     /// Writes `source` to the memory, if its caller still waits.
     ///
     /// # Safety
-    /// `source` is valid for reads of as many bytes as the memory has, nothing writes them meanwhile, and they are not of the memory.
+    /// `source` is valid for reads of `bytes` bytes, no more than the memory has; nothing writes them meanwhile, and they
+    /// do not overlap the memory.
     unsafe fn write(&self, source: *const u8, bytes: usize) {
         let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = *target {
-            // SAFETY: the end of the borrow takes the address away under the lock that is held here before the borrow of the memory ends, so the
-            // memory is there and is only ours, and it is as long as the borrowed slice. The rest is the caller's promise.
+            // SAFETY: the end of the borrow removes the address under the lock that is held here, before the borrow of the
+            // memory ends. So the memory exists and is only ours, and it is as long as the borrowed slice. The rest is the
+            // caller's promise.
             unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes) };
         }
     }
 }
 
-/// A borrow of host memory by a command. When it ends, by a return or by a panic, the command's target is nowhere.
+/// A borrow of host memory by a command. When it ends, by a return or by a panic, the command's target is removed.
 pub(crate) struct BorrowedTarget<'a> {
     target: Arc<HostTarget>,
     memory: PhantomData<&'a mut [u8]>,
@@ -125,13 +129,13 @@ impl<'a> BorrowedTarget<'a> {
 
 impl Drop for BorrowedTarget<'_> {
     fn drop(&mut self) {
-        // A command that is writing now is waited for: it needs nothing else to end.
+        // This waits for a command that is writing now, which needs nothing else to end.
         *self.target.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
 impl Task {
-    /// Returns which rules bind its accesses.
+    /// Returns the rules that bind its accesses.
     pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::ToCell(_)) {
             Toucher::Kernel
@@ -140,7 +144,7 @@ impl Task {
         }
     }
 
-    /// Returns what a description of it says.
+    /// Describes the work for a graph's description.
     pub(crate) fn describe(&self) -> GraphNodeWork {
         let bytes = self.accesses.first().map_or(0, |access| access.bytes);
         match &self.work {
@@ -162,7 +166,7 @@ impl Task {
         }
     }
 
-    /// Finds its accesses.
+    /// Resolves its accesses.
     pub(crate) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
         match &self.work {
             Work::Joint(joint) => joint.resolve(memory, &self.accesses),
@@ -173,8 +177,8 @@ impl Task {
     /// Does the work. A panic of the program's code is a failed launch.
     ///
     /// # Safety
-    /// `resolved` is what [`resolve`](Self::resolve) found for the accesses of this task, it is
-    /// still true, and until this returns no other command and no host access touches these bytes in conflict.
+    /// `resolved` is the result of [`resolve`](Self::resolve) for the accesses of this task and is still valid. Until this
+    /// returns, no other command and no host access touches these bytes in conflict.
     pub(crate) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
         let failed =
             |text: String| Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label));
@@ -185,20 +189,20 @@ impl Task {
             Ok(Err(HostFault(text))) => Err(failed(text)),
             Err(payload) => {
                 let text = panic_text(payload.as_ref()).to_owned();
-                // The payload is the program's own value: what its destructor does is caught as well.
+                // The payload is the program's own value, so a panic of its destructor is caught as well.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
                 Err(failed(format!("it panicked: {text}")))
             }
         }
     }
 
-    /// Does the work on the content that memory had when the command began, and writes what it changed.
+    /// Does the work on the contents that memory had when the command began, and writes the bytes that it changed.
     ///
     /// # Safety
     /// As for `run`.
     pub(crate) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
         let private = snapshot.resolved(&self.accesses, resolved);
-        // SAFETY: the copy holds every access, initialised, and nothing else has it.
+        // SAFETY: the copy contains every access, initialised, and nothing else uses it.
         unsafe { self.run(&private)? };
         // SAFETY: the caller's promise.
         unsafe { snapshot.write_back(&self.accesses, resolved) };
@@ -244,8 +248,8 @@ impl Task {
             }
             Work::CopyOut(target) => {
                 if let Some(source) = pointer(0) {
-                    // SAFETY: the range is resolved and locked for this command, and as long as the target, which is memory of
-                    // its own: of a caller, not of a device.
+                    // SAFETY: the range is resolved and locked for this command, and as long as the target, which is
+                    // separate memory: a caller's, not a device's.
                     unsafe { target.write(source, bytes(0)) };
                 }
             }
@@ -280,13 +284,13 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
 }
 
-/// The memory that a running kernel can reach.
+/// The memory that a running kernel can access.
 struct Reach<'a> {
     accesses: &'a [Access],
     resolved: &'a Resolved,
 }
 
-// SAFETY: `Task::run` is only called with accesses that were resolved under the machine's lock and are held in the range
+// SAFETY: `Task::run` is only called with accesses that were resolved under the machine's lock and are held by the range
 // lock until it returns, so the bytes stay mapped and no conflicting command runs. The bytes are initialised: files and
 // anonymous mappings read as zeros before they are written. The pieces of an access are its physical ranges in order.
 unsafe impl Resolve for Reach<'_> {
