@@ -1,44 +1,49 @@
 //! A simulated GPU that runs on any CPU.
 //!
-//! [`SimDriver`] is a [`Driver`](thalweg_driver::Driver) like CUDA's: streams and events that are asynchronous to the host, device
-//! memory that is not the caller's memory, several devices with peer access, virtual memory that can be remapped and
-//! aliased, capture and graphs, and CUDA's error codes. Kernels are host functions ([`HostKernel`](thalweg_driver::HostKernel))
-//! that run on worker threads.
+//! [`SimDriver`] is a [`Driver`](thalweg_driver::Driver) like CUDA's: streams and events that are asynchronous to the host,
+//! device memory that is separate from the caller's memory, several devices with peer access, virtual memory that can be
+//! remapped and aliased, capture and graphs, and CUDA's error codes. Kernels are host functions
+//! ([`HostKernel`](thalweg_driver::HostKernel)) that run on worker threads.
 //!
-//! [`SimDriver::controlled`] is the same machine as a testing instrument: without threads, one step at a time, and every
-//! choice that CUDA leaves open is made by a [`Schedule`].
+//! [`SimDriver::controlled`] is the same machine as a testing instrument: it has no threads, runs one step at a time, and
+//! lets a [`Schedule`] make every choice that CUDA leaves open.
 //!
 //! # How it is built
-//! - `executor` runs commands: the edges between them, the range lock, which ready command is next (`ready`), and what a
-//!   controlled machine can choose from (`offers`). A `command` is a `task` or a place in the order; `snapshot` is a kernel in two
-//!   halves, `faults` are refusals at places of the run. It knows neither collectives nor conditional nodes: they plug in (`plug`).
-//! - `collective` knows which ranks meet, and finds those that never will; `conditional` are conditional nodes as they run.
-//! - `objects` is what handles name, `calls` are the calls on them, which turn into commands: streams and events, captures, graphs,
-//!   memory of graphs, code, transfers.
-//! - `memory` says which bytes an address means: `virtual_memory` maps it, `pool` orders it by streams, `backing` makes the bytes
-//!   exist, `lease` lets machines use them one after another, `sharing` exports and imports them, `ranges` are the free ones.
-//! - `control` steers a controlled machine: `entry` is how its host threads come in, `turn` lets one step follow another, `choice`
-//!   asks the schedule ([`schedules`] decide), `apart` is what runs on other threads, `watch` sees which thread waits without a call and what
-//!   takes too long, `sighting` is what the operating system knows of threads, `spawn` starts them.
-//! - `faults` lists what can be made to go wrong, and gives each to the module in which it strikes.
-//! - `machine` is the lock around everything, the threads and the waiting; `state` is what it guards; `driver` is the trait, thin.
+//! - `executor` runs commands: the edges between them, the range lock, the choice of the next ready command (`ready`), and
+//!   the choices of a controlled machine (`offers`). A `command` is a `task` or a position in the order; `snapshot` is a
+//!   kernel in two halves, `faults` are refusals at points of the run. It does not know collectives or conditional nodes:
+//!   they plug in (`plug`).
+//! - `collective` matches the calls of ranks, and finds those that can never run; `conditional` are conditional nodes as
+//!   they run.
+//! - `objects` are the objects that handles name. `calls` are the calls on them, which become commands: streams and events,
+//!   captures, graphs, memory of graphs, code, transfers.
+//! - `memory` maps addresses to bytes: `virtual_memory` maps it, `pool` orders it by streams, `backing` provides the bytes,
+//!   `lease` lets machines reuse them, `sharing` exports and imports them, `ranges` are the free ones.
+//! - `control` runs a controlled machine: `entry` is the entry of its host threads, `turn` lets one step follow another,
+//!   `choice` asks the schedule ([`schedules`] decide), `apart` is work on other threads, `watch` detects threads that wait
+//!   without a call and runs that take too long, `sighting` is the operating system's view of threads, `spawn` starts them.
+//! - `faults` lists the faults that can be requested, and passes each to the module in which it strikes.
+//! - `machine` is the lock around everything, the threads and the waiting; `state` is the data that it guards; `driver` is
+//!   the trait, thin.
 //!
-//! Modules lie in layers, and import downwards: `objects`, `memory` and `executor` are below `state`, that is below `machine`, and on top
-//! are `calls`, the steps of `control` and `driver`. `memory` is a hub, whose spokes are its files, as they share what an address means.
-//! `state` is one as well: it guards the communicators of `collective` and the conditions of `conditional`, whose calls (`calls`, and in
-//! `collective` also `splits` and `registered`) are methods of the state, with the module of their subject instead of under `calls`.
+//! Modules are in layers, and import downwards: `objects`, `memory` and `executor` are below `state`, which is below
+//! `machine`. On top are `calls`, the steps of `control` and `driver`. `memory` is a hub, whose spokes are its files,
+//! because they share the meaning of addresses. `state` is one as well: it guards the communicators of `collective` and the
+//! conditions of `conditional`. Their calls (`calls`, and in `collective` also `splits` and `registered`) are methods of
+//! the state, in the module of their subject instead of under `calls`.
 //!
 //! # Why no program is undefined behaviour
-//! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
+//! - Every access to simulated memory goes through a range that was resolved when its command was chosen to run, and that
 //!   the range lock holds while it runs: no two commands, and no command and the host, touch the same bytes in conflict at
-//!   the same time. The lock knows bytes by their physical address, so memory that is mapped twice is not an exception.
-//! - What is held is neither unmapped nor given back: a call that takes memory away waits for what runs.
-//! - A kernel gets slices only inside its declared ranges, and [`HostLaunch`](thalweg_driver::HostLaunch) hands out none that would
-//!   alias a mutable one.
-//! - Memory always holds initialised bytes, and only types without invalid values can be read from it.
+//!   the same time. The lock identifies bytes by their physical address, so memory that is mapped twice is not an
+//!   exception.
+//! - Held memory is neither unmapped nor freed: a call that removes memory waits for running commands.
+//! - A kernel gets slices only inside its declared ranges, and [`HostLaunch`](thalweg_driver::HostLaunch) returns none that
+//!   would alias a mutable one.
+//! - Memory always contains initialised bytes, and only types without invalid values can be read from it.
 //!
 //! # What it does not do
-//! It does not find races (commands that conflict and are not ordered run in some order), it knows no threads inside a
+//! It does not find races (commands that conflict and are not ordered run in some order), it has no threads inside a
 //! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
 //! an idle stream is complete at once, whatever the schedule.
 
@@ -74,7 +79,7 @@ pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 
 use self::control::{CallKind, Condition, Limit, Wait};
 
-/// The most devices of a driver: access rights are kept as one bit per device.
+/// The greatest number of devices of a driver: access rights are stored as one bit per device.
 const MAX_DEVICES: u32 = 64;
 
 /// The configuration of a simulated machine.
@@ -82,9 +87,10 @@ const MAX_DEVICES: u32 = 64;
 pub struct SimConfig {
     /// The number of devices: 1 to 64.
     pub devices: u32,
-    /// Memory of each device, rounded down to a multiple of 64 KiB. It costs the host only what is written.
+    /// The memory of each device, rounded down to a multiple of 64 KiB. The host only needs memory for the pages that are
+    /// written.
     pub memory_bytes: u64,
-    /// Threads that run kernels and copies, at least 1. Host functions have threads of their own.
+    /// The number of threads that run kernels and copies, at least 1. Host functions have threads of their own.
     pub workers: usize,
     /// The name of every device.
     pub name: String,
@@ -104,8 +110,8 @@ impl Default for SimConfig {
 
 /// The driver of simulated GPUs. See the [module](self).
 ///
-/// Dropping it lets running commands end, forgets the queued ones, ends its threads and gives all memory back. Handles of
-/// one driver are invalid in another.
+/// Dropping it lets running commands end, drops the queued ones, ends its threads and frees all memory. Handles of one
+/// driver are invalid in another.
 #[derive(Debug)]
 pub struct SimDriver {
     machine: Arc<machine::Machine>,
@@ -114,11 +120,11 @@ pub struct SimDriver {
 }
 
 impl SimDriver {
-    /// Returns a machine of its own, with its threads.
+    /// Creates a separate machine, with its threads.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] for a configuration outside the bounds that [`SimConfig`] states,
-    /// [`Code::OperatingSystem`] where the host grants no memory, addresses or threads.
+    /// [`Code::InvalidValue`] for a configuration outside the bounds that [`SimConfig`] states, [`Code::OperatingSystem`]
+    /// if the host does not provide memory, addresses or threads.
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
         let (state, config) = Self::prepare("SimDriver::new", config, false)?;
         let machine = machine::Machine::start(state, config.workers)
@@ -126,17 +132,17 @@ impl SimDriver {
         Ok(Arc::new(Self { machine, config, process: Process::current() }))
     }
 
-    /// Returns a machine on which one thing happens at a time, and everything that CUDA leaves open is decided by a schedule:
-    /// which of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
-    /// same program under the same choices does the same.
+    /// Creates a machine on which one thing happens at a time, and a schedule decides everything that CUDA leaves open:
+    /// which of the commands that could run runs next, whether a query finds its work done, which host thread continues.
+    /// The same program does the same under the same choices.
     ///
-    /// It has no workers ([`SimConfig::workers`] is only reported): commands run on the threads of the program, inside its
-    /// calls, and host functions each on a thread of its own, one step at a time. The calling thread is the first host thread.
-    /// Others are started with [`spawn`](Self::spawn); threads that come from elsewhere take part from their first call on,
-    /// and the schedule does not decide when that is.
+    /// The machine has no workers ([`SimConfig::workers`] is only reported): commands run on the threads of the program,
+    /// inside its calls, and each host function on a thread of its own, one step at a time. The calling thread is the first
+    /// host thread. Others are started with [`spawn`](Self::spawn). Threads that are started otherwise take part from their
+    /// first call on, and the schedule does not decide when that is.
     ///
-    /// Making and dropping such a machine costs microseconds: the host's memory is used again by the next one of the same
-    /// size, and reads as zeros again.
+    /// Creating and dropping such a machine costs microseconds: the next one of the same size reuses the host's memory,
+    /// which reads as zeros again.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -165,26 +171,27 @@ impl SimDriver {
             );
             return Err(Error::new(Code::InvalidValue, call, detail));
         }
-        // 0 is not a number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
-        // handle of a driver long gone is taken for one of ours.
+        // 0 is not a number of a driver. After 65,535 drivers a number is reused, and a handle of a driver long gone might
+        // be mistaken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
         let state = state::MachineState::new(number, config.devices, config.memory_bytes, is_controlled)
             .map_err(|error| refused(call, &config, &error))?;
         Ok((state, config))
     }
 
-    /// Returns whether a schedule decides what happens: whether this was made by [`controlled`](Self::controlled).
+    /// Returns whether a schedule decides what happens: whether the driver was created by [`controlled`](Self::controlled).
     pub fn is_controlled(&self) -> bool {
         self.machine.is_controlled()
     }
 
-    /// Returns what has happened in this run so far; `None` on a machine that is not controlled.
+    /// Returns the trace of this run so far; `None` on a machine that is not controlled.
     pub fn trace(&self) -> Option<Trace> {
         self.machine.lock().control.as_ref().map(|control| control.trace().clone())
     }
 
     /// Begins a new run on the same controlled machine, under another schedule: commands and decisions are counted from the
-    /// beginning again. The caller has waited for all work and joined all threads of the run before, whose trace this gives.
+    /// beginning again. The caller has waited for all work and joined all threads of the previous run, whose trace is
+    /// returned.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::NotReady`] while commands are unfinished.
@@ -203,8 +210,8 @@ impl SimDriver {
         })
     }
 
-    /// Ends the run: calls that are parked or made from now on answer [`Code::Deinitialized`], and no command begins any
-    /// more. On a machine that is not controlled it does nothing.
+    /// Ends the run: calls that are parked or made from now on fail with [`Code::Deinitialized`], and no command begins any
+    /// more. Does nothing on a machine that is not controlled.
     pub fn end_run(&self) {
         if let Some(control) = &mut self.machine.lock().control {
             control.end();
@@ -221,9 +228,9 @@ impl SimDriver {
         })
     }
 
-    /// Marks a point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
-    /// look at what host functions or other threads have left in memory of their own. Calling it again and again lets
-    /// others get ahead.
+    /// Marks a point at which other threads and commands may run, as every call of the driver is one: for programs that
+    /// read values that host functions or other threads leave in the program's own memory. Calling it again and again lets
+    /// others run.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a livelock: nothing is left to be done.
@@ -233,9 +240,10 @@ impl SimDriver {
         self.machine.call(CALL, CallKind::Look(0)).map(drop).map_err(|refusal| refusal.of(CALL))
     }
 
-    /// Gives the run so much time from now on, and takes any earlier limit back. A run that takes longer is ended: calls that
-    /// are parked or made from then on answer [`Code::Timeout`], with what each thread was doing. If it is not over a few seconds
-    /// later (a thread is blocked outside of the driver, say), `is_stuck` is called with that text, on another thread.
+    /// Limits the time of the run from now on, and removes any earlier limit. A run that takes longer is ended: calls that
+    /// are parked or made from then on fail with [`Code::Timeout`], with a description of every thread. If the run is not
+    /// over a few seconds later (a thread is blocked outside of the driver, say), `is_stuck` is called with that text, on
+    /// another thread.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
@@ -251,7 +259,7 @@ impl SimDriver {
         }))
     }
 
-    /// Takes the limit of [`set_time_limit`](Self::set_time_limit) back.
+    /// Removes the limit of [`set_time_limit`](Self::set_time_limit).
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
@@ -259,7 +267,8 @@ impl SimDriver {
         self.set_limit(None)
     }
 
-    /// Calls `told` when no thread makes progress any more, with what [`stuck`](Self::stuck) says. It must not call the driver.
+    /// Calls `told` when no thread makes progress any more, with the text of [`stuck`](Self::stuck). It must not call the
+    /// driver.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
@@ -275,8 +284,9 @@ impl SimDriver {
         self.set(|control| control.on_observation = Some(Box::new(told)))
     }
 
-    /// Sets whether commands leave memory alone from now on: kernels, library calls, copies, fills and collectives are checked
-    /// for what they may touch, and take their places in the order, but nothing is read or written. Host functions run.
+    /// Sets whether commands leave memory unchanged from now on: the accesses of kernels, library calls, copies, fills and
+    /// collectives are checked, and the commands take their places in the order, but nothing is read or written. Host
+    /// functions run.
     pub fn set_order_only(&self, is_order_only: bool) {
         self.machine.is_order_only.store(is_order_only, Ordering::Relaxed);
     }
@@ -293,18 +303,18 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Returns why no thread made progress any more, where that has happened: a deadlock, a livelock, or the time limit, with what
-    /// each host thread was doing.
+    /// Returns why no thread makes progress any more, if that has happened: a deadlock, a livelock, or the time limit, with
+    /// a description of every host thread.
     pub fn stuck(&self) -> Option<String> {
         self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())
     }
 
-    /// Returns which command called the driver first, where one did: CUDA forbids that, so the call was refused.
+    /// Describes the first command that called the driver, if there was one: CUDA forbids this, so the call was refused.
     pub fn misuse(&self) -> Option<String> {
         self.machine.lock().misuse.clone()
     }
 
-    /// Calls `told` of the first call of the driver that a command makes, with what [`misuse`](Self::misuse) says.
+    /// Calls `told` at the first call of the driver by a command, with the text of [`misuse`](Self::misuse).
     pub fn on_misuse(&self, told: impl FnOnce(&str) + Send + 'static) {
         self.machine.lock().on_misuse = Some(Box::new(told));
     }
@@ -314,9 +324,9 @@ impl SimDriver {
         self.machine.lock().executor.live()
     }
 
-    /// Blocks the calling host thread until a condition of the program holds, and lets others get ahead meanwhile: what
-    /// barriers and channels between host threads are made of. `what` names it in a report of a deadlock. The condition is
-    /// asked in the machine's critical section, often: it must not call the driver.
+    /// Blocks the calling host thread until a condition of the program holds, while others run: the basis of barriers and
+    /// channels between host threads. `what` names the condition in the report of a deadlock. The condition is called
+    /// often, in the machine's critical section: it must not call the driver.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a deadlock.
@@ -348,7 +358,8 @@ impl SimDriver {
     }
 
     /// Creates a stream as another library would, to be wrapped by
-    /// [`Driver::stream_from_external`](thalweg_driver::Driver::stream_from_external). A blocking stream has the legacy default stream's ties.
+    /// [`Driver::stream_from_external`](thalweg_driver::Driver::stream_from_external). A blocking stream synchronizes with
+    /// the legacy default stream.
     pub fn external_stream_create(
         &self,
         device: u32,
@@ -359,11 +370,11 @@ impl SimDriver {
         let entered = self.machine.call(CALL, CallKind::Other);
         let created = entered.and_then(|mut locked| locked.stream_create(device, priority, is_blocking));
         let cuda_stream = created.map_err(|refusal| refusal.of(CALL))?;
-        // SAFETY: the simulator checks such numbers like handles: no number is unsafe to it.
+        // SAFETY: the simulator checks such numbers like handles: every number is safe.
         Ok(unsafe { ExternalStream::new(cuda_stream) })
     }
 
-    /// Destroys an external stream. Handles that were made of it become invalid; work on it still runs to its end.
+    /// Destroys an external stream. Handles for it become invalid; work on it still runs to its end.
     pub fn external_stream_destroy(&self, stream: ExternalStream) -> Result<()> {
         const CALL: &str = "cuStreamDestroy";
         let entered = self.machine.call(CALL, CallKind::Other);
@@ -373,19 +384,20 @@ impl SimDriver {
 }
 
 impl SimDriver {
-    /// Plans what is to go wrong, instead of what was planned before and has not happened. See [`Fault`].
+    /// Plans faults, replacing those that were planned before and have not happened. See [`Fault`].
     pub fn inject(&self, faults: &[Fault]) {
         let mut locked = self.machine.lock();
         locked.executor.faults.plan(faults.iter().filter_map(|fault| fault.strike()));
         locked.executor.gate.plan_stalls(faults);
     }
 
-    /// Sets what becomes of data between two devices from now on, in both directions: collectives over the link wait for it, each as long as
-    /// its greatest tensor takes on the slowest of its links. Copies between the devices do not.
+    /// Sets the speed of data between two devices from now on, in both directions. Collectives over the link wait for it,
+    /// each for the time that its greatest tensor takes on the slowest of its links. Copies between the devices do not
+    /// wait.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] if there are no such devices or they are one, [`Code::OperatingSystem`] where the host grants no thread that
-    /// keeps the time.
+    /// [`Code::InvalidValue`] if there are no such devices or both are the same, [`Code::OperatingSystem`] if the host
+    /// cannot start the thread that keeps the time.
     pub fn set_link(&self, devices: [u32; 2], link: Link) -> Result<()> {
         const CALL: &str = "SimDriver::set_link";
         let [one, other] = devices;
@@ -405,8 +417,8 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Returns how many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They
-    /// are refused here; a GPU's driver does not survive them.
+    /// Returns how many calls have named a stream, by the handle of an external stream, after its owner had destroyed it.
+    /// The simulator refuses them; a GPU's driver crashes.
     pub fn ended_streams_named(&self) -> u64 {
         self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -424,7 +436,7 @@ fn refused(call: &'static str, config: &SimConfig, error: &std::io::Error) -> Er
 
 impl Drop for SimDriver {
     fn drop(&mut self) {
-        // In the child of a fork there are no threads to wait for, and locks may be held for ever.
+        // In the child of a fork there are no threads to wait for, and locks may be held forever.
         if !self.process.is_left() {
             self.machine.shut_down();
         }

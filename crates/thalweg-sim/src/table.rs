@@ -1,10 +1,10 @@
 //! Handle tables: objects behind checked integers.
 //!
 //! A handle is `[driver: 16 | generation: 24 | index: 24]`. The driver's number makes a handle of one simulator invalid in
-//! another; the generation makes a destroyed handle invalid although its slot is used again. Slots are used again in the
-//! order in which they were freed, so that a generation comes round as late as possible.
+//! another; the generation makes a destroyed handle invalid although its slot is reused. Slots are reused in the order in
+//! which they were freed, so that a generation is reused as late as possible.
 //!
-//! Invariant: a handle is valid exactly from the `insert` that returned it to the `remove` that took it.
+//! Invariant: a handle is valid exactly from the `insert` that returned it to the `remove` that ended it.
 
 use std::collections::VecDeque;
 
@@ -32,7 +32,7 @@ impl<T> Table<T> {
         Self { driver, slots: Vec::new(), free: VecDeque::new() }
     }
 
-    /// Keeps `value` and returns its handle.
+    /// Stores `value` and returns its handle.
     pub(crate) fn insert(&mut self, value: T) -> u64 {
         let index = self.free.pop_front().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("fewer than 2^24 objects");
@@ -50,13 +50,13 @@ impl<T> Table<T> {
         self.slots[self.slot(raw)?].value.as_ref()
     }
 
-    /// Returns the object of a handle, to be changed.
+    /// Returns the object of a handle, mutably.
     pub(crate) fn get_mut(&mut self, raw: u64) -> Option<&mut T> {
         let slot = self.slot(raw)?;
         self.slots[slot].value.as_mut()
     }
 
-    /// Ends the handle and gives its object back.
+    /// Ends the handle and returns its object.
     pub(crate) fn remove(&mut self, raw: u64) -> Option<T> {
         let index = self.slot(raw)?;
         let slot = &mut self.slots[index];

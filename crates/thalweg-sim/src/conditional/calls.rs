@@ -1,7 +1,7 @@
 //! Conditions, conditional nodes and their bodies, as they are captured and instantiated.
 //!
-//! The graph that a capture begins is the *root* of all bodies that come to lie in it, at any depth: bodies and conditions are
-//! the root's and go with it.
+//! The graph that a capture begins is the *root* of all bodies in it, at any depth: bodies and conditions belong to the
+//! root and are destroyed with it.
 //!
 //! Invariant: a body's root is a graph of the table for as long as the body has one.
 
@@ -154,15 +154,14 @@ impl MachineState {
         }
     }
 
-    /// Begins an executable of a graph.
+    /// Starts an executable of a graph.
     pub(crate) fn begin_instance(&self, graph: &Graph) -> Instance {
         let of_graph = graph.conditions.iter().filter_map(|&handle| self.conditions.get(handle));
         let conditions = of_graph.map(|entry| (entry.condition.clone(), entry.condition.sibling())).collect();
         Instance { next_number: graph.nodes.len() as u32, conditions }
     }
 
-    /// Returns the nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their
-    /// places.
+    /// Returns the nodes of a graph for an executable: with conditions of its own, and bodies in their places.
     pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> CallResult<Arc<[Node]>> {
         nodes
             .iter()
@@ -202,8 +201,8 @@ impl MachineState {
         Ok(Branch { device, label, conditional, condition, bodies })
     }
 
-    /// Drops the bodies and conditions of a graph that is dropped. A capture into one of them is broken, and owns it from now
-    /// on.
+    /// Drops the bodies and conditions of a graph that is dropped. A capture into one of them is broken, and owns it from
+    /// now on.
     pub(crate) fn drop_family(&mut self, graph: &Graph) {
         for &condition in &graph.conditions {
             self.conditions.remove(condition);
@@ -221,16 +220,16 @@ impl MachineState {
     }
 }
 
-/// The parts of an executable while it is made.
+/// The parts of an executable while it is created.
 pub(crate) struct Instance {
     /// The number of the next node in a body.
     pub(crate) next_number: u32,
-    /// The conditions of the graph, and those of the executable.
+    /// Pairs of a condition of the graph and the corresponding one of the executable.
     conditions: Vec<(Condition, Condition)>,
 }
 
 impl Instance {
-    /// Returns the executable's condition for the graph's with this value.
+    /// Returns the executable's condition for the graph's condition with this value.
     fn condition(&self, value: &Arc<AtomicU32>) -> &Condition {
         let found = self.conditions.iter().find(|(of_graph, _)| Arc::ptr_eq(&of_graph.value, value));
         &found.expect("a graph holds the conditions of its nodes").1

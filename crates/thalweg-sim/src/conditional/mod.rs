@@ -1,10 +1,11 @@
-//! Conditional nodes: conditions, the nodes that read them, and how these run.
+//! Conditional nodes: conditions, the nodes that read them, and their execution.
 //!
-//! A conditional node is a [`QueueingCommand`] of the executor: it reads its condition when it is reached, and queues the body that
-//! this chooses; when that is complete it is asked again. Once there is nothing more to run the node is complete, and what comes
-//! after it goes on. So bodies are queued only when they run, and order nothing but themselves.
+//! A conditional node is a [`QueueingCommand`] of the executor: it reads its condition when it is reached, and queues the
+//! body that the condition selects. When the body is complete, the node is asked again. When there is nothing more to run,
+//! the node is complete, and its successors continue. So bodies are queued only when they run, and order nothing but
+//! themselves.
 //!
-//! How such nodes are captured and instantiated is in `calls`.
+//! The capture and instantiation of such nodes is in `calls`.
 //!
 //! This module and `objects::graph` use each other: a conditional node is a node of a graph, and its bodies are graphs.
 
@@ -21,7 +22,7 @@ use crate::objects::graph::{Node, planned};
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
 
-/// The number of times that a node may run its body in one launch. A GPU would go on for ever.
+/// The number of times that a node may run its body in one launch. A GPU would go on forever.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 /// The value that a node reads. Each executable has its own.
@@ -61,7 +62,7 @@ pub(crate) struct ConditionEntry {
     pub(crate) is_used: bool,
 }
 
-/// The root and place that make a graph a body.
+/// The place of a body: its root and its conditional node.
 #[derive(Clone, Copy)]
 pub(crate) struct BodyOf {
     pub(crate) root: u64,
@@ -77,13 +78,13 @@ pub(crate) struct Branch {
     pub(crate) bodies: Vec<BranchBody>,
 }
 
-/// One of its bodies.
+/// A body of a conditional node.
 pub(crate) struct BranchBody {
     /// The handle of the graph.
     pub(crate) graph: u64,
-    /// In an executable: what the graph held when it was instantiated.
+    /// For an executable: the contents of the graph at instantiation.
     pub(crate) nodes: Arc<[Node]>,
-    /// In an executable: the number of the first node, which no other node of it has.
+    /// For an executable: the number of the first node. The numbers are unique in the executable.
     pub(crate) first_number: u32,
 }
 

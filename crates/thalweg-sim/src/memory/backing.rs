@@ -1,10 +1,10 @@
-//! The host's memory behind the simulated memory: all system calls of the simulator are here.
+//! The host's memory for the simulated memory: all system calls of the simulator are here.
 //!
-//! Each device has one anonymous file of the size of its memory. It is sparse: a page that were never written costs
-//! nothing. One reservation of host addresses stands for the simulated address space. Its first part, the *window*, maps
-//! every device's file from beginning to end, so that a contiguous piece of physical memory has an address without a
-//! system call. The rest, the *area*, is inaccessible until pieces of the files are mapped there, as often and in whatever
-//! order the program asks: that is how remapping and aliasing work for real.
+//! Each device has one anonymous file of the size of its memory. It is sparse: a page that was never written costs nothing.
+//! One reservation of host addresses represents the simulated address space. Its first part, the *window*, maps every
+//! device's file from beginning to end, so that a contiguous piece of physical memory has an address without a system call.
+//! The rest, the *area*, is inaccessible until pieces of the files are mapped there, as often and in whatever order the
+//! program requests: this implements remapping and aliasing.
 //!
 //! Invariants: offsets into the reservation and into files are multiples of [`PAGE_BYTES`]; nothing outside the reservation
 //! is ever mapped over; the reservation and the files live as long as the [`Backing`].
@@ -31,8 +31,8 @@ pub(crate) struct Backing {
     files: Vec<File>,
 }
 
-// SAFETY: the reservation is plain memory that is owned by this value and not tied to a thread. Which code may touch which bytes
-// of it, and when, is decided by the executor's range lock; the value itself hands out raw pointers only.
+// SAFETY: the reservation is plain memory that is owned by this value and not tied to a thread. The executor's range lock
+// decides which code may touch which bytes of it, and when; the value itself only exposes raw pointers.
 unsafe impl Send for Backing {}
 // SAFETY: as for `Send`; the methods that take `&self` only compute addresses or make system calls that are thread-safe.
 unsafe impl Sync for Backing {}
@@ -53,7 +53,7 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Returns where in the reservation the window of a device begins.
+    /// Returns the offset of a device's window in the reservation.
     pub(crate) fn window_offset(&self, device: u32) -> u64 {
         u64::from(device) * self.device_bytes
     }
@@ -84,11 +84,12 @@ impl Backing {
         (device as usize) < self.files.len()
     }
 
-    /// Makes a part of a device's memory read as zeros again, and gives the host's memory back where it is large.
+    /// Makes a part of a device's memory read as zeros again, and returns the host's memory to the system for `large` parts
+    /// and more.
     pub(crate) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, large: u64) -> io::Result<()> {
         assert!(file_offset + bytes <= self.device_bytes, "the file ends before {:#x}", file_offset + bytes);
         if bytes >= large {
-            // Whole pages are given back; what is left at both ends is cleared.
+            // Whole pages are returned to the system; the rest at both ends is cleared.
             let end = file_offset + bytes;
             let (first, last) = (file_offset.next_multiple_of(PAGE_BYTES), end - end % PAGE_BYTES);
             self.discard_now(device, first, last - first)?;
@@ -106,12 +107,12 @@ impl Backing {
             return;
         }
         let start = self.pointer(self.window_offset(device) + file_offset);
-        // SAFETY: the window maps the whole file, readable and writable, as long as the `Backing` lives, and the range lies
-        // inside the file. The user of this memory is gone: the value is borrowed exclusively.
+        // SAFETY: the window maps the entire file, readable and writable, as long as the `Backing` lives, and the range is
+        // inside the file. This memory is no longer used: the value is borrowed exclusively.
         unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
     }
 
-    /// Returns whether it has these files.
+    /// Returns whether the backing has files of this number and size.
     pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         self.files.len() == devices as usize && self.device_bytes == device_bytes
     }
@@ -121,8 +122,8 @@ impl Backing {
         self.remap(offset, bytes, libc::PROT_NONE, anonymous::PRIVATE, -1, 0)
     }
 
-    /// Gives the host's memory behind a part of a device's file back. It reads as zeros afterwards. A host that cannot do
-    /// this keeps the memory: nothing depends on it.
+    /// Returns the host's memory of a part of a device's file to the system. The part reads as zeros afterwards. A host
+    /// that cannot do this keeps the memory: nothing depends on it.
     pub(crate) fn discard(&self, device: u32, file_offset: u64, bytes: u64) {
         let _ = self.discard_now(device, file_offset, bytes);
     }
@@ -153,8 +154,8 @@ impl Backing {
         assert!([offset, bytes, file_offset].iter().all(|value| value.is_multiple_of(PAGE_BYTES)));
         assert!(bytes > 0 && offset + bytes <= self.reserved_bytes, "outside the reservation");
         let target = self.pointer(offset).cast();
-        // SAFETY: the target lies inside our reservation, so that no other mapping is replaced; the caller has made
-        // sure that no running command uses what was mapped there.
+        // SAFETY: the target is inside our reservation, so no other mapping is replaced; the caller has made sure that no
+        // running command uses the old mapping.
         let mapped = unsafe {
             libc::mmap(
                 target,
@@ -171,13 +172,13 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `reserve` made, whole; pointers into it are only used while the `Backing` lives.
+        // SAFETY: the entire mapping that `reserve` made; pointers into it are only used while the `Backing` lives.
         let status = unsafe { libc::munmap(self.base.as_ptr().cast(), self.reserved_bytes as usize) };
         debug_assert_eq!(status, 0, "munmap of our own reservation");
     }
 }
 
-/// Reserves addresses for a window and an area behind it: a large area, or as much as the host grants.
+/// Reserves addresses for a window and an area after it: a large area, or as much as the host provides.
 fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
     let mut factor = AREA_FACTOR;
     loop {
@@ -192,7 +193,7 @@ fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
     }
 }
 
-/// Returns a file of so many bytes that no name leads to.
+/// Returns a file of `bytes` bytes without a name.
 #[cfg(target_os = "linux")]
 pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     // SAFETY: a system call with a valid C string.
@@ -200,7 +201,7 @@ pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     sized(file, bytes)
 }
 
-/// Returns a file of so many bytes that no name leads to.
+/// Returns a file of `bytes` bytes without a name.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,12 @@
-//! The memory behind the simulated memory under Miri, which has neither files without a name nor mappings of them: one
-//! allocation, the window. There is no area, so nothing can be mapped a second time.
+//! The host's memory for the simulated memory under Miri, which supports neither files without a name nor mappings of them:
+//! one allocation, the window. There is no area, so nothing can be mapped a second time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 
-/// As in the other `backing`.
+/// The unit of simulated physical memory, as in the other `backing`.
 pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 
 /// The window.
@@ -69,7 +69,7 @@ impl Backing {
     pub(crate) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, _large: u64) -> io::Result<()> {
         if bytes > 0 {
             let start = self.pointer(self.window_offset(device) + file_offset);
-            // SAFETY: the range lies in the allocation, which is borrowed exclusively.
+            // SAFETY: the range is in the allocation, which is borrowed exclusively.
             unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         let layout = layout(self.devices, self.device_bytes).expect("it was allocated with it");
-        // SAFETY: what `new` allocated; pointers into it are only used while the `Backing` lives.
+        // SAFETY: the allocation of `new`; pointers into it are only used while the `Backing` lives.
         unsafe { dealloc(self.base.as_ptr(), layout) };
     }
 }

@@ -1,10 +1,10 @@
-//! Backings that are used again.
+//! Backings that are reused.
 //!
-//! Mapping files of a few gigabytes and unmapping them costs more than a small program on a controlled machine does. Such
-//! machines take their [`Backing`] from a cache of the process, and give it back when they go, with zeros where commands have
-//! written and nothing mapped in its area: to the next machine it is fresh.
+//! Mapping files of a few gigabytes and unmapping them costs more than a small program on a controlled machine. Such
+//! machines take their [`Backing`] from a cache of the process, and return it when they are dropped, with zeros where
+//! commands have written and nothing mapped in its area: the next machine sees it as fresh.
 //!
-//! Invariant: only commands write to device memory, and the lease has noted each stretch that they may have written.
+//! Invariant: only commands write to device memory, and the lease has recorded every range that they may have written.
 
 use std::io;
 use std::ops::Deref;
@@ -15,29 +15,30 @@ use thalweg_driver::Process;
 use super::backing::Backing;
 use crate::memory::{PHYSICAL_BITS, Piece};
 
-/// The number of backings that wait for a machine.
+/// The greatest number of backings in the cache.
 const CACHED: usize = 16;
-/// From so many written bytes on the host's memory is given back instead of cleared.
+/// The number of written bytes from which on the host's memory is returned to the system instead of cleared.
 const CLEARED_BYTES: u64 = 4 << 20;
 
-/// Those without a machine, with the process that made them: the child of a fork shares their memory with its parent.
+/// The unused backings, with the process that created them: the child of a fork shares their memory with its parent.
 static CACHE: Mutex<Vec<(Process, Backing)>> = Mutex::new(Vec::new());
 
-/// A backing that goes back to the cache.
+/// A backing that returns to the cache.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// `None` only while it is being dropped.
+    /// The backing; `None` only while this is being dropped.
     backing: Option<Backing>,
     process: Process,
     is_recycled: bool,
-    /// Physical stretches that may have been written: first address and end.
+    /// Physical ranges that may have been written: first address and end.
     written: Vec<(u64, u64)>,
-    /// Offsets of the area below which something was mapped.
+    /// The end of the part of the area in which something was mapped.
     mapped_end: u64,
 }
 
 impl Lease {
-    /// Returns a fresh backing, or one that is as good; whether it may be used again is for its machine to say.
+    /// Returns a fresh backing, or a cached one that is equivalent if `is_recycled` is set. With it, the backing is cached
+    /// later.
     pub(crate) fn new(devices: u32, device_bytes: u64, is_recycled: bool) -> io::Result<Self> {
         let process = Process::current();
         let cached = if is_recycled { take(process, devices, device_bytes) } else { None };
@@ -48,12 +49,12 @@ impl Lease {
         Ok(Self { backing: Some(backing), process, is_recycled, written: Vec::new(), mapped_end: 0 })
     }
 
-    /// Returns whether it will be used again: whether the machine is a controlled one.
+    /// Returns whether the backing will be reused, as on a controlled machine.
     pub(crate) fn is_recycled(&self) -> bool {
         self.is_recycled
     }
 
-    /// Notes what a command is about to write.
+    /// Records the bytes that a command is about to write.
     pub(crate) fn note_writes(&mut self, pieces: &[Piece]) {
         for piece in pieces.iter().filter(|piece| piece.writes) {
             let (start, end) = (piece.start, piece.start + piece.bytes);
@@ -70,7 +71,7 @@ impl Lease {
         Deref::deref(self).map(offset, bytes, device, file_offset)
     }
 
-    /// Makes the backing fresh again, if that can be done.
+    /// Makes the backing fresh again, if that is possible.
     fn renew(&mut self, backing: &mut Backing) -> io::Result<()> {
         let (area_start, _) = backing.area();
         if self.mapped_end > area_start {
@@ -79,7 +80,7 @@ impl Lease {
         self.written.sort_unstable();
         let mut cleared = 0;
         for &(start, end) in &self.written {
-            // Pinned memory has physical addresses of its own, and goes with its allocation.
+            // Pinned memory has physical addresses of its own, and is freed with its allocation.
             let (device, offset) = (start >> PHYSICAL_BITS, start & ((1 << PHYSICAL_BITS) - 1));
             let Ok(device) = u32::try_from(device) else { continue };
             if !backing.has_device(device) {
@@ -118,7 +119,7 @@ impl Drop for Lease {
     }
 }
 
-/// Returns a backing of this size from the cache.
+/// Takes a backing of this size from the cache.
 fn take(process: Process, devices: u32, device_bytes: u64) -> Option<Backing> {
     let mut cache = CACHE.try_lock().ok()?;
     let fits =

@@ -1,23 +1,24 @@
-//! Simulated memory: what is allocated, what is mapped where, and which devices may touch it.
+//! Simulated memory: allocations, mappings, and the devices that may touch them.
 //!
-//! Three kinds of numbers meet here:
+//! There are three kinds of numbers:
 //!
-//! - *addresses*, what the program sees. Device addresses begin at [`DEVICE_BASE`], pinned ones at [`PINNED_BASE`]; neither
-//!   is an address that a processor accepts, so an address that is mistaken for a host pointer faults at once;
-//! - *physical addresses*, one number for each byte that exists: the device's number and the offset into its memory, and
-//!   for pinned memory the address itself. Two commands conflict when they meet at a physical address: the same memory
-//!   mapped twice is the same memory;
-//! - *offsets* into the reservation of the [`Backing`](crate::memory::backing::Backing): a device address less [`DEVICE_BASE`].
+//! - *addresses*, which the program sees. Device addresses begin at [`DEVICE_BASE`], pinned ones at [`PINNED_BASE`];
+//!   neither is an address that a processor accepts, so an address that is mistaken for a host pointer faults at once;
+//! - *physical addresses*, one number for each existing byte: the device's number and the offset into its memory, and for
+//!   pinned memory the address itself. Two commands conflict at physical addresses: memory that is mapped twice is the same
+//!   memory;
+//! - *offsets* into the reservation of the [`Backing`](crate::memory::backing::Backing): a device address minus
+//!   [`DEVICE_BASE`].
 //!
-//! A [`Span`] is a stretch of addresses that can be touched, with a contiguous stretch of physical addresses behind it.
-//! Every touch is looked up in the spans; there is no other way from an address to a byte.
+//! A [`Span`] is a range of addresses that can be touched, with a contiguous range of physical addresses. Every access is
+//! looked up in the spans; there is no other way from an address to a byte.
 //!
 //! # Invariants
 //! - Spans do not overlap. Each belongs to one allocation, and its bytes exist while it does.
 //! - Physical memory is in exactly one of: the free ranges, a segment, a physical object.
-//! - `epoch` changes whenever a touch could be answered differently: an answer is good as long as the epoch is the same.
+//! - `epoch` changes whenever a lookup could have another result: a result is valid as long as the epoch is the same.
 //!
-//! This module knows neither streams nor commands. A call that takes memory away has made sure that nothing running touches
+//! This module does not know streams or commands. A call that removes memory has made sure that no running command touches
 //! it.
 
 #[cfg_attr(miri, path = "backing_miri.rs")]
@@ -46,13 +47,13 @@ use crate::table::Table;
 pub(super) const DEVICE_BASE: u64 = 0x00d0_0000_0000_0000;
 /// The first address of pinned host memory.
 pub(super) const PINNED_BASE: u64 = 0x00b0_0000_0000_0000;
-/// The number of addresses that pinned memory has.
+/// The number of addresses of pinned memory.
 const PINNED_BYTES: u64 = 1 << 44;
 /// The unit of pinned memory.
 const PINNED_PAGE_BYTES: u64 = 4096;
-/// Physical addresses of a device: its number above this many bits of offset.
+/// The number of bits of an offset in a physical address of a device. The device's number is above them.
 pub(super) const PHYSICAL_BITS: u32 = 44;
-/// Freed pieces from this size on give the host's memory back.
+/// The size from which on freed pieces return the host's memory to the system.
 const DISCARD_BYTES: u64 = 8 << 20;
 
 /// All memory of a machine.
@@ -62,16 +63,16 @@ pub(super) struct Memory {
     devices: Vec<DeviceMemory>,
     pub(super) area: FreeRanges,
     pinned_addresses: FreeRanges,
-    /// The number of the driver, for what it exports.
+    /// The number of the driver, for exported memory.
     pub(super) machine: u16,
     spans: BTreeMap<u64, Span>,
     pub(super) allocations: BTreeMap<u64, Allocation>,
     pub(super) exports: Exports,
-    /// Exported plain memory that is mapped a second time, by that address.
+    /// Exported plain memory that is mapped a second time, by the second address.
     pub(super) opened: BTreeMap<u64, Opened>,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) physicals: Table<std::sync::Arc<PhysicalMemory>>,
-    /// Segments that go as soon as nothing that runs touches them.
+    /// Segments that are freed as soon as no running command touches them.
     pub(super) condemned: Vec<Segment>,
     last_allocation: u64,
     pub(super) epoch: u64,
@@ -85,11 +86,11 @@ struct DeviceMemory {
     peers: u64,
 }
 
-/// A stretch of addresses that can be touched.
+/// A range of addresses that can be touched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) bytes: u64,
-    /// A touch may go on from one span to the next within an allocation, and not beyond it.
+    /// The number of the allocation. An access may cross from one span to the next within an allocation, but not beyond it.
     pub(super) allocation: u64,
     pub(super) physical: u64,
     pub(super) pointer: HostAddress,
@@ -97,10 +98,10 @@ pub(super) struct Span {
     pub(super) sharing: SpanAccess,
 }
 
-/// Plain memory at an address besides its own.
+/// Plain memory that is mapped at a second address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
-    /// Its own.
+    /// The original address.
     pub(super) origin: u64,
     pub(super) bytes: u64,
 }
@@ -120,7 +121,7 @@ pub(super) enum SpanAccess {
     Mapped { readers: u64, writers: u64 },
 }
 
-/// The address of a byte in this process. A number, since dereferencing it is the executor's affair.
+/// The address of a byte in this process. Stored as a number, because only the executor may dereference it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HostAddress(*mut u8);
 
@@ -145,7 +146,7 @@ pub(super) enum Allocation {
     Pinned { memory: Anonymous, bytes: u64 },
 }
 
-/// Physical memory at an address of its own, page by page.
+/// Physical memory with addresses of its own, page by page.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) device: u32,
@@ -155,25 +156,26 @@ pub(super) struct Segment {
     windowed: bool,
 }
 
-/// The kind of work that touches memory: kernels are bound by peer access, copies are not. Mapped memory has to be opened for both.
+/// The kind of work that touches memory: kernels are bound by peer access, copies are not. Mapped memory needs access
+/// rights for both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Toucher {
     Kernel,
     Copy,
 }
 
-/// The place where the declared accesses of a command are: host addresses to use, physical addresses to compare.
+/// The places of the declared accesses of a command: host addresses to use, physical addresses to compare.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Resolved {
-    /// One for each access.
+    /// The host addresses, one for each access.
     pub(super) pointers: SmallVec<[Option<HostAddress>; 4]>,
     pub(super) pieces: SmallVec<[Piece; 4]>,
 }
 
-/// A stretch of physical addresses that a command touches.
+/// A range of physical addresses that a command touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Piece {
-    /// The number of the access that it is a part of.
+    /// The number of the access that contains the range.
     pub(super) access: u32,
     pub(super) writes: bool,
     pub(super) start: u64,
@@ -255,7 +257,7 @@ impl Memory {
 
     // ---- Physical memory ------------------------------------------------------------------------------------------
 
-    /// Takes whole pages of a device, in pieces where there is no single stretch left.
+    /// Takes whole pages of a device, in pieces if no single range is large enough.
     pub(super) fn take_pages(&mut self, device: u32, bytes: u64) -> CallResult<SmallVec<[Range; 1]>> {
         let free = &mut self.devices[device as usize].free;
         let pages = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|rounded| free.take_pieces(rounded));
@@ -277,8 +279,7 @@ impl Memory {
         }
     }
 
-    /// Creates physical memory at an address of its own: through the window where it is one stretch, else mapped into the
-    /// area.
+    /// Creates physical memory with addresses of its own: in the window if it is one range, otherwise mapped into the area.
     pub(super) fn segment_create(&mut self, device: u32, bytes: u64) -> CallResult<Segment> {
         let pieces = self.take_pages(device, bytes)?;
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
@@ -312,13 +313,13 @@ impl Memory {
         self.release_pages(segment.device, &segment.pieces);
     }
 
-    /// Gives a segment up that something running may still touch: a program that frees in stream order, and races with
-    /// that. No span leads there any more.
+    /// Releases a segment that a running command may still touch: in a program that frees in stream order and races with
+    /// the free. No span refers to it any more.
     pub(super) fn condemn(&mut self, segment: Segment) {
         self.condemned.push(segment);
     }
 
-    /// Returns the physical stretches of a whole segment, as something that writes them all.
+    /// Returns the physical ranges of an entire segment, as writes.
     pub(super) fn segment_pieces(&self, segment: &Segment) -> SmallVec<[Piece; 4]> {
         let base = physical_base(segment.device);
         let piece =
@@ -333,7 +334,7 @@ impl Memory {
         })
     }
 
-    /// Maps stretches of a device's memory one after another from an offset of the area on.
+    /// Maps ranges of a device's memory one after another from an offset of the area on.
     pub(super) fn map_pieces(&mut self, offset: u64, device: u32, pieces: &[Range]) -> CallResult<()> {
         let mut done = 0;
         for piece in pieces {
@@ -349,8 +350,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a part of the area inaccessible. A host that refuses (too many mappings) leaves the old mapping in place:
-    /// no span leads there any more, so nothing can touch it.
+    /// Makes a part of the area inaccessible. A host that refuses (too many mappings) leaves the old mapping in place: no
+    /// span refers to it any more, so nothing can touch it.
     pub(super) fn unmap_area(&mut self, offset: u64, bytes: u64) {
         let _ = self.backing.unmap(offset, bytes);
     }
@@ -384,7 +385,7 @@ impl Memory {
         self.segment_release(segment);
     }
 
-    /// Checks that a range is managed memory. Here that is ordinary memory of a device: advice changes nothing.
+    /// Checks that a range is managed memory. In the simulator that is ordinary memory of a device: advice changes nothing.
     pub(super) fn check_managed(&self, address: u64, bytes: u64) -> CallResult<()> {
         let all = Access::new(address, nonzero(bytes)?, AccessMode::Read);
         let is_managed =
@@ -398,7 +399,7 @@ impl Memory {
         Err(Refusal::new(Code::InvalidValue, detail))
     }
 
-    /// Takes memory of the host, which is touched by some threads first.
+    /// Allocates memory of the host, which several threads touch first.
     pub(super) fn pinned_allocate(&mut self, bytes: u64, prefault_threads: u32) -> CallResult<u64> {
         let reserved = nonzero(bytes)?.checked_next_multiple_of(PINNED_PAGE_BYTES);
         let refuse = |detail| Refusal::new(Code::OutOfMemory, detail);
@@ -421,7 +422,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Returns all of a pinned allocation, as something that writes it.
+    /// Returns an entire pinned allocation, as a write.
     pub(super) fn pinned_piece(&self, address: u64) -> CallResult<Piece> {
         match self.allocations.get(&address) {
             Some(Allocation::Pinned { bytes, .. }) => {
@@ -456,7 +457,7 @@ impl Memory {
         self.epoch += 1;
     }
 
-    /// Makes a part of a segment touchable, as an allocation of its own.
+    /// Adds the spans of a part of a segment, as an allocation of its own.
     pub(super) fn add_spans(&mut self, segment: &Segment, address: u64, bytes: u64, sharing: SpanAccess) {
         let allocation = self.next_allocation();
         let (skip, mut left) = (address - segment.address, bytes);
@@ -495,7 +496,8 @@ impl Memory {
         self.spans.range(address..address + bytes).map(|(&start, span)| (start, span))
     }
 
-    /// Returns where the memory at an address is: the device, or `None` for the host. Nothing if there is no memory.
+    /// Returns the place of the memory at an address: `Some(device)`, or `Some(None)` for the host. `None` if there is no
+    /// memory.
     pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
         let (&start, span) = self.spans.range(..=address).next_back()?;
         (address < start + span.bytes).then(|| (span.sharing != SpanAccess::Pinned).then_some(span.owner))
@@ -513,7 +515,7 @@ impl Memory {
 
     // ---- Touching -------------------------------------------------------------------------------------------------
 
-    /// Finds all accesses of a command of `device`, or says which of them it may not make.
+    /// Resolves all accesses of a command of `device`; the error describes an access that is not allowed.
     pub(super) fn resolve(
         &self,
         device: u32,
@@ -528,7 +530,7 @@ impl Memory {
         Ok(resolved)
     }
 
-    /// Finds a range of pinned memory that the host touches.
+    /// Resolves a range of pinned memory that the host touches.
     pub(super) fn resolve_pinned(&self, access: &Access) -> Result<Resolved, String> {
         if access.bytes > 0 && access.start >= DEVICE_BASE {
             return Err(format!("{:#x} is a device address", access.start));

@@ -1,11 +1,11 @@
 //! The stream-ordered allocator.
 //!
 //! A pool takes segments from its device and divides them. An allocation has its addresses at once and its memory in stream
-//! order; a free is a command without work, and when it is reached the memory is free in the pool again. Until then it
-//! stays touchable, as on a GPU.
+//! order. A free is a command without work, and when it is reached the memory is free in the pool again. Until then it can
+//! still be touched, as on a GPU.
 //!
-//! Invariants: a pool's free ranges and its allocations make up its segments exactly, and its usage says how much; a destroyed pool has at least one
-//! allocation, and goes with the last.
+//! Invariants: a pool's segments consist exactly of its free ranges and its allocations, and its usage matches; a destroyed
+//! pool has at least one allocation, and is removed with the last.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,8 @@ pub(crate) struct Pools {
 struct Pool {
     device: u32,
     destroyed: bool,
-    /// Kept for queries. Memory of this pool is reused as soon as its free is over, whatever they say, and goes back
-    /// to the device when it is trimmed: what an attribute allows is not what it demands.
+    /// Stored for queries only. Memory of this pool is reused as soon as its free is over, whatever the attributes allow,
+    /// and returns to the device when the pool is trimmed.
     attributes: PoolAttributes,
     allocations: usize,
     segments: Vec<PoolSegment>,
@@ -50,7 +50,7 @@ struct PoolSegment {
 struct Allocation {
     pool: u64,
     bytes: u64,
-    /// The commands that the free waits for, once there is one.
+    /// The commands after which the memory is free, once the free is queued.
     freeing: Option<Frontier>,
 }
 
@@ -69,7 +69,7 @@ impl Pools {
         self.last
     }
 
-    /// Drops the handle of a pool; the pool follows when its last allocation is freed.
+    /// Drops the handle of a pool; the pool is removed when its last allocation is freed.
     pub(crate) fn destroy(&mut self, pool: u64, memory: &mut Memory) {
         self.pool(pool).destroyed = true;
         self.collect(pool, memory);
@@ -87,7 +87,7 @@ impl Pools {
         &mut self.pool(pool).usage
     }
 
-    /// Gives segments without an allocation back, down to `keep_bytes` in all.
+    /// Returns segments without an allocation to the device, down to `keep_bytes` in all.
     pub(crate) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
         let Pool { segments, usage, .. } = self.pool(pool);
         let held = &mut usage.reserved_bytes;
@@ -145,7 +145,7 @@ impl Pools {
         }
     }
 
-    /// Notes that the free is queued, as these commands.
+    /// Records that the free is queued, as these commands.
     pub(crate) fn set_freeing(&mut self, address: u64, frontier: Frontier) {
         if let Some(allocation) = self.allocations.get_mut(&address) {
             allocation.freeing = Some(frontier);
@@ -158,7 +158,7 @@ impl Pools {
         of_pool.filter_map(|allocation| allocation.freeing.clone()).flatten().collect()
     }
 
-    /// Completes a free, which the stream has reached.
+    /// Completes a free that the stream has reached.
     pub(crate) fn freed(&mut self, address: u64, memory: &mut Memory) {
         let allocation = self.allocations.remove(&address).expect("a free is queued once");
         memory.remove_spans(address, allocation.bytes);

@@ -1,8 +1,8 @@
-//! Free ranges of some space of numbers: physical pages, addresses, the inside of a pool.
+//! Free ranges of numbers: physical pages, addresses, the inside of a pool.
 //!
-//! Invariants: ranges do not overlap, none is empty, and no two touch (neighbours are merged on release). First fit, from
-//! the lowest number on, or, where the ranges *rotate*, from the end of the last one taken: what was given back comes round
-//! again as late as possible, and a stale number means nothing for as long. The same requests always get the same ranges.
+//! Invariants: ranges do not overlap, none is empty, and no two are adjacent (neighbours are merged on release). First fit,
+//! from the lowest number on, or, if the ranges *rotate*, from the end of the last one taken. Rotating reuses numbers as
+//! late as possible, so a stale number stays invalid for as long. The same requests always get the same ranges.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ impl Range {
 pub(crate) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
     total: u64,
-    /// The place where the search begins, if the ranges rotate.
+    /// The number at which the search begins, if the ranges rotate.
     cursor: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ impl FreeRanges {
         ranges
     }
 
-    /// Creates a list of one free range; with `rotates`, requests go round it.
+    /// Creates a list of one free range; with `rotates`, each search starts after the last range taken.
     pub(crate) fn rotating(start: u64, bytes: u64, rotates: bool) -> Self {
         Self { cursor: rotates.then_some(start), ..Self::new(start, bytes) }
     }
@@ -60,7 +60,7 @@ impl FreeRanges {
                 .is_some_and(|needed| needed <= length)
                 .then_some((start, length, aligned))
         };
-        // A range that has grown together around the cursor is cut in two for the search.
+        // A merged range that contains the cursor is split in two for the search.
         let around = |cursor: u64| {
             let (&start, &length) = self.by_start.range(..cursor).next_back()?;
             let aligned = cursor.next_multiple_of(alignment);
@@ -77,7 +77,7 @@ impl FreeRanges {
         Some(aligned)
     }
 
-    /// Takes `bytes` in as many pieces as it needs, if there is enough in all.
+    /// Takes `bytes` in as many pieces as needed, if there is enough in all.
     pub(crate) fn take_pieces(&mut self, bytes: u64) -> Option<SmallVec<[Range; 1]>> {
         if bytes > self.total {
             return None;
@@ -97,7 +97,7 @@ impl FreeRanges {
         Some(pieces)
     }
 
-    /// Gives a range back. It must not be free already.
+    /// Releases a range. It must not be free already.
     pub(crate) fn release(&mut self, range: Range) {
         let Range { mut start, mut bytes } = range;
         if bytes == 0 {
@@ -137,7 +137,7 @@ impl FreeRanges {
 mod tests {
     use super::*;
 
-    /// Against a plain model: one bit a unit.
+    /// Compares with a plain model that has one bit per unit.
     #[test]
     fn agrees_with_a_bitmap() {
         const UNITS: u64 = 96;

@@ -1,8 +1,8 @@
-//! Memory that is given away and received: within one machine, which is all the simulator has.
+//! Memory that is exported and imported: within one machine only.
 //!
-//! What is exported is a *token*: which process, which machine, and a number that the machine gives a meaning. A file
-//! descriptor is an anonymous file with the token in it, a fabric or an IPC handle is the token itself. So the logic above
-//! can be run in one process as on a GPU in two. Another process, or another machine, has no such memory and says so.
+//! An export is a *token*: the process, the machine, and a number that the machine can interpret. A file descriptor is an
+//! anonymous file that contains the token; a fabric or an IPC handle is the token itself. So the logic above can run in one
+//! process as it would on a GPU in two. Another process or machine does not have the memory and returns an error.
 //!
 //! Unlike on a GPU, an exported file does not keep the memory alive: a handle or a mapping does.
 
@@ -24,12 +24,12 @@ use thalweg_driver::{Code, HandleType, IpcHandle, ShareableHandle};
 const MAGIC: [u8; 8] = *b"thw-sim1";
 const TOKEN_BYTES: usize = 32;
 
-/// The exported memory: see the [module](self).
+/// An export: see the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Token {
     process: u32,
     machine: u16,
-    /// Physical memory by its number, or plain memory by its address.
+    /// The number of physical memory, or the address of plain memory.
     subject: u64,
     /// The allocation that a plain address belonged to; 0 for physical memory.
     allocation: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Returns the number of this memory: the same at every export.
+    /// Returns the number of this memory, which is the same at every export.
     fn number(&mut self, memory: &Arc<PhysicalMemory>) -> u64 {
         self.memories.retain(|(_, known)| known.strong_count() > 0);
         if let Some((number, _)) =
@@ -97,7 +97,7 @@ impl Memory {
         Token { process: std::process::id(), machine: self.machine, subject, allocation }
     }
 
-    /// Returns a token that this machine made.
+    /// Decodes a token that this machine made.
     fn own_token(&self, bytes: &[u8]) -> CallResult<Token> {
         let token = Token::from_bytes(bytes)
             .ok_or_else(|| Refusal::new(Code::InvalidValue, "this is not a handle of simulated memory"))?;
@@ -223,7 +223,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Returns the plain memory around an address, at its own place or where it was opened.
+    /// Returns the plain memory around an address, at its original address or where it was opened.
     pub(crate) fn address_range(&self, address: u64) -> CallResult<(u64, u64)> {
         let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
             Allocation::Plain(segment) => Some((start, segment.bytes)),
@@ -237,7 +237,7 @@ impl Memory {
         })
     }
 
-    /// Returns the memory behind what `ipc_open` mapped.
+    /// Returns the memory that `ipc_open` mapped at an address.
     pub(crate) fn opened_pieces(&self, address: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         let Some(opened) = self.opened.get(&address) else {
             return Err(Refusal::new(

@@ -1,7 +1,7 @@
-//! Virtual memory: reserved addresses, physical memory without an address, and mappings of one at the other.
+//! Virtual memory: reserved addresses, physical memory without an address, and mappings between them.
 //!
-//! Invariants: mappings lie inside one reservation and do not overlap; a mapping keeps its physical memory alive; physical
-//! memory goes back to its device when its handle is released and its last mapping is gone.
+//! Invariants: mappings are inside one reservation and do not overlap; a mapping keeps its physical memory alive; physical
+//! memory returns to its device when its handle is released and its last mapping is gone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use super::ranges::Range;
 use crate::memory::{DEVICE_BASE, Memory, Piece, Span, SpanAccess, bit, nonzero, physical_base};
 use crate::refusal::{CallResult, Refusal};
 
-/// The unit of reserving, creating and mapping.
+/// The unit of reservations, physical memory and mappings.
 pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
 
-/// A reserved stretch of addresses.
+/// A reserved range of addresses.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     bytes: u64,
     allocation: u64,
-    /// By first address.
+    /// The mappings, by first address.
     mappings: BTreeMap<u64, Mapping>,
 }
 
@@ -36,13 +36,13 @@ struct Mapping {
 pub(crate) struct PhysicalMemory {
     pub(crate) device: u32,
     pub(crate) bytes: u64,
-    /// As what it can be exported.
+    /// The type of handle as which it can be exported.
     pub(crate) share_as: Option<HandleType>,
     pieces: SmallVec<[Range; 1]>,
 }
 
 impl PhysicalMemory {
-    /// Returns the stretches behind a part of this memory.
+    /// Returns the physical ranges of a part of this memory.
     fn part(&self, offset: u64, bytes: u64) -> SmallVec<[Range; 1]> {
         let mut part = SmallVec::new();
         let (mut skip, mut left) = (offset, bytes);
@@ -151,7 +151,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the physical memory behind whole mappings, as something that writes it all.
+    /// Returns the physical memory of entire mappings, as writes.
     pub(crate) fn mapped_pieces(&self, address: u64, bytes: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         self.whole_mappings(address, bytes)?;
         let piece = |(_, span): (u64, &Span)| Piece {
@@ -163,7 +163,7 @@ impl Memory {
         Ok(self.spans_in(address, bytes).map(piece).collect())
     }
 
-    /// Unmaps what `mapped_pieces` found, under the same lock.
+    /// Unmaps a range for which `mapped_pieces` succeeded, under the same lock.
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64) {
         self.remove_spans(address, bytes);
         self.unmap_area(address - DEVICE_BASE, bytes);
@@ -219,7 +219,7 @@ impl Memory {
         })
     }
 
-    /// Checks that a range is made of whole mappings, without a gap.
+    /// Checks that a range consists of entire mappings, without a gap.
     fn whole_mappings(&self, address: u64, bytes: u64) -> CallResult<()> {
         let (_, reservation) = self.reservation_around(address, nonzero(bytes)?)?;
         let end = address + bytes;

@@ -1,4 +1,4 @@
-//! Collectives of the simulator: their values, which ranks meet, and what is reported where none can.
+//! Collectives of the simulator: their values, how parts are matched, and the reports about those that cannot run.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,12 +17,12 @@ use thalweg_driver::{
 const F32: ElementFormat = ElementFormat::R_32F;
 const SUM: CollectiveOperation = CollectiveOperation::AllReduce(Reduction::Sum);
 
-/// Returns the line of a label, as texts name it.
+/// Returns the label of a part, as messages contain it.
 fn at(collective: &Collective) -> String {
     collective.label.to_string()
 }
 
-/// Returns the texts of all devices that were lost, and that they say the same.
+/// Returns the error text of all devices, which must be lost with the same one.
 #[track_caller]
 fn loss(world: &World<SimDriver>, wanted: Code) -> String {
     let errors: Vec<Error> =
@@ -113,7 +113,7 @@ fn a_group_exchanges_in_a_ring() {
             let last = (rank + ranks - 1) % ranks;
             assert_eq!(world.read(rank, world.receive[rank], 64), [last as u8; 64]);
         }
-        // To oneself, too, if in one group.
+        // A rank may also send to itself, in one group.
         let own = [CollectiveOperation::Send { peer: 1 }, CollectiveOperation::Receive { peer: 1 }];
         let own = own.map(|operation| world.part(1, operation, ElementFormat::R_8U, 64));
         world.driver.collectives_async(&own).unwrap();
@@ -133,7 +133,7 @@ fn a_part_is_in_the_order_of_its_stream() {
             world.driver.fill_async(world.streams[rank], &fill(world.receive[rank])).unwrap();
         }
         let maximum = CollectiveOperation::AllReduce(Reduction::Maximum);
-        // Rank by rank, since the simulator's calls never wait for other ranks.
+        // Rank by rank, because the simulator's calls never wait for other ranks.
         for part in world.all(maximum, ElementFormat::R_8U, 64).iter().rev() {
             world.driver.collectives_async(std::slice::from_ref(part)).unwrap();
         }
@@ -181,7 +181,7 @@ fn copy(world: &World<SimDriver>, rank: usize, source: DevicePointer, target: De
 
 // ---- Threads ----------------------------------------------------------------------------------------------------------
 
-/// Returns what one rank's thread does: a few collectives of the same kinds as the others', each on the result of the last.
+/// Runs the thread of one rank: a few collectives of the same kinds as the others', each on the result of the last.
 fn rank_thread(world: &World<SimDriver>, rank: usize, seed: u64) -> Vec<u8> {
     let random = sim_support::Random::new(seed);
     let side = world.driver.stream_create(rank as u32, 0).unwrap();
@@ -208,7 +208,7 @@ fn rank_thread(world: &World<SimDriver>, rank: usize, seed: u64) -> Vec<u8> {
     world.read(rank, world.receive[rank], 256)
 }
 
-/// Returns all ranks on threads of a controlled machine.
+/// Runs all ranks on threads of a controlled machine.
 fn threads(seed: u64) -> (Vec<Vec<u8>>, Trace) {
     let world = Arc::new(controlled(Random::new(seed)));
     let threads: Vec<_> = (0..RANKS as usize)
@@ -245,7 +245,7 @@ fn one_seed_is_one_run_in_whatever_order_the_ranks_arrive() {
     assert!(hashes.len() > 190, "{} different runs: the seed has no effect", hashes.len());
 }
 
-// ---- What cannot meet -------------------------------------------------------------------------------------------------
+// ---- Failures ---------------------------------------------------------------------------------------------------------
 
 #[test]
 fn parts_that_differ_are_named() {
@@ -264,7 +264,7 @@ fn parts_that_differ_are_named() {
             let other = world.part(1, right.0, right.1, right.2);
             world.driver.collectives_async(&[one]).unwrap();
             world.driver.collectives_async(&[other]).unwrap();
-            // The ranks that have not come are lost as well: they could only wait.
+            // The ranks that have not called are lost as well: they could only wait.
             let text = loss(&world, Code::LaunchFailed);
             assert!(text.contains("calls of a collective differ"), "{text}");
             assert!(text.contains(&format!("rank 0 calls {} (", at(&one))), "{text}");
@@ -346,7 +346,7 @@ fn a_collective_against_a_send_is_a_circle_though_more_may_come() {
 
 #[test]
 fn streams_of_one_rank_do_not_pass_each_other() {
-    // Rank 0 lets its first collective wait, on one stream, for its second, on another.
+    // Rank 0 lets its first collective, on one stream, wait for its second, on another.
     for world in [fast(), controlled(Late::new(1))] {
         let side = world.driver.stream_create(0, 0).unwrap();
         let event = world.driver.event_create(0, EventFlags::default()).unwrap();
@@ -382,7 +382,7 @@ fn a_rank_that_never_comes_is_named_in_the_deadlock() {
     assert_eq!(error.code(), Code::Timeout);
     let wanted = format!("rank 0 waits in {} for rank 1, which has not made this call", at(&part));
     assert!(error.to_string().contains(&wanted), "{error}");
-    // It may still come.
+    // The missing rank may still call.
     (1..4).for_each(|rank| world.driver.collectives_async(&[world.part(rank, SUM, F32, 4)]).unwrap());
     world.synchronize().unwrap();
 }
@@ -397,7 +397,7 @@ fn a_lost_device_takes_those_along_that_wait_for_it() {
             Fill { target: world.send[1], pattern: FillPattern::U8(0), count: 4, label: Label::here("fill") };
         world.driver.fill_async(world.streams[1], &fill).unwrap();
         assert_eq!(code(world.driver.stream_synchronize(world.streams[1])), Code::EccUncorrectable);
-        // A communicator without it is as it was.
+        // A communicator without that rank still works.
         let part = |rank: usize| Collective {
             communicator: pair[rank],
             ..world.part(rank + 2, CollectiveOperation::AllGather, F32, 4)
@@ -596,7 +596,7 @@ fn ranks_that_split_differently_are_named() {
     let world = fast();
     let split = |rank: usize, part: &[u32]| world.driver.communicator_split(world.communicator[rank], part);
     let first = split(0, &[0, 1]).unwrap().expect("a rank of the part");
-    // What a rank has said binds those that it named, and the ranks that name one that has said otherwise.
+    // A rank's part binds the ranks in it, and later ranks that name that rank in another part.
     for (rank, part) in [(1, &[1][..]), (1, &[]), (1, &[1, 0]), (2, &[2, 0])] {
         let error = split(rank, part).unwrap_err();
         assert_eq!(error.code(), Code::InvalidValue);
@@ -605,9 +605,9 @@ fn ranks_that_split_differently_are_named() {
     }
     let others = [split(1, &[0, 1]), split(2, &[2]), split(3, &[])].map(Result::unwrap);
     assert_eq!(others.map(|other| other.is_some()), [true, true, false]);
-    // The next split is one of its own.
+    // The next split is independent.
     assert_eq!(world.driver.communicator_info(split(3, &[3, 0]).unwrap().unwrap()).unwrap().ranks, 2);
-    // A part works where its ranks have come, whether the others have or not.
+    // A part works once all of its ranks have called, whether the others have or not.
     let mut parts = [world.part(0, SUM, F32, 1), world.part(1, SUM, F32, 1)];
     for (rank, (part, communicator)) in parts.iter_mut().zip([first, others[0].unwrap()]).enumerate() {
         part.communicator = communicator;
@@ -639,7 +639,7 @@ fn registered_memory_is_not_freed() {
     }
     let elsewhere = Registration { communicator: world.communicator[0], ..registration };
     assert_eq!(driver.memory_register(&elsewhere).map_err(|error| error.code()), Err(Code::InvalidValue));
-    // A rank that is given up has nothing registered.
+    // A destroyed rank has nothing registered.
     driver.communicator_destroy(world.communicator[1]).unwrap();
     driver.memory_free(pointer).unwrap();
 }
@@ -656,7 +656,7 @@ fn ranks_register_as_much_symmetric_memory() {
         symmetric: true,
         label,
     };
-    // No rank waits, whichever is ahead.
+    // No rank waits, whichever calls first.
     driver.memory_register(&registration(0, 4096)).unwrap();
     driver.memory_register(&registration(0, 2048)).unwrap();
     driver.memory_register(&registration(1, 4096)).unwrap();

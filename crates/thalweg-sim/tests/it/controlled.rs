@@ -75,7 +75,8 @@ fn who_polls_gets_ahead() {
     }
 }
 
-/// Returns a program of two host threads and the main one, with events, queries and host functions: what it saw.
+/// Runs a program of two host threads and the main one, with events, queries and host functions. Returns the values that it
+/// saw.
 fn threads(driver: &Arc<SimDriver>) -> Vec<u64> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let value = number(driver, 0);
@@ -123,7 +124,7 @@ fn one_seed_is_one_run() {
             assert!(first.1.is_controlled);
             hashes.insert(first.1.hash);
 
-            // The deviations say it all.
+            // The deviations suffice for a replay.
             let replayed = controlled(Replay::new(&first.1.deviations, seed));
             assert_eq!(threads(&replayed), first.0, "seed {seed}, schedule {kind}");
             assert_eq!(replayed.trace().unwrap(), first.1);
@@ -143,7 +144,7 @@ fn a_thread_that_blocks_outside_of_the_driver_hangs_nothing() {
                     let (own, lock) = (Arc::clone(&driver), Arc::clone(&lock));
                     let body = move || {
                         let mut count = lock.lock().unwrap();
-                        // Parked with the lock in hand: the others block on it.
+                        // Parked while it holds the lock: the others block on it.
                         own.pass().unwrap();
                         own.pass().unwrap();
                         *count += 1;
@@ -225,7 +226,7 @@ fn unknown_threads_are_served_and_the_trace_says_so() {
     assert!(!driver.trace().unwrap().is_controlled);
 }
 
-/// The system's list of threads is walked while those that are older than the run end, all of them.
+/// The system's list of threads is read while all threads that are older than the run end.
 #[test]
 fn a_thread_that_has_not_called_yet_is_no_deadlock_while_others_end() {
     for round in 0..20 {
@@ -238,7 +239,7 @@ fn a_thread_that_has_not_called_yet_is_no_deadlock_while_others_end() {
         let driver = controlled(Late::new(round));
         let (own, has_called) = (Arc::clone(&driver), Arc::new(AtomicBool::new(false)));
         let flag = Arc::clone(&has_called);
-        // It sleeps outside of the driver, and makes its first call when all the others are gone.
+        // This thread sleeps outside of the driver, and makes its first call when all the others are gone.
         let newcomer = std::thread::spawn(move || {
             drop(stop);
             stopped.into_iter().for_each(|thread| assert!(thread.join().unwrap()));
@@ -267,7 +268,7 @@ fn exhaustive_finds_all_orders_and_ends() {
         seen.insert(read(&driver, streams[0], value));
         driver.begin_run(Box::new(Late::new(0))).unwrap();
     }
-    // The kernels are updates without order: all may come in turn, and each may be lost to another.
+    // The kernels are unordered updates: they may run in any order, and each update may be lost to another.
     let all = [1, 2, 3, 12, 13, 21, 23, 31, 32, 123, 132, 213, 231, 312, 321];
     assert_eq!(seen, BTreeSet::from(all));
     assert!(search.runs() < 10_000, "{} runs", search.runs());
@@ -300,19 +301,19 @@ fn a_freed_address_does_not_come_back_at_once() {
     let second = driver.memory_allocate(0, 1 << 20).unwrap();
     assert_ne!(first, second);
     driver.memory_free(second).unwrap();
-    // All of it is still there.
+    // All memory is still there.
     let all = driver.memory_allocate(0, 16 << 20).unwrap();
     driver.memory_free(all).unwrap();
 }
 
-/// More than any number needs.
+/// A type with a greater alignment than any number.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
 // SAFETY: a line of zeros is eight numbers.
 unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: it is eight numbers without anything between or behind them.
+// SAFETY: it is eight numbers without padding.
 unsafe impl bytemuck::Pod for Line {}
 
 #[test]
@@ -332,7 +333,7 @@ fn elements_that_are_rounder_than_memory_are_refused_under_every_schedule() {
     }
 }
 
-/// Returns a flag that a host function behind some work sets.
+/// Returns a flag that a host function after some work sets.
 fn flag_behind_work(driver: &Arc<SimDriver>) -> (StreamHandle, Arc<AtomicBool>) {
     let stream = driver.stream_create(0, 0).unwrap();
     let value = number(driver, 0);
@@ -478,7 +479,7 @@ fn unknown_threads_take_turns_like_others() {
 
 #[test]
 fn leaving_a_deviation_out_leaves_the_others_what_they_were() {
-    // Much happens early that need not, and one thing that matters: the read comes before the write of another stream.
+    // Much happens earlier than necessary, and only one thing matters: the read precedes the write of another stream.
     let program = |driver: &Arc<SimDriver>| {
         let streams = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
         let [noise, value] = [0; 2].map(|_| number(driver, 0));

@@ -1,4 +1,4 @@
-//! Links that take their time, and links that stall.
+//! Links that take time, and links that stall.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn message(world: &World<SimDriver>, from: u32, to: u32) -> [Collective; 2] {
     ]
 }
 
-/// Gives the ranks numbers to sum, and returns their sums.
+/// Writes numbers to the ranks' memory, sums them, and returns the sums.
 fn give(world: &World<SimDriver>) -> Vec<u8> {
     let inputs: Vec<Vec<f64>> = (0..RANKS).map(|rank| values(rank, 4, 3)).collect();
     for (rank, input) in inputs.iter().enumerate() {
@@ -45,7 +45,7 @@ fn only_what_goes_over_a_slow_link_waits_for_it() {
     let event = world.driver.event_create(1, EventFlags::default()).unwrap();
     world.driver.collectives_async(&message(&world, 0, 1)).unwrap();
     world.driver.event_record(event, world.streams[1]).unwrap();
-    // The other way around the ring.
+    // In the other direction of the ring.
     world.driver.collectives_async(&message(&world, 2, 3)).unwrap();
     world.driver.stream_synchronize(world.streams[3]).unwrap();
     assert!(!world.driver.event_query(event).unwrap());
@@ -70,7 +70,7 @@ fn what_is_slow_comes_in_the_end() {
 fn a_stall_lasts_until_the_link_is_set_anew() {
     for world in [fast(), controlled(Late::new(1)), controlled(Random::new(5))] {
         let wanted = give(&world);
-        // Not on the ring of four.
+        // This link is not on the ring of four.
         world.driver.set_link([0, 2], Link::Stalled).unwrap();
         world.driver.collectives_async(&world.all(SUM, F32, 4)).unwrap();
         has_sums(&world, &wanted);

@@ -1,4 +1,4 @@
-//! The queue of a stream: how much it takes, who waits for room, and waits that the program gives up.
+//! The queue of a stream: its size, the threads that wait for room, and waits that the program interrupts.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
 use super::sim_support::{Gate, append, code, number, read, sim};
 
-/// The number of commands that a stream takes, as the documentation of the simulator says.
+/// The number of commands that a stream's queue has room for, according to the simulator's documentation.
 const ROOM: usize = 1024;
 
 fn fill(driver: &SimDriver, stream: StreamHandle, target: DevicePointer) {
@@ -45,7 +45,7 @@ fn a_thread_that_submits_more_than_a_stream_takes_waits_for_room() {
     while driver.queued_commands() < ROOM && !submitter.is_finished() {
         std::thread::yield_now();
     }
-    // Another stream has a queue of its own, and what is captured on a full one is not queued.
+    // Another stream has a queue of its own, and commands that are captured on a full one are not queued.
     assert_eq!(read(&driver, streams[1], value), 0);
     let event = driver.event_create(0, EventFlags::default()).unwrap();
     (0..ROOM / 2).for_each(|_| driver.event_record(event, streams[1]).unwrap());
@@ -113,7 +113,7 @@ thread_local! {
     static GIVES_UP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Interrupts a wait of this thread, and shows that its memory and the machine are as they were.
+/// Interrupts a wait of this thread, and checks that its memory and the machine are unchanged.
 fn interrupt(driver: &Arc<SimDriver>) {
     let stream = driver.stream_create(0, 0).unwrap();
     let value = number(driver, 0);

@@ -259,7 +259,7 @@ fn the_legacy_stream_stays_away_from_capturing_blocking_streams() {
     let event = driver.event_create(0, EventFlags::default()).unwrap();
     assert_eq!(code(driver.event_record(event, legacy)), Code::StreamCaptureImplicit);
     assert_eq!(code(driver.stream_end_capture(blocking)), Code::StreamCaptureInvalidated);
-    // A non-blocking stream that captures is none of the legacy stream's business.
+    // A non-blocking stream that captures does not affect the legacy stream.
     let free = driver.stream_create(0, 0).unwrap();
     driver.stream_begin_capture(free, CaptureMode::Relaxed).unwrap();
     append(&driver, legacy, value, 1);

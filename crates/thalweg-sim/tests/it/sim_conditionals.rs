@@ -1,4 +1,4 @@
-//! Conditional nodes on the simulator: random programs against a plain interpreter, under schedules, and when things go wrong.
+//! Conditional nodes on the simulator: random programs compared with a plain interpreter, under schedules, and with errors.
 
 use std::sync::Arc;
 
@@ -11,19 +11,20 @@ use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
 use super::sim_support::{Gate, append, code, launch, number, read, sim};
 
-/// The words of a program: the first is its result, the others are what it decides by.
+/// The words of a program: the first is its result, the others are its conditions.
 const WORDS: usize = 6;
 
 /// A step of a program.
 #[derive(Clone, Debug)]
 enum Step {
-    /// The result is mixed with a number.
+    /// Mixes a number into the result.
     Mix(u32),
-    /// A word becomes a number.
+    /// Sets a word to a number.
     Set(usize, u32),
-    /// A word becomes one less.
+    /// Decreases a word by one.
     Decrease(usize),
-    /// A word decides which body runs. The word of a loop is its own, and its body decreases it at the end.
+    /// Runs the body that a word selects. The word of a loop is used by this loop only, and its body decreases it at the
+    /// end.
     Decide(usize, Conditional, Vec<Vec<Step>>),
 }
 
@@ -31,7 +32,7 @@ fn mixed(result: u32, number: u32) -> u32 {
     result.wrapping_mul(31).wrapping_add(number)
 }
 
-/// The effect of a program on its words.
+/// Applies a program to its words.
 fn interpret(program: &[Step], words: &mut [u32; WORDS]) {
     for step in program {
         match step {
@@ -60,7 +61,7 @@ fn interpret(program: &[Step], words: &mut [u32; WORDS]) {
     }
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -69,7 +70,7 @@ impl Dice {
         (self.0 >> 33) as u32 % sides
     }
 
-    /// Returns a program whose loops decide by words from `loops` on.
+    /// Returns a program whose loops use the words from `loops` on.
     fn program(&mut self, loops: usize) -> Vec<Step> {
         let mut steps = Vec::new();
         for _ in 0..=self.roll(4) {
@@ -141,7 +142,7 @@ fn submit(driver: &SimDriver, stream: StreamHandle, words: DevicePointer, progra
     }
 }
 
-/// Returns what two launches of a program do to its words, which are 0 at first.
+/// Returns the words after two launches of a program. They are 0 before.
 fn run(driver: &SimDriver, program: &[Step]) -> Vec<u32> {
     let words = driver.memory_allocate(0, 4 * WORDS as u64).unwrap();
     let stream = driver.stream_create(0, 0).unwrap();
@@ -195,7 +196,7 @@ fn random_programs_do_the_same_under_every_schedule() {
     }
 }
 
-/// Returns a graph with a loop that begins by itself, and whose body is not captured.
+/// Returns a graph with a loop whose condition starts as true, and its body, which is not captured.
 fn endless(driver: &SimDriver, stream: StreamHandle) -> (GraphHandle, GraphHandle) {
     let label = Label::here("endless");
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
@@ -302,7 +303,7 @@ fn what_a_body_owns_is_dropped_outside_of_the_machine() {
     driver.module_unload(module).unwrap();
     driver.stream_end_capture(stream).unwrap();
     let exec = driver.graph_instantiate(graph, 0).unwrap();
-    // The launch is the last to know the kernel.
+    // The launch has the last reference to the kernel.
     let gate = Gate::close(&driver, stream);
     driver.graph_launch(exec, stream).unwrap();
     driver.graph_exec_destroy(exec).unwrap();
@@ -320,7 +321,7 @@ fn a_capture_into_a_body_ends_without_its_graph() {
     let label = Label::here("if");
     let bodies = driver.conditional_node_add(outer, condition, Conditional::If, label).unwrap();
     driver.stream_begin_capture_to_graph(inner, bodies[0], CaptureMode::Relaxed).unwrap();
-    // The outer capture is given up with its stream.
+    // The outer capture is broken with its stream.
     driver.stream_destroy(outer).unwrap();
     assert_eq!(code(driver.condition_create(inner, 0)), Code::StreamCaptureInvalidated);
     assert_eq!(code(driver.stream_end_capture(inner)), Code::StreamCaptureInvalidated);

@@ -1,4 +1,4 @@
-//! Errors that come later: kernels that fault, panic, or touch what they did not declare.
+//! Asynchronous errors: kernels that fault, panic, or touch undeclared memory.
 
 use thalweg_driver::{Access, Code, Driver, EventFlags, HostFault, HostFlags, Label, PhysicalFlags};
 use thalweg_sim::Fault;
@@ -29,7 +29,7 @@ fn a_fault_is_asynchronous_sticky_and_names_its_command() {
     assert_eq!(code(driver.memory_allocate(0, 8)), Code::LaunchFailed);
     assert_eq!(code(driver.stream_create(0, 0)), Code::LaunchFailed);
     assert_eq!(code(launch(&driver, stream, &[], |_| Ok(()))), Code::LaunchFailed);
-    // Work of the other device that waited for the lost one goes on, and giving things back still works.
+    // Work of the other device that waited for the lost one continues, and memory can still be freed.
     assert_eq!(read(&driver, other, sound), 1);
     driver.memory_free(lost).unwrap();
     driver.event_destroy(event).unwrap();

@@ -1,4 +1,4 @@
-//! Simulated memory: what there is, where it is mapped, and which devices may touch it.
+//! Simulated memory: allocations, mappings, and the devices that may touch them.
 
 use thalweg_driver::{
     Access, Code, Copy, DevicePointer, Driver, Endpoint, Fill, FillPattern, HostFlags, Label, MemoryAccess,
@@ -131,13 +131,13 @@ fn mapped_memory_can_be_moved_and_aliased() {
     assert_eq!(code(driver.memory_map(range, page, physical, 0)), Code::AlreadyMapped);
     driver.memory_set_access(range, 3 * page, 0, MemoryAccess::ReadWrite).unwrap();
 
-    // One touch goes over the boundary of two mappings; the third mapping is the first again.
+    // One access crosses the boundary of two mappings; the third mapping is the first memory again.
     fill(&driver, stream, range.offset(page - 4), 5, 2);
     assert_eq!(read(&driver, stream, range.offset(page - 4)), 0x0000_0005_0000_0005);
     fill(&driver, stream, range.offset(2 * page), 6, 2);
     assert_eq!(read(&driver, stream, range), 0x0000_0006_0000_0006, "an alias is the same memory");
 
-    // The handle goes, the mapped memory stays, and moves to another address with its content.
+    // The handle is released; the mapped memory stays, and moves to another address with its content.
     driver.device_synchronize(0).unwrap();
     driver.memory_unmap(range, 2 * page).unwrap();
     driver.memory_map(range.offset(3 * page), page, physical, 0).unwrap();
@@ -152,7 +152,7 @@ fn mapped_memory_can_be_moved_and_aliased() {
     assert_eq!(code(driver.memory_map(range, page, physical, 0)), Code::InvalidHandle);
 }
 
-/// Two kernels write the same physical bytes through different addresses: the range lock must know.
+/// Two kernels write the same physical bytes through different addresses: the range lock must detect this.
 #[test]
 fn aliases_are_one_memory_to_the_range_lock() {
     let driver = SimDriver::new(SimConfig { workers: 4, ..SimConfig::default() }).unwrap();
@@ -182,7 +182,7 @@ fn aliases_are_one_memory_to_the_range_lock() {
     driver.device_synchronize(0).unwrap();
     assert_eq!(read(&driver, streams[0], range), 40 << 32 | 40);
 
-    // And one kernel cannot hold both addresses mutably.
+    // And one kernel cannot borrow both addresses mutably.
     let accesses = [Access::read_write(range, 8), Access::read_write(range.offset(page), 8)];
     launch(&driver, streams[0], &accesses, move |launch| {
         let first = launch.write::<u32>(range, 2)?;
@@ -263,7 +263,7 @@ fn pools_allocate_in_stream_order() {
     driver.device_synchronize(0).unwrap();
     assert_eq!(driver.memory_allocate_async(pool, 1000, second).unwrap(), pointer);
 
-    // The pool keeps what it has until it is trimmed, and a destroyed pool until its last allocation is freed.
+    // The pool keeps its memory until it is trimmed, and a destroyed pool until its last allocation is freed.
     let large = driver.memory_allocate_async(pool, 16 * MIB, second).unwrap();
     driver.memory_free_async(large, second).unwrap();
     driver.stream_synchronize(second).unwrap();

@@ -1,4 +1,4 @@
-//! The order of commands: streams, events, the legacy default stream, and what has no order.
+//! The order of commands: streams, events, the legacy default stream, and unordered commands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -33,7 +33,7 @@ fn a_wait_means_the_record_before_it() {
     append(&driver, second, value, 2);
     assert!(!driver.event_query(event).unwrap());
     assert!(!driver.stream_query(second).unwrap());
-    // A later record on a stream that is held up for ever must not matter to the wait above.
+    // A later record on a stream that is blocked forever must not affect the wait above.
     let third = driver.stream_create(0, 0).unwrap();
     let later = Gate::close(&driver, third);
     driver.event_record(event, third).unwrap();
@@ -140,7 +140,7 @@ fn work_of_a_destroyed_stream_runs_on() {
     assert_eq!(read(&driver, other, value), 7);
 }
 
-/// Two unordered kernels count up the same words in small steps and look at each other's traces. If they ever ran at once,
+/// Two unordered kernels count up the same words in small steps and check each other's traces. If they ever ran at once,
 /// one would see a value that it did not write, or an increment would be lost.
 #[test]
 fn racy_commands_exclude_each_other() {
@@ -184,7 +184,7 @@ fn readers_of_the_same_bytes_run_at_once() {
     let meeting = Arc::new(std::sync::Barrier::new(2));
     for stream in streams {
         let meeting = Arc::clone(&meeting);
-        // Each waits for the other: if they excluded each other this would hang.
+        // Each waits for the other: if they excluded each other, this would hang.
         launch(&driver, stream, &[Access::read(data, 8)], move |launch| {
             launch.read::<u64>(data, 1)?;
             meeting.wait();
@@ -219,8 +219,9 @@ fn the_host_waits_for_running_commands_and_not_for_queued_ones() {
     driver.stream_synchronize(stream).unwrap();
 }
 
-/// Random programs over streams and events against a plain model: the program's own order, in which each command comes
-/// after what its stream and its waits say. Every word has one stream that writes it, and readers that are ordered.
+/// Random programs over streams and events compared with a plain model: the program's own order, in which each command
+/// comes after its stream's earlier work and its waits. Every word has one stream that writes it, and readers that are
+/// ordered.
 #[test]
 fn random_programs_see_what_their_order_allows() {
     for seed in 0..40 {
@@ -244,7 +245,7 @@ fn random_programs_see_what_their_order_allows() {
                 })
                 .unwrap();
             } else {
-                // `to` adds the number of `from`, and `from` goes on only after that was read.
+                // `to` adds the number of `from`, and `from` continues only after that was read.
                 driver.event_record(event, streams[from]).unwrap();
                 driver.stream_wait_event(streams[to], event).unwrap();
                 model[to] = (model[to] + model[from]) % 1_000_003;

@@ -50,7 +50,7 @@ pub fn append(driver: &SimDriver, stream: StreamHandle, number: DevicePointer, d
     .unwrap();
 }
 
-/// Eight bytes of device memory that hold 0.
+/// Allocates eight bytes of device memory that contain 0.
 pub fn number(driver: &SimDriver, device: u32) -> DevicePointer {
     let pointer = driver.memory_allocate(device, 8).unwrap();
     let stream = driver.stream_create(device, 0).unwrap();
@@ -73,7 +73,7 @@ pub fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
     result.expect_err("the call must be refused").code()
 }
 
-/// A host function that holds a stream up.
+/// A host function that blocks a stream.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -95,7 +95,7 @@ impl Gate {
     }
 }
 
-/// Numbers that are always the same.
+/// Pseudorandom numbers that are the same in every run.
 pub struct Random(AtomicU64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! Every way in which the simulator touches memory by pointers, in machines so small that Miri runs them too: it knows when two
-//! threads touch a byte in conflict, and when a reference is used that is no longer good.
+//! All ways in which the simulator accesses memory through pointers, in machines so small that Miri can run them: it
+//! detects when two threads touch a byte in conflict, and when an invalid reference is used.
 //!
 //! ```text
 //! MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --profile loom -p thalweg-sim --test it -- small_machines
@@ -23,7 +23,7 @@ fn controlled(schedule: impl Schedule + 'static) -> Arc<SimDriver> {
     SimDriver::controlled(CONFIG(), Box::new(schedule)).unwrap()
 }
 
-/// Copies in every direction, a fill, and a kernel that reads, writes and has cells.
+/// Copies in every direction, fills memory, and runs a kernel that reads, writes and has cells.
 fn copies_and_kernels(driver: &SimDriver) {
     let stream = driver.stream_create(0, 0).unwrap();
     let device = driver.memory_allocate(0, 128).unwrap();
@@ -70,7 +70,7 @@ fn small_machines_let_no_two_commands_meet() {
     let driver = SimDriver::new(CONFIG()).unwrap();
     let streams = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
     let value = number(&driver, 0);
-    // Nothing orders these, and whole commands exclude each other all the same.
+    // Nothing orders these, but entire commands exclude each other all the same.
     streams.iter().for_each(|&stream| append(&driver, stream, value, 0));
     let event = driver.event_create(0, EventFlags::default()).unwrap();
     for stream in streams {
@@ -110,8 +110,8 @@ fn small_machines_replay() {
     driver.graph_exec_destroy(executable).unwrap();
 }
 
-/// A copy to the host comes after a collective that the other rank joins only once the copy's wait was refused: the command is queued
-/// still, and runs then.
+/// A copy to the host comes after a collective that the other rank joins only once the copy's wait was refused: the command
+/// is still queued, and runs then.
 #[test]
 fn small_machines_copy_nothing_to_a_caller_that_was_refused() {
     let driver = SimDriver::controlled(SimConfig { devices: 2, ..CONFIG() }, Box::new(Late::new(0))).unwrap();
@@ -132,7 +132,7 @@ fn small_machines_copy_nothing_to_a_caller_that_was_refused() {
     let mut target = vec![0xaa; 8];
     let refused = driver.copy_to_host(streams[0], &mut target, values[0], Label::here("read"));
     assert_eq!(code(refused), Code::Timeout);
-    // The memory is the caller's again, and may go at once.
+    // The memory is the caller's again, and may be freed at once.
     target.fill(0x55);
     let other: Vec<u8> = vec![0x66; 8];
     driver.collectives_async(&[part(1)]).unwrap();
