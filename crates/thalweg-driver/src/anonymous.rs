@@ -71,7 +71,7 @@ impl Anonymous {
 
 impl Drop for Anonymous {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping of `new`; the owner has made sure that nothing uses it any more.
+        // SAFETY: the entire mapping of `new`; the owner has made sure that nothing uses it any more.
         let status = unsafe { libc::munmap(self.pointer.as_ptr().cast(), self.bytes as usize) };
         debug_assert_eq!(status, 0, "munmap of our own mapping");
     }

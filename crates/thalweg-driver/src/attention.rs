@@ -41,7 +41,7 @@ pub struct AttentionShape {
     pub head_size: u64,
     /// Whether query `i` sees the keys `0..=i` only.
     pub causal: bool,
-    /// The format of all operands' elements: 16-bit floats of either kind.
+    /// The format of all operands' elements: one of the 16-bit floats.
     pub format: ElementFormat,
 }
 

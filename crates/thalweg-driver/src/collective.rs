@@ -31,15 +31,15 @@ use crate::{CommunicatorHandle, DevicePointer, StreamHandle};
 /// An operation that combines elements of several ranks into one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reduction {
-    /// Their sum; integers wrap.
+    /// The sum; integers wrap.
     Sum,
-    /// Their product; integers wrap.
+    /// The product; integers wrap.
     Product,
     /// The greatest.
     Maximum,
     /// The smallest.
     Minimum,
-    /// Their sum divided by the number of ranks; rounded towards 0 for integers.
+    /// The sum divided by the number of ranks; rounded towards 0 for integers.
     Average,
 }
 

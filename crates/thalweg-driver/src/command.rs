@@ -85,11 +85,11 @@ pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
 /// The way in which a command touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessMode {
-    /// It reads.
+    /// The command reads the range.
     Read,
-    /// It writes, and may read the bytes that it wrote.
+    /// The command writes the range, and may read the bytes that it wrote.
     Write,
-    /// It reads earlier contents and writes.
+    /// The command reads earlier contents of the range and writes it.
     ReadWrite,
 }
 

@@ -21,8 +21,8 @@
 //! more waits until there is room.
 //!
 //! **Refused waits.** A call that waits may be refused, by a [`Timeout`](crate::Code::Timeout) or an
-//! [interruption](crate::set_interruption), while what it waits for goes on. After that it no longer uses the caller's
-//! memory: a copy to the host writes nothing later.
+//! [interruption](crate::set_interruption), while the work that it waits for continues. After that it no longer uses the
+//! caller's memory: a copy to the host writes nothing later.
 //!
 //! **Streams.** [`Driver::default_stream`] is CUDA's legacy default stream: it waits for all earlier work of the device's
 //! blocking streams, and they wait for its. All streams that [`Driver::stream_create`] makes are non-blocking: they have
@@ -788,8 +788,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_instantiate")?.graph_instantiate(graph, device)
     }
 
-    /// Replaces the work of the executable by that of another graph, node by node. Later launches do what a new executable
-    /// of that graph would do; launches that were queued before are not affected. It costs a fraction of an instantiation.
+    /// Replaces the work of the executable by that of another graph, node by node. Later launches do the work of a new
+    /// executable of that graph; launches that were queued before are not affected. It costs a fraction of an
+    /// instantiation.
     ///
     /// The graphs must have the same shape. Nodes without successors are paired in their order, and the dependencies of
     /// paired nodes are paired in the order of the edges, so two captures of one program match. Paired nodes are of one

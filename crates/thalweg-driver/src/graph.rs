@@ -55,7 +55,7 @@ pub enum DependencyUpdate {
     Set,
 }
 
-/// The result of an update of a whole executable graph ([`Driver::graph_exec_update`](crate::Driver::graph_exec_update)).
+/// The result of an update of an entire executable graph ([`Driver::graph_exec_update`](crate::Driver::graph_exec_update)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GraphExecUpdate {
     /// Later launches do the other graph's work.

@@ -3,7 +3,7 @@
 //! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
 //! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
 //!   without CUDA and reports what is missing.
-//! - [`activity`] records for profilers what ran on a device, and when.
+//! - [`activity`] records the work of a device for profilers.
 //! - [`instrument`] is the interface by which the layers above notify a sanitizer of events that no driver sees.
 //!
 //! The simulated GPU, the sanitizer and the conformance suite are separate crates (`thalweg-sim`, `thalweg-sanitizer`,

@@ -1,4 +1,4 @@
-//! Handle tables: objects behind checked integers.
+//! Handle tables: objects that are named by checked integers.
 //!
 //! A handle is `[driver: 16 | generation: 24 | index: 24]`. The driver's number makes a handle of one simulator invalid in
 //! another; the generation makes a destroyed handle invalid although its slot is reused. Slots are reused in the order in

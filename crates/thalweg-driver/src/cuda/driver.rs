@@ -42,7 +42,8 @@ impl CudaDriver {
         let (cuda, raw) = (&self.cuda, device.raw);
         let what = || format!("device {}", device.index);
         let (mut name, mut bus, mut uuid, mut total) = ([0_u8; 256], [0_u8; 32], [0_u8; 16], 0_usize);
-        // SAFETY: each call is given the size of the buffer that it writes, or writes one value of the stated type.
+        // SAFETY: the size of the buffer is passed to each call that writes one; the others write one value of the stated
+        // type.
         unsafe {
             cuda.check(cuda.table.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, raw), what)?;
             cuda.check(

@@ -139,7 +139,7 @@ pub(super) enum Ended {
     Idle(Result<()>),
     /// A thread was in a call with it.
     InCall(Result<()>),
-    /// It was aborted before.
+    /// The communicator was aborted before.
     Before,
 }
 

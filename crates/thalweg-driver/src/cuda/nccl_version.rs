@@ -110,7 +110,7 @@ impl Version {
     /// Checks that this version has all that a collective needs, except for captures.
     ///
     /// # Errors
-    /// Those of [`Version::require`].
+    /// The errors of [`Version::require`].
     pub(super) fn allows(self, collective: &Collective, call: &'static str) -> Result<()> {
         Feature::of(collective).try_for_each(|feature| self.require(feature, call, &collective.label))
     }

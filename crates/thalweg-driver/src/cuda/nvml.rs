@@ -81,7 +81,7 @@ impl fmt::Display for StateUnknown {
 
 impl std::error::Error for StateUnknown {}
 
-/// Whether CUDA would find a device.
+/// The result of the check whether CUDA would find a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
     /// The number of devices that CUDA would show; 0 if it cannot be determined.
@@ -189,7 +189,7 @@ pub fn device_reading(device: u32, reading: Reading) -> Result<u64, StateUnknown
 /// Returns the processes that compute on a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows.
 ///
 /// # Errors
-/// Those of [`device_reading`].
+/// The errors of [`device_reading`].
 pub fn device_processes(device: u32) -> Result<Vec<DeviceProcess>, StateUnknown> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     with_nvml(&SearchEnvironment::from_process(), |table| {

@@ -1,9 +1,9 @@
 //! Copies between the device and ordinary host memory.
 //!
-//! The driver never sees a caller's slice. It might go on using it after the call (if the memory is pinned without our
-//! knowledge, or if a capture turns the copy into a node that is replayed), after Rust has freed it or passed it elsewhere.
-//! Bytes go through blocks of our own pinned memory: the host copies to or from a block while no work uses it, the copy
-//! engine does the rest, and an event shows when the block is free again.
+//! The driver never sees a caller's slice. It might continue to use the slice after the call (if the memory is pinned
+//! without our knowledge, or if a capture turns the copy into a node that is replayed), after Rust has freed it or passed
+//! it elsewhere. Bytes go through blocks of our own pinned memory: the host copies to or from a block while no work uses
+//! it, the copy engine does the rest, and an event shows when the block is free again.
 //!
 //! Small copies to the device take a small block each and never wait. Large ones use a few large blocks: the host fills one
 //! while the engine empties another, and waits if all of them are in flight.

@@ -1,9 +1,9 @@
 //! The driver's calls, by their subjects: each turns a call on [objects](crate::objects) into commands of the
 //! [executor](crate::executor).
 //!
-//! They are methods of [`MachineState`](crate::state::MachineState), which runs in the critical section and never waits, or
-//! functions of [`Locked`](crate::machine::Locked), which waits. The calls on collectives and conditional nodes are in the
-//! modules of those subjects.
+//! The calls are methods of [`MachineState`](crate::state::MachineState), which runs in the critical section and never
+//! waits, or functions of [`Locked`](crate::machine::Locked), which waits. The calls on collectives and conditional nodes
+//! are in the modules of those subjects.
 
 pub(crate) mod capture;
 pub(crate) mod code;

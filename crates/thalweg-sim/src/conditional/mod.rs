@@ -22,7 +22,7 @@ use crate::objects::graph::{Node, planned};
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
 
-/// The number of times that a node may run its body in one launch. A GPU would go on forever.
+/// The number of times that a node may run its body in one launch. A GPU would continue forever.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 /// The value that a node reads. Each executable has its own.

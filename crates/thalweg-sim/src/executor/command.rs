@@ -33,8 +33,8 @@ pub(crate) enum Body {
     Mark(Option<Arc<dyn Reached>>),
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
-    /// A command that decides when it is reached what to queue next. At the end of the commands that it queued, the second
-    /// value is the slot of the first.
+    /// A command that chooses, when it is reached, the commands to queue next. At the end of the commands that it queued,
+    /// the second value is the slot of the first.
     Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 

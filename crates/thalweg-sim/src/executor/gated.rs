@@ -31,7 +31,7 @@ impl<G: Gate> Executor<G> {
         self.completing.extend(failure.released);
     }
 
-    /// Checks gated commands that may wait in vain.
+    /// Checks gated commands whose wait may never end.
     pub(crate) fn review_gate(&mut self) {
         self.open_gate();
         self.complete_marks();

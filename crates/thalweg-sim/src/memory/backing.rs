@@ -122,7 +122,7 @@ impl Backing {
         self.remap(offset, bytes, libc::PROT_NONE, anonymous::PRIVATE, -1, 0)
     }
 
-    /// Returns the host's memory of a part of a device's file to the system. The part reads as zeros afterwards. A host
+    /// Gives the host's memory of a part of a device's file back to the system. The part reads as zeros afterwards. A host
     /// that cannot do this keeps the memory: nothing depends on it.
     pub(crate) fn discard(&self, device: u32, file_offset: u64, bytes: u64) {
         let _ = self.discard_now(device, file_offset, bytes);

@@ -257,7 +257,7 @@ impl Memory {
 
     // ---- Physical memory ------------------------------------------------------------------------------------------
 
-    /// Takes whole pages of a device, in pieces if no single range is large enough.
+    /// Takes entire pages of a device, in pieces if no single range is large enough.
     pub(super) fn take_pages(&mut self, device: u32, bytes: u64) -> CallResult<SmallVec<[Range; 1]>> {
         let free = &mut self.devices[device as usize].free;
         let pages = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|rounded| free.take_pieces(rounded));

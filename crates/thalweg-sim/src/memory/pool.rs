@@ -87,7 +87,7 @@ impl Pools {
         &mut self.pool(pool).usage
     }
 
-    /// Returns segments without an allocation to the device, down to `keep_bytes` in all.
+    /// Gives segments without an allocation back to the device, down to `keep_bytes` in all.
     pub(crate) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
         let Pool { segments, usage, .. } = self.pool(pool);
         let held = &mut usage.reserved_bytes;

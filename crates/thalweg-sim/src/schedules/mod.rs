@@ -102,9 +102,9 @@ impl Choice<'_> {
 /// The memory that a step touches.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Touched<'a> {
-    /// Unknown: a host thread or a host function.
+    /// The bytes are unknown: the step is a host thread's or a host function.
     Anything,
-    /// These bytes, by physical address.
+    /// The step touches these bytes, by physical address.
     Pieces(&'a [Piece]),
 }
 

@@ -50,7 +50,7 @@ pub(super) enum Role {
     KeyLengths,
     /// The factor of the scores: a scalar, like the next two.
     Scale,
-    /// One.
+    /// The number one.
     One,
     /// The score of masked positions.
     Masked,
