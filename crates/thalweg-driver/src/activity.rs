@@ -26,8 +26,8 @@ pub struct Activity {
     pub kind: ActivityKind,
     /// A kernel's name as the compiler wrote it, mangled if it is C++; empty for copies and fills.
     pub name: String,
-    /// The number that was passed to [`ActivityTracer::enter`] around the call that caused it; `None` outside of such
-    /// calls.
+    /// The number that was passed to [`ActivityTracer::enter`] around the call that caused the activity; `None` outside of
+    /// such calls.
     pub call: Option<u64>,
     /// The device.
     pub device: u32,

@@ -124,9 +124,9 @@ pub enum Touch {
     /// Every byte.
     #[default]
     All,
-    /// The first `chunk_bytes` of the range, repeated at each step, and all of that repeated at each of the next step, and
-    /// nothing between: for example, the bytes of a block of a matrix or of a tensor. Each step is at least as long as the
-    /// bytes that it repeats.
+    /// Repeated chunks: the first step repeats a chunk of `chunk_bytes`, the next step repeats all of these chunks, and so
+    /// on. Nothing between the chunks is touched. An example are the bytes of a block of a matrix or of a tensor. Each step
+    /// is at least as long as the bytes that it repeats.
     Strided {
         /// Contiguous bytes; at least 1.
         chunk_bytes: u64,
@@ -268,12 +268,12 @@ pub enum LaunchMode {
     InOrder,
     /// The kernel may begin before the previous kernel of its stream is complete (CUDA's programmatic dependent launch).
     ///
-    /// Every thread of such a kernel executes `griddepcontrol.wait` before its first access to memory that another kernel
-    /// writes, or that it writes itself; prefetches into the L2 are exempt. The instruction waits until the previous kernel
-    /// is complete and its writes are visible. That kernel waited in the same way for the one before it, so after the wait
-    /// all earlier work of the stream is complete, as if launches did not overlap. The previous kernel decides how early
-    /// this one begins: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended. GPUs before
-    /// compute capability 9.0, drivers before CUDA 11.8 and the simulator launch the kernel after the earlier work.
+    /// Every thread of such a kernel executes `griddepcontrol.wait` before its first read or write of memory; prefetches
+    /// into the L2 are exempt. The instruction waits until the previous kernel is complete and its writes are visible. That
+    /// kernel waited in the same way for the one before it, so after the wait all earlier work of the stream is complete,
+    /// as if launches did not overlap. The previous kernel decides how early this one begins: when all of its blocks have
+    /// executed `griddepcontrol.launch_dependents`, or have ended. GPUs before compute capability 9.0, drivers before CUDA
+    /// 11.8 and the simulator launch the kernel after the earlier work.
     Programmatic,
     /// All blocks of the kernel run at once, so that they may wait for each other (CUDA's cooperative launch). While a
     /// stream captures, the kernel must have one argument, a structure, and the driver must be of CUDA 12.4 or later. A

@@ -255,7 +255,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Allocates `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and
-    /// there may be more of it than the device has memory. The memory is uninitialised and is freed by `memory_free`. On
+    /// a program may allocate more than the device's memory. The memory is uninitialised and is freed by `memory_free`. On
     /// devices without managed memory the error is [`NotSupported`](crate::Code::NotSupported). May block. *Not in
     /// capture.*
     fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {

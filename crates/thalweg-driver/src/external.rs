@@ -16,8 +16,8 @@ impl ExternalStream {
     /// Names a stream by its `CUstream` as a number.
     ///
     /// # Safety
-    /// `cuda_stream` is a live stream of the device for which it is wrapped (0 and 1 are the legacy default stream), and
-    /// its owner keeps it alive while a handle of it is in use. During a call of
+    /// `cuda_stream` is a live stream of the device it is wrapped for (0 and 1 are the legacy default stream), and its
+    /// owner keeps it alive while a handle of it is in use. During a call of
     /// [`Driver::stream_capture_info`](crate::Driver::stream_capture_info) other threads use the stream through that handle
     /// only.
     pub const unsafe fn new(cuda_stream: u64) -> Self {
@@ -57,7 +57,7 @@ impl ExternalMemory {
     /// Names memory by its address, with its size and its owner.
     ///
     /// # Safety
-    /// The `size_bytes` bytes from `pointer` on are memory of the device for which it is wrapped. They can be read and
+    /// The `size_bytes` bytes from `pointer` on are memory of the device it is wrapped for. They can be read and
     /// written until `owner` is dropped. The owner may be dropped on any thread, once work that uses the memory is done.
     pub unsafe fn new(pointer: DevicePointer, size_bytes: u64, owner: impl Any + Send + Sync) -> Self {
         Self { pointer, size_bytes, owner: Box::new(owner) }

@@ -12,7 +12,7 @@
 //! # Invariants
 //! - [`Driver`] is a safe trait: no call of a method, however wrong, is undefined behaviour in Rust.
 //! - A driver knows no dtypes, tensors or policies.
-//! - A missing library is an error that lists the searched places, never a panic.
+//! - A missing library is an error that lists the places that were searched, never a panic.
 
 pub mod activity;
 pub mod anonymous;

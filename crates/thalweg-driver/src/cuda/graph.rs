@@ -304,7 +304,7 @@ impl CudaDriver {
         self.enter(graph.device)?;
         let Some((id, stream)) = self.builder(graph, call)? else {
             let captures = lock(&self.captures);
-            // A body's graph may have been destroyed until now; then its family is gone too.
+            // A body's graph may have been destroyed by now; then its family is gone too.
             self.builder(graph, call)?;
             return Ok(captures);
         };

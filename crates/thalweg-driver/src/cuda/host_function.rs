@@ -1,9 +1,9 @@
 //! Functions of the host in stream order, and objects that captured graphs keep alive.
 //!
-//! The driver gets a number, never a pointer to a closure. If a function that should run once ended up in a graph (a
-//! capture began on the stream meanwhile), its number is gone on the second run, which is reported; a pointer would have
-//! been used after its end. Objects that a graph needs for its entire life stay in the registry until the driver reports,
-//! through a *user object* that the graph and all its executables share, that none of them is left.
+//! The driver gets a number, never a pointer to a closure. A function that should run once may end up in a graph, if a
+//! capture begins on the stream meanwhile. Then its number is gone on the second run, which is reported, whereas a pointer
+//! would dangle. Objects that a graph needs for its entire life stay in the registry until the driver reports, through a
+//! *user object* that the graph and all its executables share, that none of them is left.
 
 use std::ffi::c_void;
 use std::mem;

@@ -1,7 +1,8 @@
 //! Real GPUs: NVIDIA's driver and libraries, loaded at run time.
 //!
-//! CUDA is not needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the other entry points search their
-//! library when they are called ([`locate`]). A machine without it gets an error that lists the searched places.
+//! CUDA is not needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the other entry points search for
+//! their library when they are called ([`locate`]). A machine without it gets an error that lists the places that were
+//! searched.
 //!
 //! # The layers
 //! - `search` finds and loads libraries; `table` contains their entry points; `sys` is our copy of `cuda.h`. These do not

@@ -96,7 +96,7 @@ pub struct Availability {
 pub enum AvailabilityReason {
     /// The devices were counted.
     Counted,
-    /// The CUDA driver is not on this machine. The text lists the searched places.
+    /// The CUDA driver is not on this machine. The text lists the places that were searched.
     DriverMissing(String),
     /// The driver is there, but no device.
     NoDevice,

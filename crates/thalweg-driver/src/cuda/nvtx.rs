@@ -1,7 +1,7 @@
 //! NVTX: ranges and marks of a program that Nsight Systems and other tools show next to their own traces
 //! (`torch.cuda.nvtx`).
 //!
-//! The library is searched at the first call. Without it nothing is shown, and ranges are counted all the same. Only a tool
+//! The library is loaded at the first call. Without it nothing is shown, and ranges are counted all the same. Only a tool
 //! that started the program sees them: without one a call costs some nanoseconds.
 
 use std::cell::Cell;
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn ranges_reach_the_library_whole_and_nested() {
-        // The only test of the process that uses NVTX, so that a library of the machine is not loaded.
+        // This is the process's only test that uses NVTX, so the machine's library, if there is one, is not loaded.
         assert!(FUNCTIONS.set(Some(Functions { push, pop, start, end, mark: moment })).is_ok());
         assert!(is_available());
         {

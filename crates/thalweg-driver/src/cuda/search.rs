@@ -1,6 +1,6 @@
 //! Finding NVIDIA's libraries on this machine, at run time.
 //!
-//! A library is searched in a fixed order, and every place that was tried is kept as data. So the error for a missing
+//! A search tries places in a fixed order, and every place that was tried is kept as data. So the error for a missing
 //! library lists these places, and a report can print the same:
 //!
 //! 1. a copy that this process has loaded already (a second copy would be an unrelated CUDA);
@@ -309,7 +309,7 @@ pub struct Attempt {
 /// The result of a search for a library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SearchReport {
-    /// The searched library.
+    /// The library that was searched for.
     pub library: Library,
     /// The library, if it was found.
     pub found: Option<Found>,
@@ -407,7 +407,7 @@ impl OpenLibrary {
                 }
                 Library::CublasLt => {
                     let number = function_at::<unsafe extern "C" fn() -> usize>(probe)?();
-                    // 11 and earlier used another numbering; they are not among the searched files.
+                    // 11 and earlier used another numbering; they are not among the file names of a search.
                     dotted(number, 100)
                 }
                 Library::Cudnn => {

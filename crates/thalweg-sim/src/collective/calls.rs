@@ -117,7 +117,7 @@ impl MachineState {
         let number = self.executor.gate.begin();
         let parts =
             group.iter().map(|call| self.part(call, number)).collect::<CallResult<Vec<(u64, Task)>>>()?;
-        // All parts of a stream come after its present work, and its later work comes after all of them.
+        // All parts of a stream come after its earlier work, and its later work comes after all of them.
         let mut streams: Vec<(u64, StreamPlace, StreamPlace)> = Vec::new();
         for (own, task) in parts {
             let position = streams.iter().position(|(stream, ..)| *stream == own).unwrap_or_else(|| {

@@ -20,7 +20,7 @@
 //! - Parts of a meeting differ: found when the second of them arrives.
 //! - Parts wait for each other: an arrived part waits for all that have not arrived, and a part that has not arrived waits
 //!   for the work before it in its stream, and for earlier parts of its rank. If these waits form a circle, nothing that
-//!   the program does later can help. Circles are searched when nothing runs.
+//!   the program does later can help. The simulator searches for circles when nothing runs.
 //! - A rank waits for a device that is lost, or for a rank that was destroyed or aborted.
 //!
 //! Each is the loss of the communicator's devices, with a text that names the calls. If a rank's part is never submitted,
@@ -138,7 +138,7 @@ pub(crate) struct Collectives {
     communicators_made: u64,
     meetings_made: u64,
     submissions: u64,
-    /// Whether parts were queued or arrived since circles were last searched.
+    /// Whether parts were queued or arrived since the last search for circles.
     has_changed: bool,
     links: Links,
     /// Whether links take no time, because the machine is controlled.

@@ -79,9 +79,9 @@ struct Details {
 /// The number of commands of a stream that may be queued. A thread that submits more waits until the first of them is
 /// complete, as with CUDA, whose limit is about the same. Without a limit, a program that never waits for its work would
 /// fill the host's memory, and leave minutes of work queued. Commands that are queued together, such as the nodes of a
-/// graph, only need some room at the beginning.
+/// graph, may exceed the limit: they only wait until the queue has any room.
 ///
-/// As with CUDA, a program that delays a stream until it has submitted more than its queue has room for waits for itself.
+/// A program that blocks a stream until it has submitted more commands than fit in the queue deadlocks, as with CUDA.
 pub(super) const QUEUE_COMMANDS: usize = 1024;
 
 /// The commands of a stream that are not complete.

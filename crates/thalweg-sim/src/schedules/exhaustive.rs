@@ -60,7 +60,7 @@ struct Node {
     left: Vec<(usize, ActorStep)>,
 }
 
-/// A step that can be compared with others when its choice is gone.
+/// A step in a form that outlives its choice, to be compared with other steps.
 #[derive(Clone, Debug)]
 struct ActorStep {
     actor: Actor,
