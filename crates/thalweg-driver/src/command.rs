@@ -125,8 +125,8 @@ pub enum Touch {
     #[default]
     All,
     /// Repeated chunks: the first step repeats a chunk of `chunk_bytes`, the next step repeats all of these chunks, and so
-    /// on. Nothing between the chunks is touched. An example are the bytes of a block of a matrix or of a tensor. Each step
-    /// is at least as long as the bytes that it repeats.
+    /// on. Nothing between the chunks is touched. For example, these are the bytes of a block of a matrix or of a tensor.
+    /// Each step is at least as long as the bytes that it repeats.
     Strided {
         /// Contiguous bytes; at least 1.
         chunk_bytes: u64,
