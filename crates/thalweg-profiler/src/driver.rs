@@ -47,7 +47,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Records what `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are idle.
 ///
 /// # Errors
-/// Those of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
+/// The errors of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
 pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(T, Trace)> {
     driver.start()?;
     let answer = body();

@@ -30,7 +30,7 @@ impl ProgramProfile {
     /// back as they are.
     ///
     /// # Errors
-    /// Those of [`ProfilerDriver::start`].
+    /// The errors of [`ProfilerDriver::start`].
     pub fn record(&self, driver: Arc<dyn Driver>) -> Result<Arc<dyn Driver>> {
         let profiler = ProfilerDriver::new(Arc::clone(&driver));
         if PROFILE.set((self.clone(), Arc::clone(&profiler))).is_err() {

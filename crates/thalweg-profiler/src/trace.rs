@@ -251,7 +251,7 @@ impl Trace {
     /// Writes the timeline as Kineto does, for Perfetto and tools that read the traces of PyTorch's profiler.
     ///
     /// # Errors
-    /// Those of writing the file.
+    /// The errors of writing the file.
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.write_chrome_trace(std::fs::File::create(path)?)
     }

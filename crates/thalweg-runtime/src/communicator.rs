@@ -137,7 +137,7 @@ impl Communicator {
     /// afterwards.
     ///
     /// # Errors
-    /// The driver's. Nothing where the rank has been given up before.
+    /// The driver's errors. Nothing where the rank has been given up before.
     pub fn abort(&self) -> Result<()> {
         if self.is_over.swap(true, std::sync::atomic::Ordering::AcqRel) {
             return Ok(());

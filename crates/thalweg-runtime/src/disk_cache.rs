@@ -151,7 +151,7 @@ fn parse<'a>(bytes: &'a [u8], key: &EntryKey<'_>, of_this_compiler: bool) -> Opt
 /// Writes an entry so that readers see all of it or nothing.
 ///
 /// # Errors
-/// Those of the file system, and those of [`read`].
+/// The errors of the file system, and those of [`read`].
 pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> {
     let path = key.path(folder);
     let parent = path.parent().expect("an entry lies in the folder of its architecture");
@@ -218,7 +218,7 @@ pub(crate) fn warn_once(folder: &Path, error: &io::Error) {
 /// for the longest time, until they have three quarters of it.
 ///
 /// # Errors
-/// Those of the file system.
+/// The errors of the file system.
 pub fn sweep(folder: &Path, most_bytes: u64) -> io::Result<()> {
     let now = SystemTime::now();
     let mut entries = Vec::new();

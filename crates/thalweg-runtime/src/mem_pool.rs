@@ -59,7 +59,7 @@ impl MemPool {
     /// call, which all of them make, each with as many [`segments`](Self::segment_bytes) of the same sizes in the same order. *Blocks* on GPUs until all have come.
     ///
     /// # Errors
-    /// Those of [`MemPool::register`], with NCCL older than 2.27.3; [`Error::is_not_supported`] also if the GPUs do not reach each other's memory.
+    /// The errors of [`MemPool::register`], with NCCL older than 2.27.3; [`Error::is_not_supported`] also if the GPUs do not reach each other's memory.
     pub fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
         let memory = self.memory_for(communicator, label)?;
         self.registered(memory.register_symmetric(communicator, label), label)

@@ -220,7 +220,7 @@ impl Stream {
     /// a suspect of what fails later, and a graph knows what it touches.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn launch_kernel(&self, launch: &Launch<'_>) -> Result<()> {
         self.submit(Command::Launch(launch), || self.device.driver().launch(self.handle(), launch))
     }

@@ -117,7 +117,7 @@ impl Buffer {
     /// cannot make without a stream.)
     ///
     /// # Errors
-    /// Those of an allocation and of a copy.
+    /// The errors of an allocation and of a copy.
     #[track_caller]
     pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
         let label = Label::here("duplicate");
