@@ -233,7 +233,7 @@ impl Check {
         }
     }
 
-    /// Runs the check and returns a failure as a result: for tests of the instrument, and for those that expect a failure.
+    /// Runs the check and returns a failure as a value: for tests of the instrument, and for those that expect a failure.
     ///
     /// # Errors
     /// The failure of the first seed that fails, shrunk.
@@ -296,7 +296,7 @@ impl Check {
         }
     }
 
-    /// Runs a failing plan again, and makes it as small as it goes.
+    /// Runs a failing plan again, and shrinks it as far as possible.
     fn explain(&self, plan: &RunPlan, first: Run, time: Duration, program: &ProgramFn<'_>) -> Failure {
         let Run { problems, trace, .. } = first;
         let mut failure = Failure {
@@ -326,7 +326,7 @@ impl Check {
         program: &ProgramFn<'_>,
     ) -> Failure {
         let mut failure = failure;
-        // A candidate that hangs is none.
+        // A candidate that hangs does not count as a failure.
         let limit = self.time_limit.min(10 * time + SILENCE);
         let problem = failure.problem().clone();
         let (mut runs, mut is_silent, begin) = (0, true, Instant::now());
@@ -345,7 +345,7 @@ impl Check {
         if fails(&recorded) {
             let smallest = shrink::shrink(recorded, &mut fails);
             let last = self.run_once(&smallest, limit, report, program);
-            // In the words of the smallest plan, but nothing that the seed has shown is left out.
+            // The problems are described as the smallest plan shows them, but none that the seed has shown is left out.
             let mut problems: Vec<Problem> = last.problems;
             let place = problems.iter().position(|found| found.is_like(&problem));
             let found = place.map_or(problem, |place| problems.remove(place));
@@ -361,7 +361,7 @@ impl Check {
         failure
     }
 
-    /// Makes the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
+    /// Adds the lines of drops to the findings of a failure, by one more run, which looks them up.
     fn add_drops(&self, failure: &mut Failure, report: &str, program: &ProgramFn<'_>) {
         if !failure.problems.iter().any(Problem::lacks_drop) {
             return;
