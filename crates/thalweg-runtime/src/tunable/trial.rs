@@ -215,8 +215,8 @@ impl<'s> Trial<'s> {
         Ok(times[times.len() / 2])
     }
 
-    /// Times a solution. One that takes 1.5 times as long as the best after three runs is discarded, and so is one that is a
-    /// seventh slower after ten.
+    /// Times a solution. One that takes 1.5 times as long as the best after three runs is discarded, and so is one that takes
+    /// 1.15 times as long after ten.
     pub(super) fn measure(
         &mut self,
         solution: Solution,
