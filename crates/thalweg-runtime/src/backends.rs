@@ -301,7 +301,8 @@ pub mod cuda {
             FP16_ACCUMULATION.load(Ordering::Relaxed)
         }
 
-        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far less exact.
+        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far
+        /// less exact.
         pub fn set_allow_fp16_accumulation(allow: bool) {
             FP16_ACCUMULATION.store(allow, Ordering::Relaxed);
         }

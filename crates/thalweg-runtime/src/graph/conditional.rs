@@ -84,8 +84,8 @@ pub fn while_(stream: &Stream, condition: Condition, body: impl FnOnce() -> Resu
     Node { stream, condition, conditional: Conditional::While, label }.capture(&mut [&mut body])
 }
 
-/// Captures several regions. At a replay, the region runs whose index, counted from 0, equals the condition; none runs if there
-/// is no such region.
+/// Captures several regions. At a replay, the region runs whose index, counted from 0, equals the condition. If no region has
+/// that index, none runs.
 ///
 /// # Errors
 /// The errors of [`if_`]; [`Error::is_invalid_argument`] for no region, or for more than [`Conditional::MOST_CASES`]. (Needs CUDA
