@@ -489,7 +489,7 @@ enum Meeting {
     One,
     /// This many pieces have the same position in rows, the first of which begins here.
     Rows { row: u64, count: u64 },
-    /// The pieces have the same position in rows, and extend over the end of their row; the end of the first row is given.
+    /// The pieces have the same position in rows, and extend over the end of their row. `end` is the end of the first row.
     Across { end: u64 },
     /// The rows are longer, and each contains a group of pieces.
     Grouped { step: u64, group: u64, count: u64 },

@@ -44,7 +44,7 @@ impl Shared {
 /// The index of an object.
 pub(super) type ObjectId = u32;
 
-/// The object that covers every address without another object.
+/// The object of every address that belongs to no other object.
 pub(super) const ELSEWHERE: ObjectId = 0;
 
 /// The kind of an object.

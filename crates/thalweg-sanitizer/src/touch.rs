@@ -91,8 +91,8 @@ impl Look<'_> {
         kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
     }
 
-    /// Returns the tickets of readers and writers on which it depends that this access reads bytes which were never written;
-    /// `None` if it does not depend on data.
+    /// Returns the accesses by which data decides whether this one reads bytes that were never written: readers that must have
+    /// touched such bytes, and writers that must not have. `None` if data does not decide it.
     fn may_read_nothing(&self, state: &ShadowState) -> Option<(Tickets, Tickets)> {
         let reader: Tickets = if self.mark.is_certain { smallvec![] } else { smallvec![self.mark.ticket] };
         let uncertain = state.since.iter().filter(|other| other.mode.writes() && !other.is_certain);

@@ -197,7 +197,7 @@ impl Captures {
         });
     }
 
-    /// Records the stream's work so far, because the next call does not check the capture state.
+    /// Checks whether the nodes that the stream has reached are known, because the driver call that follows does not check them.
     pub(super) fn look(&self, stream: &Stream) {
         self.note(stream, |capture, info| capture.steps.look(&info.dependencies));
     }

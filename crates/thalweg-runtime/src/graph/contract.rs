@@ -38,7 +38,7 @@ pub struct Input {
     pub address: u64,
     /// The buffer's size in bytes; of unknown memory, the bytes that the first command touches.
     pub size_bytes: u64,
-    /// The addresses that the graph touches, from the first to before the last.
+    /// The range of addresses that the graph touches.
     pub touched: Range<u64>,
     /// Whether a command reads the memory (perhaps only values that the graph itself has written there).
     pub is_read: bool,

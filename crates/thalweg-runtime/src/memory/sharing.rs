@@ -77,7 +77,7 @@ impl MemorySharing for DriverUpstream {
     }
 }
 
-/// The description of a buffer for another process, which needs all three fields, and the number of the device.
+/// The data that another process needs to open a buffer: send all three fields, and the number of the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedHandle {
     /// The bytes that another process opens, in PyTorch's format.

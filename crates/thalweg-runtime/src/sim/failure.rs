@@ -29,7 +29,7 @@ pub enum Problem {
     Leak {
         /// The device whose blocks they are.
         device: String,
-        /// The number of them.
+        /// The number of blocks that are still held.
         blocks: u64,
         /// The total size of the blocks, in bytes.
         bytes: u64,

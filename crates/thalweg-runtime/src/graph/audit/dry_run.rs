@@ -61,7 +61,7 @@ enum Record {
     Outside(Site),
 }
 
-/// A kernel that was loaded and not yet launched; its launch tells the operator.
+/// A kernel that was loaded and not yet launched; its launch will name the operator.
 struct Load {
     thread: ThreadId,
     kernel: String,

@@ -18,7 +18,7 @@ pub enum ObstacleKind {
     PageableCopy,
     /// A stream joined the capture and the region's stream does not wait for its last work.
     UnjoinedFork,
-    /// A call of another thread than the region's that the capture forbids, or that it does not see.
+    /// A call by a thread other than the region's, which the capture forbids or does not see.
     OtherThread,
     /// Random numbers that the host draws: every replay would repeat those of the capture.
     HostRandomState,
