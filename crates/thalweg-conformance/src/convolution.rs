@@ -34,7 +34,7 @@ fn require_convolution(fixture: &Fixture) -> CaseResult {
     skip("the device has no library for convolution (cuDNN was not found, or is too old)")
 }
 
-/// Returns the bytes of an element. Elements are small multiples of 1/8, which every format has.
+/// Encodes an element. The cases use small multiples of 1/8, which every format represents exactly.
 fn encode(format: ElementFormat, value: f64) -> Vec<u8> {
     let bits = (value as f32).to_bits();
     match format {

@@ -33,7 +33,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Loads the kernels and runs each once, so that lazy loading (which may block) is over when the cases start.
+    /// Loads the kernels and runs each once, so that lazy loading (which may block) is complete when the cases start.
     pub fn new(driver: Arc<dyn Driver>, device: u32) -> Result<Self> {
         let kernels = KernelSet::load(&*driver, device)?;
         let fixture = Self { driver, device, kernels, progress: OnceLock::new() };

@@ -120,7 +120,8 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
     }
 }
 
-/// Returns small whole numbers, whose products and sums are exact in any order.
+/// Allocates a buffer with these values, which the cases choose as small whole numbers: their products and sums are exact in any
+/// order.
 fn floats<'f>(fixture: &'f Fixture, stream: &Stream<'_>, values: &[f32]) -> Result<Buffer<'f>> {
     let buffer = fixture.buffer(values.len() as u64)?;
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

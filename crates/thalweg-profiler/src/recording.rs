@@ -94,7 +94,7 @@ impl Recording {
         Span { start: self.since_base(begin), end: self.since_base(end) }
     }
 
-    /// Adds a region that began after this recording and ended before it.
+    /// Adds a region that began and ended while this recording ran; ignores one that began earlier.
     pub(crate) fn annotate(&self, name: &str, thread: u64, begin: Instant, end: Instant) {
         if begin >= self.base {
             let span = self.span([begin, end]);
@@ -102,7 +102,8 @@ impl Recording {
         }
     }
 
-    /// Adds a call of an operator by the calling thread that began after this recording and ended before it.
+    /// Adds a call of an operator by the calling thread that began and ended while this recording ran; ignores one that began
+    /// earlier.
     pub(crate) fn operator(&self, name: &'static str, id: u64, parent: Option<u64>, when: [Instant; 2]) {
         if when[0] >= self.base {
             let (thread, span) = (thread_number(), self.span(when));

@@ -8,7 +8,7 @@ use thalweg_driver::{Driver, Label, StreamHandle};
 use crate::Result;
 use crate::forgotten::ForgottenStreams;
 
-/// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
+/// The number of streams per priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
 pub const STREAMS_PER_PRIORITY: usize = 32;
 
 /// The number of labels that a stream remembers.

@@ -50,7 +50,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A value in memory that a captured region has relied on. The graph keeps it alive.
+/// A value in memory that a captured region relies on. The graph keeps it alive.
 pub trait Upkeep: fmt::Debug + Send + Sync {
     /// Notes that the capture in which the value was registered is over.
     fn captured(&self);

@@ -1,4 +1,4 @@
-//! The state of a pool, and restoring it: for graphs that are recorded along different paths into one pool.
+//! The states of a pool, and restoring them, for graphs that are recorded along different paths into one pool.
 //!
 //! A graph that is recorded after another may use all memory that is free when it starts, and must not touch live memory. So
 //! before it is recorded, the pool is restored to the state that the previous graph leaves ([`GraphPool::restore`]), however

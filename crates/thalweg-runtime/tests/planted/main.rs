@@ -5,7 +5,7 @@
 //! program is, by the sanitizer, by the values that they read back, and by the memory that is left at the end. Without a bug they
 //! must pass under all seeds; with a bug, a seed must fail. Otherwise this test fails.
 //!
-//! A bug may abort the process or hang it, so each is planted in a process of its own: this one, started again.
+//! A bug may abort the process or make it hang, so each is planted in a process of its own: this one, started again.
 
 mod graphs;
 mod programs;

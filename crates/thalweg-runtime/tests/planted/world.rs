@@ -79,7 +79,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Returns the parts that are written and read: the beginning, and of a large one a part of each page, and the end.
+    /// Returns the parts that are written and read: the beginning, for a large buffer a part of each page, and the end.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let bytes = self.buffer.size_bytes();
         let last = bytes.saturating_sub(PIECE) / 4 * 4;
