@@ -1,5 +1,5 @@
-//! The cost of the driver's memory calls on the host: the prices that an allocator's policy weighs. Virtual memory call by
-//! call, with the device idle and with it at work; plain and stream-ordered allocation; events; pinned memory by both methods.
+//! The cost of the driver's memory calls on the host, which an allocator's policy weighs: each virtual memory call, with the
+//! device idle and busy; plain and stream-ordered allocation; events; pinned memory by both methods.
 //!
 //! `cargo bench -p thalweg-conformance --bench memory_calls` prints a table for the GPU if there is one, else for the simulated
 //! GPU; `-- --json` prints one object per line (`name`, `value`, `unit`, `worst`). A figure is the median over the samples of
@@ -17,7 +17,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 
 const SAMPLES: usize = 101;
 const PAGES: u64 = 64;
-/// How long the device is kept at work while a call is timed.
+/// The time for which the device is kept busy while a call is timed.
 const BUSY_US: u32 = 3_000;
 const MIB: u64 = 1 << 20;
 
@@ -90,7 +90,7 @@ impl Bench {
         }
     }
 
-    /// Times one call again and again.
+    /// Times one call repeatedly.
     fn measure(
         &self,
         name: &'static str,
@@ -105,7 +105,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Gives the device something to do for a while.
+    /// Keeps the device busy for a while.
     fn keep_busy(&self) -> Result<()> {
         let arguments = KernelArguments::new(self.work, 1024, 1).with_delay_us(BUSY_US);
         self.kernels.launch(&*self.driver, self.stream, Kernel::Constant, arguments)
@@ -128,7 +128,7 @@ impl Bench {
         self.driver.memory_set_access(range, bytes, 0, MemoryAccess::ReadWrite)
     }
 
-    /// Maps one piece of physical memory of so many bytes: what a mapping costs, as against the pages in it.
+    /// Maps one piece of physical memory of `bytes` bytes, to compare the cost of a mapping with that of its pages.
     fn one_mapping(&self, suffix: &str, bytes: u64) -> Result<()> {
         let driver = &self.driver;
         let [mut create, mut map, mut open, mut unmap, mut release] = [
@@ -210,7 +210,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures the calls while a kernel that has nothing to do with them runs: those that wait for it take its time.
+    /// Measures the calls while an unrelated kernel runs: those that wait for it take as long as it does.
     fn virtual_memory_at_work(&self) -> Result<()> {
         let driver = &self.driver;
         let all = PAGES * self.page;

@@ -1,10 +1,11 @@
-//! Runs the conformance suite and the litmus programs on a device, and prints one line each.
+//! Runs the conformance suite and the litmus programs on a device, and prints one line per case or program.
 //!
 //! ```text
 //! conformance [--device cuda|sim] [--litmus] [--destructive] [--repetitions N] [--seed N] [--json]
 //! ```
 //!
-//! Without `--device` it takes the GPU if there is one, else the simulator, and says which. The exit status is 0 only if nothing failed.
+//! Without `--device` it uses the GPU if there is one, else the simulator, and prints which. The exit status is 0 only if nothing
+//! failed.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -24,7 +24,8 @@ group! {
 const FORMAT: ElementFormat = ElementFormat::R_16BF;
 const HEAD_SIZE: u64 = 64;
 
-/// The distance that a result may have from the definition, as a part of the largest one: operands and what is summed are of 8 bits.
+/// The tolerated difference of a result from the definition, relative to the largest element: operands and intermediate values
+/// have 8-bit mantissas.
 const TOLERANCE: f64 = 2e-2;
 
 fn require_attention(fixture: &Fixture) -> CaseResult {
@@ -43,7 +44,7 @@ fn from_bf16(bits: u16) -> f64 {
     f64::from(f32::from_bits(u32::from(bits) << 16))
 }
 
-/// One operand's place in a buffer, in elements.
+/// The place of one operand in a buffer, in elements.
 #[derive(Clone, Copy)]
 struct Place {
     start: u64,
@@ -59,15 +60,15 @@ impl Place {
     }
 }
 
-/// A mask's place in the buffer, in elements: strides along batches, heads and queries.
+/// The place of a mask in the buffer, in elements: strides along batches, heads and queries.
 #[derive(Clone, Copy)]
 struct MaskPlace {
     start: u64,
     strides: [u64; 3],
 }
 
-/// The operands of a problem, all in one buffer: query, key, value, output, and the gradients of output, query, key, value; then the mask, if there
-/// is one.
+/// The operands of a problem, all in one buffer: query, key, value, output, and the gradients of output, query, key, value; then
+/// the mask, if there is one.
 struct Layout {
     shape: AttentionShape,
     places: [Place; 8],
@@ -76,7 +77,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// Lays operands out as `[batch, position, head, size]`. Packed, queries, keys and values of a position follow one another.
+    /// Creates a layout `[batch, position, head, size]` of the operands. Packed, queries, keys and values of a position follow
+    /// one another.
     fn new(shape: AttentionShape, is_packed: bool) -> Self {
         let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, .. } = shape;
         let mut elements = 0;
@@ -114,7 +116,7 @@ impl Layout {
         Self { shape, places, mask: None, elements }
     }
 
-    /// Adds a mask, which has numbers of its own for each batch, head and query, or the same for all.
+    /// Adds a mask, which along each of batch, head and query either has values of its own or is the same for all.
     fn masked(self, [by_batch, by_head, by_query]: [bool; 3]) -> Self {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let mut elements = keys.next_multiple_of(8);
@@ -140,7 +142,7 @@ struct Problem<'f> {
     operands: Buffer<'f>,
     logarithms: Buffer<'f>,
     workspace: Buffer<'f>,
-    /// The operands at the start.
+    /// The initial values of the operands.
     content: Vec<u16>,
 }
 
@@ -154,7 +156,7 @@ impl<'f> Problem<'f> {
         };
         let mut content: Vec<u16> = (0..layout.elements).map(|_| draw()).collect();
         if let Some(mask) = layout.mask {
-            // The third key of all that share a row of the mask is not seen.
+            // The third key of each row of the mask is masked out.
             let rows = content[mask.start as usize..].chunks_mut(shape.keys.next_multiple_of(8) as usize);
             rows.for_each(|row| row[2] = to_bf16(f64::NEG_INFINITY));
         }
@@ -247,7 +249,7 @@ impl<'f> Problem<'f> {
         Ok((operands, logarithms.into_iter().map(|bits| f64::from(f32::from_bits(bits))).collect()))
     }
 
-    /// Holds what the device computed against the definition, and what it must not write against what was there.
+    /// Compares the device's results with the definition, and memory that it must not write with the initial values.
     fn check(&self, stream: &Stream<'_>, with_gradients: bool) -> CaseResult {
         let (seen, logarithms) = self.read(stream)?;
         let Layout { shape, places, mask, .. } = &self.layout;
@@ -317,11 +319,11 @@ fn close(what: &str, seen: &[f64], expected: &[f64]) -> CaseResult {
     }
 }
 
-/// Attention by its definition, in f64, from the elements of operands.
+/// Attention by its definition, in f64, computed from the elements of the operands.
 struct Definition {
     output: Vec<f64>,
     logarithms: Vec<f64>,
-    /// Those of query, key and value.
+    /// The gradients of query, key and value.
     gradients: [Vec<f64>; 3],
 }
 

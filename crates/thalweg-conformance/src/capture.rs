@@ -1,4 +1,4 @@
-//! Capture: what becomes a node, what the edges are, and what a capturing stream tells of itself.
+//! Capture: the nodes and edges that result, and the state that a capturing stream reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,8 @@ group! {
     pool_memory_of_before_is_not_freed_in_a_capture,
 }
 
-/// Returns the edges as pairs of node kinds do not tell nodes apart; as sorted in- and out-degrees they do, for what is here.
+/// Returns the shape of a graph as sorted in- and out-degrees. Unlike edges between node kinds, these distinguish all the graphs
+/// here.
 fn shape(graph: &GraphDescription) -> Vec<(usize, usize)> {
     let mut degrees: Vec<_> = (0..graph.nodes.len())
         .map(|node| {
@@ -183,7 +184,7 @@ fn nodes_tell_of_their_work(fixture: &Fixture) -> CaseResult {
     else {
         return super::fixture::fail("a kernel's node tells of a kernel");
     };
-    // Drivers before CUDA 12.3 cannot say it.
+    // Drivers before CUDA 12.3 cannot report it.
     let expected = name.is_some().then(|| Kernel::Add.name().to_owned());
     equal(name, expected, "the name of the kernel")?;
     equal((grid, block, shared_memory_bytes), ([3, 1, 1], [128, 1, 1], 512), "the shape of the launch")
@@ -440,7 +441,7 @@ fn other_streams_go_on(fixture: &Fixture) -> CaseResult {
     equal(fixture.driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes of the captured stream")
 }
 
-/// Only blocking streams tie the default stream to their captures, and the trait makes none.
+/// Only blocking streams synchronise the default stream with their captures, and the trait makes none.
 fn the_default_stream_goes_on(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
@@ -475,7 +476,7 @@ fn relaxed_captures_allow_allocation(fixture: &Fixture) -> CaseResult {
 fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
-    // One that the device has copied from, too: giving it back may have to wait for the device.
+    // Also memory that the device has copied from: freeing it may have to wait for the device.
     let used = fixture.driver.host_allocate(16, HostFlags::default())?;
     fixture.driver.host_write(used, &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])?;
     let (source, target) = (Endpoint::Pinned(used), Endpoint::Device(buffer.pointer));
@@ -511,7 +512,7 @@ fn require_pools(fixture: &Fixture) -> CaseResult {
     skip("the device has no memory pools")
 }
 
-/// Two allocations with lives that do not overlap, and what was in them.
+/// Captures two allocations whose lifetimes do not overlap, and checks their contents.
 fn pool_memory_becomes_nodes(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
@@ -562,7 +563,7 @@ fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> CaseRe
     let Some(pointer) = left else { return Ok(()) };
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     for _ in 0..2 {
-        // The first launch leaves the memory to the second, which frees it before it allocates it again.
+        // The first launch leaves the memory allocated for the second, which frees it before it allocates again.
         driver.graph_launch(exec, stream.handle)?;
         driver.graph_launch(exec, stream.handle)?;
         let seen = fixture.words_on(stream.handle, pointer, 1024)?;

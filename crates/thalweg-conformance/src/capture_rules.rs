@@ -1,11 +1,10 @@
-//! The rules of capture: what each forbidden call answers, and that the streams are usable afterwards.
+//! The rules of capture: the error of each forbidden call, and that the streams are usable afterwards.
 //!
-//! Where CUDA's documentation leaves open whether a refused call also breaks the capture, a case accepts both and says
-//! so; what must hold in either case is that the capture can be ended and that the streams work again.
+//! If CUDA's documentation does not define whether a refused call also breaks the capture, a case accepts both and documents it.
+//! In either case it must be possible to end the capture, and the streams must work again.
 //!
-//! One code is missing here: the default stream meets
-//! [`StreamCaptureImplicit`](thalweg_driver::Code::StreamCaptureImplicit) only while a *blocking* stream captures, and the trait
-//! makes none.
+//! One code is missing here: the default stream returns [`StreamCaptureImplicit`](thalweg_driver::Code::StreamCaptureImplicit)
+//! only while a *blocking* stream captures, and the trait makes none.
 
 use thalweg_driver::{CaptureMode, CaptureStatus, Code, DependencyUpdate, Label, Result};
 
@@ -39,7 +38,7 @@ group! {
 const UNSUPPORTED: &[Code] = &[Code::StreamCaptureUnsupported];
 const INVALIDATED: &[Code] = &[Code::StreamCaptureInvalidated];
 
-/// Ends a capture of which it is open whether it was broken, and checks that the stream works again.
+/// Ends a capture that may or may not be broken, and checks that the stream works again.
 #[track_caller]
 fn end_either_way(fixture: &Fixture, stream: &Stream<'_>, codes: &[Code]) -> CaseResult {
     match fixture.driver.stream_end_capture(stream.handle) {
@@ -81,7 +80,7 @@ fn capturing<'f>(
     Ok(stream)
 }
 
-/// Pulls a second stream into the capture of the first.
+/// Makes a second stream join the capture of the first.
 fn forked<'f>(fixture: &'f Fixture, origin: &Stream<'_>) -> Result<(Stream<'f>, Event<'f>)> {
     let (stream, event) = (fixture.stream()?, fixture.event()?);
     fixture.driver.event_record(event.handle, origin.handle)?;
@@ -191,7 +190,7 @@ fn the_device_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     end_broken(fixture, &stream)
 }
 
-/// The calls that CUDA calls potentially unsafe, by name.
+/// The calls that CUDA documents as potentially unsafe, by name.
 type Unsafe =
     (&'static str, fn(&Fixture, thalweg_driver::DevicePointer, thalweg_driver::HostPointer) -> Result<()>);
 
@@ -234,7 +233,7 @@ fn a_global_capture_binds_other_threads(fixture: &Fixture) -> CaseResult {
 }
 
 fn a_thread_local_capture_leaves_other_threads_alone(fixture: &Fixture) -> CaseResult {
-    // These two free what they allocate; the others would free what the guards here still hold.
+    // These two free the memory that they allocate; the others would free memory that the guards here still own.
     for (name, call) in UNSAFE_CALLS.into_iter().filter(|(name, _)| name.ends_with("allocate")) {
         let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
         let stream = capturing(fixture, &buffer, CaptureMode::ThreadLocal)?;
@@ -308,7 +307,7 @@ fn a_capture_ends_on_its_thread(fixture: &Fixture) -> CaseResult {
         let stream = capturing(fixture, &buffer, mode)?;
         let end = elsewhere(|| fixture.driver.stream_end_capture(stream.handle))?;
         refused(end, &[Code::StreamCaptureWrongThread], &format!("the end of a {mode:?} capture elsewhere"))?;
-        // A GPU ends the capture all the same, so that there is nothing left to end.
+        // A GPU ends the capture nevertheless, so that there is nothing left to end.
         let over = &[Code::StreamCaptureInvalidated, Code::IllegalState];
         end_either_way(fixture, &stream, over)?;
     }

@@ -1,9 +1,9 @@
 //! Checks that are made in a child of this process.
 
-/// Forks, runs `check` in the child, and says whether it held there.
+/// Forks, runs `check` in the child, and returns whether it returned true there.
 pub fn holds_in_child(check: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls nothing but the check, which allocates only after the C library made that safe, and leaves
-    // without running anything of the parent's.
+    // SAFETY: the child calls nothing but the check, which allocates only after the C library made that safe, and exits without
+    // running any code of the parent.
     let child = unsafe {
         let child = libc::fork();
         if child == 0 {

@@ -22,7 +22,7 @@ group! {
 fn a_missing_kernel_is_not_found(fixture: &Fixture) -> CaseResult {
     for name in ["", "thalweg_ad", "thalweg_addd", "a kernel\0with a hole", "Straße"] {
         let result = fixture.driver.function_get(fixture.kernels.module(), name);
-        // A GPU calls the empty name an invalid value.
+        // A GPU reports the empty name as an invalid value.
         let codes: &[Code] =
             if name.is_empty() { &[Code::NotFound, Code::InvalidValue] } else { &[Code::NotFound] };
         refused(result, codes, &format!("function_get of {name:?}"))?;
@@ -30,8 +30,8 @@ fn a_missing_kernel_is_not_found(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Every code with which CUDA refuses an image (300 is `CUDA_ERROR_INVALID_SOURCE`); which of them it picks depends on
-/// what it takes the bytes for.
+/// Every code with which CUDA refuses an image (300 is `CUDA_ERROR_INVALID_SOURCE`); which one it returns depends on the format
+/// that it detects.
 const BAD_IMAGE: &[Code] = &[
     Code::InvalidImage,
     Code::InvalidPtx,
@@ -116,7 +116,7 @@ fn launches_read_and_write_what_they_declare(fixture: &Fixture) -> CaseResult {
     equal(source.words()?, (5..105).collect(), "the buffer that was read")
 }
 
-/// Returns a launch of the constant kernel over one word, to be spoilt.
+/// Returns a launch of the constant kernel over one word, which cases make invalid.
 fn one_word<'a>(fixture: &Fixture, arguments: &'a [u8], accesses: &'a [Access]) -> Launch<'a> {
     Launch {
         function: fixture.kernels.function(Kernel::Constant),

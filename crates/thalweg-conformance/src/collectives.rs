@@ -1,7 +1,7 @@
 //! Collectives of the device under test and another.
 //!
-//! Parts of both ranks are submitted as one group, as every driver allows. What happens to parts that never meet is not asked
-//! here: a GPU waits for ever.
+//! Parts of both ranks are submitted as one group, as every driver allows. Parts that never find their counterparts are not
+//! tested here: a GPU waits for them for ever.
 
 use thalweg_driver::{
     Code, Collective, CollectiveOperation, CommunicatorHandle, DevicePointer, ElementFormat, Label,
@@ -29,7 +29,7 @@ group! {
 /// The number of elements that the cases work on.
 const COUNT: u64 = 6;
 
-/// The way in which two elements become one.
+/// The function that combines two elements.
 type Join = fn(f32, f32) -> f32;
 
 /// Two ranks: the device under test, and another.
@@ -118,7 +118,7 @@ fn a_communicator_names_each_device_once(fixture: &Fixture) -> CaseResult {
     refused(unknown, &[Code::InvalidDevice], "an unknown device")
 }
 
-/// Joins both ranks of a pair's devices, each on a thread of its own: a GPU blocks until all have come.
+/// Makes the devices of a pair join as ranks, each on a thread of its own: a GPU blocks until both have joined.
 fn joined(pair: &Pair<'_>) -> CaseResult<Vec<CommunicatorHandle>> {
     let driver = pair.fixture.driver();
     let id = driver.communicator_id()?;
@@ -158,7 +158,7 @@ fn ranks_join_one_by_one(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Splits both ranks off into parts, each on a thread of its own: a GPU blocks until all have come.
+/// Splits both ranks into parts, each on a thread of its own: a GPU blocks until both have called.
 fn split(pair: &Pair<'_>, parts: [&[u32]; 2]) -> CaseResult<[Option<CommunicatorHandle>; 2]> {
     let driver = pair.fixture.driver();
     let [first, second] = std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Adds up what stands in memory of each rank's, in place.
+/// Sums the contents of each rank's memory, in place.
 fn adds_up_in(pair: &Pair<'_>, memory: &[DevicePointer], what: &str) -> CaseResult {
     let mut group = Vec::new();
     for (rank, &pointer) in memory.iter().enumerate() {
@@ -264,7 +264,7 @@ fn collectives_use_symmetric_memory(fixture: &Fixture) -> CaseResult {
         let registered = driver.memory_register(&registration);
         registered.map(|()| pointer).inspect_err(|_| drop(driver.memory_free(pointer)))
     };
-    // Each on a thread of its own: a GPU blocks until all have come.
+    // Each on a thread of its own: a GPU blocks until both have called.
     let answers = std::thread::scope(|scope| {
         let threads = [0, 1].map(|rank| scope.spawn(move || register(rank)));
         threads.map(|thread| thread.join().expect("the thread does not panic"))
@@ -291,7 +291,7 @@ fn an_aborted_rank_is_refused(fixture: &Fixture) -> CaseResult {
         driver.communicator_abort(handle)?;
         refused(driver.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
     }
-    // The devices are as before.
+    // The devices are still usable.
     pair.write(0, pair.ranks[0].receive, &[4.0])?;
     equal(pair.read(0, 1)?, vec![4.0], "memory of a device whose rank aborted")
 }
@@ -371,7 +371,7 @@ fn parts_are_in_the_order_of_their_streams(fixture: &Fixture) -> CaseResult {
     for rank in 0..2 {
         pair.write(rank, pair.ranks[rank].send, &[1.0; COUNT as usize])?;
     }
-    // In place, and each on the result of the one before.
+    // In place, and each on the result of the previous one.
     for _ in 0..5 {
         fixture.driver().collectives_async(&group)?;
     }

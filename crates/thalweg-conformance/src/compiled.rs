@@ -1,16 +1,17 @@
-//! Compilation by NVRTC of CUDA C that tests hand it. It needs no GPU.
+//! Compilation by NVRTC of the CUDA C that tests pass to it. It needs no GPU.
 
 use std::thread;
 
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 
-/// The option with which tests compile, where only the compiler's opinion is wanted: a fifth of the time, by `-Ofast-compile`.
+/// The option with which tests compile if they only check that the source compiles: it takes a fifth of the time, by
+/// `-Ofast-compile`.
 pub const QUICKLY: &str = "--Ofast-compile=max";
 
-/// Compiles every unit, by name and source, for sm_80, sm_90 and sm_100. Without NVRTC it says so and does nothing.
+/// Compiles every unit, by name and source, for sm_80, sm_90 and sm_100. Without NVRTC it prints a message and does nothing.
 ///
 /// # Panics
-/// If the compiler refuses a unit, or has anything to say of it.
+/// If the compiler refuses a unit, or reports anything about it.
 pub fn compiler_accepts(units: &[(String, String)], options: &[&str]) {
     let nvrtc = match Nvrtc::load(&SearchEnvironment::from_process()) {
         Ok(nvrtc) => nvrtc,
@@ -21,7 +22,7 @@ pub fn compiler_accepts(units: &[(String, String)], options: &[&str]) {
     };
     let compile = |architecture: &str| {
         for (name, source) in units {
-            // Asynchronous products of warp groups are told apart from what stands around them by the optimizer alone.
+            // Only the optimizer distinguishes asynchronous products of warp groups from the code around them.
             let quickly = (!source.contains("wgmma")).then_some(&QUICKLY);
             let extra = options.iter().chain(quickly).map(|&option| option.to_owned()).collect();
             let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };

@@ -1,4 +1,4 @@
-//! Conditional nodes: which body runs, how often, in which order with the rest, and what has no place in one.
+//! Conditional nodes: which body runs, how often, in which order with other work, and which work a body must not contain.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn label() -> Label {
     Label::here("a condition of the suite")
 }
 
-/// Skips where the device has no such nodes.
+/// Skips the case if the device does not support such nodes.
 fn require(fixture: &Fixture, conditional: Conditional) -> CaseResult {
     let has = fixture.driver.device_properties(fixture.device)?.conditional_nodes;
     let is_there = match conditional {
@@ -151,7 +151,7 @@ fn a_switch_runs_one_case_or_none(fixture: &Fixture) -> CaseResult {
     equal(seen, vec![12, 10, 0, 11, 0], "memory after a switch of three cases")
 }
 
-/// Returns a graph that adds 3 to a buffer as often as the word at `count` says, and leaves 0 there.
+/// Returns a graph that adds 3 to a buffer as many times as the word at `count`, and leaves 0 in that word.
 fn counting<'f>(
     fixture: &'f Fixture,
     count: &Buffer<'_>,
@@ -302,7 +302,7 @@ fn bodies_have_copies_and_fills(fixture: &Fixture) -> CaseResult {
     equal(seen, vec![0, 21], "memory after a body that fills and copies")
 }
 
-/// A loop of `n` rounds with an if in it that runs in all of them but the last.
+/// A loop of `n` rounds that contains an if, which runs in all rounds but the last.
 fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::While)?;
     let driver = fixture.driver();
@@ -605,7 +605,7 @@ fn unknown_conditions_are_refused(fixture: &Fixture) -> CaseResult {
     Ok(graph.replay(&stream, 1)?)
 }
 
-/// A driver may notice it when the function is captured, when the capture ends, or when the graph is instantiated.
+/// A driver may detect it when the function is captured, when the capture ends, or when the graph is instantiated.
 fn host_functions_have_no_place_in_a_body(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);

@@ -34,7 +34,7 @@ fn require_convolution(fixture: &Fixture) -> CaseResult {
     skip("the device has no library for convolution (cuDNN was not found, or is too old)")
 }
 
-/// Returns the bytes of an element. Elements are small multiples of 1/8, which every format has.
+/// Encodes an element. The cases use small multiples of 1/8, which every format represents exactly.
 fn encode(format: ElementFormat, value: f64) -> Vec<u8> {
     let bits = (value as f32).to_bits();
     match format {
@@ -44,7 +44,7 @@ fn encode(format: ElementFormat, value: f64) -> Vec<u8> {
     }
 }
 
-/// Rounds to the nearest 16-bit float of magnitude 2⁻¹⁴ or more, ties away from zero; less is 0.
+/// Rounds to the nearest 16-bit float of magnitude 2⁻¹⁴ or more, ties away from zero; smaller values become 0.
 fn to_f16(value: f64) -> u16 {
     let bits = (value as f32).to_bits() + 0x1000;
     let (sign, exponent, fraction) = (bits >> 16 & 0x8000, bits >> 23 & 0xff, bits >> 13 & 0x3ff);
@@ -74,7 +74,7 @@ fn decode(format: ElementFormat, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Returns the place of an element of an operand [first, channels, extents], and the extents' number.
+/// Returns the index of an element of an operand [first, channels, extents].
 fn place(shape: &ConvolutionShape, channels: u64, extents: [u64; 3], at: [u64; 5]) -> usize {
     let [first, channel, z, y, x] = at;
     let (count, inside) = (extents.iter().product::<u64>(), (z * extents[1] + y) * extents[2] + x);
@@ -138,7 +138,7 @@ fn finish(shape: &ConvolutionShape, bias: &[f64], relu: bool, output: &mut [f64]
     }
 }
 
-/// Returns the place of the operand that a pass writes, among input, weight and output.
+/// Returns the index of the operand that a pass writes, among input, weight and output.
 const fn written(pass: ConvolutionPass) -> usize {
     match pass {
         ConvolutionPass::Forward => 2,
@@ -147,7 +147,7 @@ const fn written(pass: ConvolutionPass) -> usize {
     }
 }
 
-/// Fills an operand, and waits for that.
+/// Fills an operand, and waits for completion.
 fn fill(
     fixture: &Fixture,
     stream: &Stream<'_>,
@@ -160,7 +160,7 @@ fn fill(
     fixture.driver.stream_synchronize(stream.handle)
 }
 
-/// A pass on a device: operands (input, weight, output), scratch memory, and what the operands hold at the start.
+/// A pass on a device: operands (input, weight, output), scratch memory, and the initial values of the operands.
 struct Problem<'f> {
     fixture: &'f Fixture,
     call: ConvolutionCall,
@@ -170,11 +170,11 @@ struct Problem<'f> {
     content: [Vec<f64>; 3],
 }
 
-/// The way in which a pass is computed.
+/// The options with which a pass is computed.
 #[derive(Clone, Copy)]
 struct How {
     allow_tf32: bool,
-    /// Whether the activation follows the bias, where there is one.
+    /// Whether the activation follows the bias; `None` without a bias.
     relu: Option<bool>,
     most_engines: u32,
 }
@@ -294,13 +294,13 @@ impl<'f> Problem<'f> {
         Ok(all)
     }
 
-    /// Holds what the device computed against the definition, and what it must not write against what was there.
+    /// Compares the device's results with the definition, and memory that it must not write with the initial values.
     fn check(&self, stream: &Stream<'_>) -> CaseResult {
         let (seen, target) = (self.read(stream)?, written(self.call.pass));
         for index in (0..3).filter(|&index| index != target) {
             holds(seen[index] == self.content[index], "an operand that is read stays as it was")?;
         }
-        // Operands have 4 bits, so products are exact, in TF32 too: what is left is the rounding of sums and of the result.
+        // Operands have 4 bits, so products are exact, in TF32 too: only the rounding of sums and of the result remains.
         let tolerance = if self.call.shape.format == ElementFormat::R_32F { 1e-5 } else { 1e-2 };
         let mut expected = definition(&self.call.shape, self.call.pass, &self.content);
         if let (Some((_, bias)), Some(epilogue)) = (&self.bias, self.call.epilogue) {
@@ -347,8 +347,8 @@ fn shape(
 const ONE: [u64; 3] = [1; 3];
 const NONE: [u64; 3] = [0; 3];
 
-/// Holds all passes in all formats against the definition. A layout and format that the library has no engine for is left to the caller
-/// by `NotSupported`, except for contiguous f32.
+/// Compares all passes in all formats with the definition. For a layout and format without an engine the library may return
+/// `NotSupported`, except for contiguous f32.
 fn hold(fixture: &Fixture, shape: ConvolutionShape) -> CaseResult {
     let stream = fixture.stream()?;
     for format in FORMATS {
@@ -455,7 +455,7 @@ fn it_adds_a_bias_and_rectifies(fixture: &Fixture) -> CaseResult {
                         problem.submit(&stream)?;
                         problem.check(&stream)?;
                     }
-                    // The caller adds the bias itself then.
+                    // In that case the caller adds the bias.
                     Err(error) if error.code() == Code::NotSupported => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -471,7 +471,7 @@ fn it_tries_engines_where_that_is_asked_for(fixture: &Fixture) -> CaseResult {
     let how = How { most_engines: 6, ..How::PLAIN };
     let shape = shape([4, 16, 32, 1], [[1, 15, 13], [1, 3, 3], ONE, [0, 1, 1], ONE]);
     for pass in PASSES {
-        // A capture tries nothing; then the first call does, and the second has what it found.
+        // A capture tries no engines; the next call does, and the second call uses its result.
         let problem = Problem::new(fixture, &stream, shape, pass, how)?;
         let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(problem.submit(&stream)?))?;
         graph.replay(&stream, 1)?;

@@ -163,7 +163,7 @@ fn misaligned_fills_are_refused(fixture: &Fixture) -> CaseResult {
     equal(buffer.words()?, (0..16).collect(), "memory after fills that were refused")
 }
 
-/// Far over the end: CUDA rounds allocations up, and does not promise to see a copy that ends inside the rounding.
+/// Far beyond the end: CUDA rounds allocations up, and does not guarantee to detect a copy that ends inside the rounding.
 const TOO_MANY: u64 = 1 << 42;
 
 fn copies_are_bounded(fixture: &Fixture) -> CaseResult {
@@ -194,7 +194,7 @@ fn fills_are_bounded(fixture: &Fixture) -> CaseResult {
     equal(buffer.words()?, (0..16).collect(), "memory after fills that were refused")
 }
 
-/// The contract leaves open whether nothing may be copied. Whichever it is, nothing changes.
+/// The contract does not define whether a copy of 0 bytes is allowed. In either case nothing changes.
 fn no_bytes_change_nothing(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let label = Label::here("nothing");

@@ -1,4 +1,4 @@
-//! Events: what a record, a wait, a query and a time mean.
+//! Events: the meaning of a record, a wait, a query and a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +104,7 @@ fn a_wait_keeps_its_record_when_the_event_is_recorded_again(fixture: &Fixture) -
     driver.event_record(event.handle, blocked.handle)?;
     driver.stream_wait_event(waiting.handle, event.handle)?;
     fixture.add(&waiting, &buffer, 1)?;
-    // The second record is on an idle stream and completes at once; the wait is bound to the first.
+    // The second record is on an idle stream and completes immediately; the wait refers to the first.
     driver.event_record(event.handle, other.handle)?;
     driver.event_synchronize(event.handle)?;
     equal(driver.stream_query(waiting.handle)?, false, "the stream that waits for the first record")?;

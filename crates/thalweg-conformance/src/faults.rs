@@ -1,4 +1,4 @@
-//! Faults that lose the context of the device: they run last, and only when asked for.
+//! Faults that lose the context of the device: these cases run last, and only on request.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ group! {
     a_host_function_that_panics_loses_the_device,
 }
 
-/// Launches a kernel that writes where nothing is mapped; it declares a range that is there.
+/// Launches a kernel that writes to an unmapped address; the range that it declares exists.
 fn write_wildly(fixture: &Fixture) -> Result<()> {
     let (stream, buffer) = (fixture.stream()?, fixture.buffer(4)?);
     // Not null: a page that neither a GPU nor the simulator ever maps.
@@ -91,7 +91,7 @@ fn other_devices_go_on(fixture: &Fixture) -> CaseResult {
     healthy.still_works()
 }
 
-/// Runs a host function that goes wrong, and checks that the error says how and where.
+/// Runs a host function that fails, and checks that the error names the failure and the kernel.
 fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> CaseResult {
     let driver = fixture.driver();
     if driver.device_properties(fixture.device)?.image_kind != ImageKind::Host {

@@ -1,7 +1,7 @@
-//! Helpers of a case: a device, guards for what it makes, gates, and expectations that explain themselves.
+//! Helpers of a case: a device, guards for the objects that it makes, gates, and expectations that explain themselves.
 //!
-//! Guards give their object back when they are dropped and swallow the error: a case that ends early must not leak into
-//! the next one, and a case that is about giving back calls the driver itself.
+//! Guards release their object when they are dropped and ignore the error: a case that ends early must not leak into the next
+//! one, and a case that tests the release calls the driver itself.
 
 use std::fmt::Debug;
 use std::panic::Location;
@@ -16,8 +16,8 @@ use thalweg_driver::{
 use super::kernels::{Kernel, KernelArguments, KernelSet};
 use super::{CaseResult, Stop, place};
 
-/// The time that a case waits for something that must happen before it calls that a failure. Generous: it only
-/// bounds how long a broken driver can hold the suite up.
+/// The time that a case waits for something that must happen, before it reports a failure. It is generous, because it only bounds
+/// how long a broken driver can block the suite.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A driver, one of its devices, and the kernels of the suite.
@@ -33,7 +33,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Loads the kernels and runs each once, so that lazy loading (which may block) is over when the cases start.
+    /// Loads the kernels and runs each once, so that lazy loading (which may block) is complete when the cases start.
     pub fn new(driver: Arc<dyn Driver>, device: u32) -> Result<Self> {
         let kernels = KernelSet::load(&*driver, device)?;
         let fixture = Self { driver, device, kernels, progress: OnceLock::new() };
@@ -58,7 +58,7 @@ impl Fixture {
         self.stream_of(self.device)
     }
 
-    /// Returns a new stream of a device, which may be another than the one under test.
+    /// Returns a new stream of a device, which may differ from the one under test.
     pub(super) fn stream_of(&self, device: u32) -> Result<Stream<'_>> {
         Ok(Stream { fixture: self, handle: self.driver.stream_create(device, 0)? })
     }
@@ -80,7 +80,7 @@ impl Fixture {
         Ok(Buffer { fixture: self, pointer, words })
     }
 
-    /// Allocates device memory that holds `value, value + 1, …`, written and waited for.
+    /// Allocates device memory with the values `value, value + 1, …`; the write is complete.
     pub(super) fn iota(&self, words: u64, value: u32) -> Result<Buffer<'_>> {
         let buffer = self.buffer(words)?;
         let content: Vec<u8> = (0..words as u32).flat_map(|i| (value + i).to_le_bytes()).collect();
@@ -131,7 +131,7 @@ impl Fixture {
         self.driver.copy_async(stream.handle, &Copy { target, source, bytes, label: Label::here("copy") })
     }
 
-    /// Returns words of device memory, read in the order of the stream.
+    /// Reads words of device memory in the order of the stream, and returns them.
     pub(super) fn words_on(
         &self,
         stream: StreamHandle,
@@ -146,7 +146,7 @@ impl Fixture {
             .collect())
     }
 
-    /// Returns bytes of device memory, read on a stream of their own: for work that is done.
+    /// Reads bytes of device memory on a stream of their own, for work that is complete, and returns them.
     pub(super) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Result<Vec<u8>> {
         let stream = self.stream()?;
         let mut content = vec![0; bytes];
@@ -154,7 +154,7 @@ impl Fixture {
         Ok(content)
     }
 
-    /// Waits until the function answers `true`, and fails when it does not.
+    /// Waits until the function returns `true`, and fails if it does not in time.
     #[track_caller]
     pub(super) fn eventually(&self, what: &str, ask: impl FnMut() -> Result<bool>) -> CaseResult {
         if within(PATIENCE, ask)? {
@@ -163,7 +163,7 @@ impl Fixture {
         fail(format!("{what}: expected within {} s, and it did not happen", PATIENCE.as_secs()))
     }
 
-    /// Skips the case where a blocked stream holds up all others: CUDA promises no concurrency, so that is not a failure.
+    /// Skips the case if a blocked stream blocks all others: CUDA guarantees no concurrency, so that is not a failure.
     pub(super) fn require_progress(&self) -> CaseResult {
         if let Some(&progress) = self.progress.get() {
             return if progress { Ok(()) } else { skip(NO_PROGRESS) };
@@ -191,7 +191,7 @@ impl Fixture {
         Ok(gate)
     }
 
-    /// Captures what `work` submits on the stream, in `mode`.
+    /// Captures the work that `work` submits to the stream, in `mode`.
     pub(super) fn capture(
         &self,
         stream: &Stream<'_>,
@@ -204,7 +204,8 @@ impl Fixture {
         Ok(Graph { fixture: self, handle })
     }
 
-    /// Makes a round trip through memory, a kernel and a copy, after all work is done: whether the driver is still sound.
+    /// Makes a round trip through memory, a kernel and a copy, after all work is complete, to check whether the driver still
+    /// works.
     pub(super) fn still_works(&self) -> CaseResult {
         self.driver.device_synchronize(self.device)?;
         let stream = self.stream()?;
@@ -230,7 +231,7 @@ fn within(patience: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<b
     }
 }
 
-/// A host function that holds its stream up until it is opened, or dropped, or a long time has passed.
+/// A host function that blocks its stream until it is opened or dropped, or a long time has passed.
 #[derive(Debug)]
 pub(super) struct Gate {
     state: Arc<GateState>,
@@ -250,13 +251,13 @@ impl GateState {
 }
 
 impl Gate {
-    /// Lets the stream go on.
+    /// Lets the stream continue.
     pub(super) fn open(&self) {
         *self.state.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
         self.state.changed.notify_all();
     }
 
-    /// Lets the stream go on after a moment, from another thread; the flag is set just before.
+    /// Lets the stream continue after a moment, from another thread; the flag is set just before.
     pub(super) fn open_soon(&self, flag: &Arc<std::sync::atomic::AtomicBool>) -> std::thread::JoinHandle<()> {
         let (gate, flag) = (Self { state: Arc::clone(&self.state) }, Arc::clone(flag));
         std::thread::spawn(move || {
@@ -273,7 +274,7 @@ impl Drop for Gate {
     }
 }
 
-/// A stream that is given up at the end of the case; a capture that is still under way is ended first.
+/// A stream that is destroyed at the end of the case; a capture that is still under way is ended first.
 #[derive(Debug)]
 pub(super) struct Stream<'f> {
     fixture: &'f Fixture,
@@ -292,7 +293,7 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// An event that is given up at the end of the case.
+/// An event that is destroyed at the end of the case.
 #[derive(Debug)]
 pub(super) struct Event<'f> {
     fixture: &'f Fixture,
@@ -314,18 +315,18 @@ pub(super) struct Buffer<'f> {
 }
 
 impl Buffer<'_> {
-    /// Returns all of its words; work that writes them must be done.
+    /// Returns all words of the buffer; work that writes them must be complete.
     pub(super) fn words(&self) -> Result<Vec<u32>> {
         let stream = self.fixture.stream()?;
         self.fixture.words_on(stream.handle, self.pointer, self.words)
     }
 
-    /// Returns its start as an end of a copy.
+    /// Returns the start of the buffer as an endpoint of a copy.
     pub(super) fn end(&self) -> Endpoint {
         Endpoint::Device(self.pointer)
     }
 
-    /// Returns the place `bytes` further on as an end of a copy.
+    /// Returns the place `bytes` after the start as an endpoint of a copy.
     pub(super) fn end_at(&self, bytes: u64) -> Endpoint {
         Endpoint::Device(self.pointer.offset(bytes))
     }
@@ -345,14 +346,14 @@ pub(super) struct Pinned<'f> {
 }
 
 impl Pinned<'_> {
-    /// Returns bytes from its start on.
+    /// Returns `count` bytes from the start.
     pub(super) fn bytes(&self, count: usize) -> Result<Vec<u8>> {
         let mut content = vec![0xee; count];
         self.fixture.driver().host_read(self.pointer, &mut content)?;
         Ok(content)
     }
 
-    /// Returns the place `bytes` further on as an end of a copy.
+    /// Returns the place `bytes` after the start as an endpoint of a copy.
     pub(super) fn end_at(&self, bytes: u64) -> Endpoint {
         Endpoint::Pinned(self.pointer.offset(bytes))
     }
@@ -364,7 +365,7 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// A graph that is given up at the end of the case.
+/// A graph that is destroyed at the end of the case.
 #[derive(Debug)]
 pub(super) struct Graph<'f> {
     fixture: &'f Fixture,
@@ -372,7 +373,7 @@ pub(super) struct Graph<'f> {
 }
 
 impl Graph<'_> {
-    /// Instantiates the graph, launches it `times` times on the stream, waits and gives the executable up.
+    /// Instantiates the graph, launches it `times` times on the stream, waits and destroys the executable.
     pub(super) fn replay(&self, stream: &Stream<'_>, times: usize) -> Result<()> {
         let driver = self.fixture.driver();
         let exec = driver.graph_instantiate(self.handle, self.fixture.device)?;
@@ -407,7 +408,7 @@ pub(super) fn holds(condition: bool, what: &str) -> CaseResult {
     if condition { Ok(()) } else { fail(format!("{what}: expected, and it does not hold")) }
 }
 
-/// Checks that something is what it should be.
+/// Checks that a value equals the expected one.
 #[track_caller]
 pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> CaseResult {
     if seen == expected {
@@ -430,7 +431,7 @@ pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -
     }
 }
 
-/// Checks that a call was refused as an argument of the caller's that is wrong.
+/// Checks that a call was refused because of a wrong argument.
 #[track_caller]
 pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> CaseResult {
     refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)

@@ -1,4 +1,4 @@
-//! Updates of executable graphs: what may change, what may not, and what stays as it was.
+//! Updates of executable graphs: which changes are allowed, which are not, and what remains unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +36,7 @@ group! {
     wrong_launches_are_refused,
 }
 
-/// Returns a graph of what `work` submits on a stream of its own.
+/// Returns the graph of the work that `work` submits to a stream of its own.
 fn captured<'f>(fixture: &'f Fixture, work: impl FnOnce(&Stream<'f>) -> CaseResult) -> CaseResult<Graph<'f>> {
     let stream = fixture.stream()?;
     fixture.capture(&stream, CaptureMode::Global, || work(&stream))
@@ -64,7 +64,7 @@ fn updated(fixture: &Fixture, exec: GraphExecHandle, graph: &Graph<'_>) -> CaseR
     equal(fixture.driver.graph_exec_update(exec, graph.handle)?, GraphExecUpdate::Updated, "the update")
 }
 
-/// Returns whether an update is refused for this reason, at a node that is one of the graph's.
+/// Checks that an update is refused for this reason, at a node that belongs to the graph.
 fn not_updated(
     fixture: &Fixture,
     exec: GraphExecHandle,
@@ -111,7 +111,7 @@ fn an_update_takes_over_the_work(fixture: &Fixture) -> CaseResult {
     launch(fixture, exec)?;
     let other = adding(fixture, &[(&two, 10), (&one, 20)])?;
     updated(fixture, exec, &other)?;
-    // The executable has no need of the graph that it took its work from.
+    // The executable does not need the graph that it was updated from.
     drop(other);
     launch(fixture, exec)?;
     fixture.driver.graph_exec_destroy(exec)?;
@@ -133,7 +133,7 @@ fn an_update_replaces_kernels(fixture: &Fixture) -> CaseResult {
     equal(two.words()?, (7..1007).collect(), "memory of its successor, with a larger grid")
 }
 
-/// Returns a kernel, two branches behind it, and a kernel behind both.
+/// Returns a graph of a kernel, two branches after it, and a kernel after both.
 fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> CaseResult<Graph<'f>> {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
@@ -185,7 +185,7 @@ fn an_update_leaves_queued_launches_alone(fixture: &Fixture) -> CaseResult {
     let graph = adding(fixture, &[(&one, 1)])?;
     let exec = instantiate(fixture, &graph)?;
     let other = adding(fixture, &[(&two, 1)])?;
-    // The executable is loaded when it is first launched, which may wait for the device.
+    // The executable is loaded at its first launch, which may wait for the device.
     launch(fixture, exec)?;
     let gate = fixture.gate(stream.handle)?;
     driver.graph_launch(exec, stream.handle)?;
@@ -259,7 +259,7 @@ fn a_graph_of_another_shape_is_refused(fixture: &Fixture) -> CaseResult {
     let [a, b, c] = &buffers[..] else { return fail("three buffers") };
     let graph = diamond(fixture, [a, b, c], 100)?;
     let exec = instantiate(fixture, &graph)?;
-    // As many nodes, in one row.
+    // The same number of nodes, in one row.
     let other = adding(fixture, &[(a, 1), (b, 1), (c, 1), (a, 1)])?;
     not_updated(fixture, exec, other.handle, UpdateReason::TopologyChanged)?;
     launch(fixture, exec)?;
@@ -469,7 +469,7 @@ fn without_its_graph_an_executable_has_no_names(fixture: &Fixture) -> CaseResult
         set(fixture, exec, node, Kernel::Add, KernelArguments::new(buffer.pointer, 8, 100)),
         "a node whose graph has been destroyed",
     )?;
-    // An update of all of it needs no names.
+    // An update of the whole executable needs no node handles.
     updated(fixture, exec, &adding(fixture, &[(&buffer, 10)])?)?;
     launch(fixture, exec)?;
     fixture.driver.graph_exec_destroy(exec)?;

@@ -1,4 +1,4 @@
-//! Executable graphs: their launches in stream order, their life, and what they share.
+//! Executable graphs: their launches in stream order, their lifetime, and the memory that they share.
 
 use thalweg_driver::CaptureMode;
 

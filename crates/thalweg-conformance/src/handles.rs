@@ -1,4 +1,4 @@
-//! Handles and pointers that name nothing: each is an error of the caller's, and the driver goes on.
+//! Handles and pointers that refer to nothing: each is an error of the caller, and the driver stays usable.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ group! {
 
 const NO: &[Code] = &[Code::InvalidHandle];
 
-/// Numbers that no driver can have issued for what is asked about.
+/// Numbers that no driver can have issued as such a handle.
 const UNKNOWN: [u64; 3] = [0, 0x00de_ad00_0000, u64::MAX];
 
 fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> CaseResult {
@@ -151,7 +151,7 @@ fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> CaseResult {
     let stream = driver.stream_create(fixture.device, 0)?;
     driver.stream_destroy(stream)?;
     refuses_stream(fixture, stream)?;
-    // A handle made afterwards must not bring the old one back to life.
+    // A handle created afterwards must not make the old one valid again.
     let successor = fixture.stream()?;
     refused(driver.stream_query(stream), NO, "a destroyed stream's handle after another stream was made")?;
     driver.stream_synchronize(successor.handle)?;
@@ -222,7 +222,7 @@ fn null_pointers_are_refused(fixture: &Fixture) -> CaseResult {
 }
 
 fn invented_pointers_are_refused(fixture: &Fixture) -> CaseResult {
-    // Addresses in the first page, and far outside what 64-bit processors translate: nothing can be there.
+    // Addresses in the first page, and far outside the range that 64-bit processors translate: nothing can be mapped there.
     for address in [0x40, 0x7000_0000_0000_0000] {
         refuses_pointer(fixture, DevicePointer::new(address))?;
         refuses_host_pointer(fixture, HostPointer::new(address))?;

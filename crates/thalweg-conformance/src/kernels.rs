@@ -1,9 +1,9 @@
-//! The kernels of the suites, twice: as PTX for GPUs and as host functions for the simulator.
+//! The kernels of the suites in two forms: as PTX for GPUs and as host functions for the simulator.
 //!
-//! All take the same arguments ([`KernelArguments`]), so that one launch helper serves every kernel. The PTX is written by
-//! hand and kept to instructions of the oldest architecture that drivers still load: it needs no compiler, and any GPU
-//! takes it. Each kernel waits for `delay_us` first (the races of the litmus programs need kernels of different length)
-//! and then touches `count` words.
+//! All take the same arguments ([`KernelArguments`]), so that one launch helper serves every kernel. The PTX is written by hand
+//! and limited to instructions of the oldest architecture that drivers still load: it needs no compiler, and runs on any GPU.
+//! Each kernel first waits for `delay_us` (the races of the litmus programs need kernels of different length) and then touches
+//! `count` words.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use thalweg_driver::{
     Label, Launch, LaunchMode, ModuleHandle, Result, StreamHandle,
 };
 
-/// Threads a block of every launch.
+/// The number of threads per block of every launch.
 const BLOCK: u32 = 128;
 
 /// The function that a kernel of the suites computes on its `count` words of 32 bits.
@@ -30,10 +30,10 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All of them.
+    /// All kernels.
     pub const ALL: [Self; 4] = [Self::Iota, Self::Constant, Self::Add, Self::Copy];
 
-    /// Returns its name in the modules.
+    /// Returns the kernel's name in the modules.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Iota => "thalweg_iota",
@@ -122,7 +122,7 @@ pub struct KernelSet {
 }
 
 impl KernelSet {
-    /// Loads the kernels in the form that the device takes.
+    /// Loads the kernels in the form that the device supports.
     pub fn load(driver: &dyn Driver, device: u32) -> Result<Self> {
         let host = host_module();
         let image = match driver.device_properties(device)?.image_kind {
@@ -160,7 +160,7 @@ impl KernelSet {
         self.launch_declaring(driver, stream, kernel, arguments, &accesses[..count])
     }
 
-    /// Launches a kernel with other accesses than its own: what the fault cases need.
+    /// Launches a kernel with declared accesses that differ from its own, for the fault cases.
     #[track_caller]
     pub fn launch_declaring(
         &self,
@@ -173,7 +173,7 @@ impl KernelSet {
         self.describe(kernel, arguments, accesses, |launch| driver.launch(stream, launch))
     }
 
-    /// Hands `act` the launch that [`launch`](Self::launch) would make.
+    /// Calls `act` with the launch that [`launch`](Self::launch) would make.
     #[track_caller]
     pub fn with_launch<T>(
         &self,
@@ -232,7 +232,7 @@ fn run(kernel: Kernel, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     Ok(())
 }
 
-/// Waits for some microseconds: spinning where sleep would be too coarse.
+/// Waits for some microseconds, by spinning if sleep would be too coarse.
 pub fn wait_us(delay_us: u32) {
     let delay = Duration::from_micros(u64::from(delay_us));
     if delay >= Duration::from_millis(1) {

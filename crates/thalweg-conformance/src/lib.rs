@@ -1,23 +1,23 @@
 //! The suite that every [`Driver`] passes.
 //!
-//! The trait's contract is prose; this is the same contract as programs. The suite is plain code that any driver can be
-//! handed to, so the simulator runs it in every test run, a GPU runs it on demand, and a driver written elsewhere can
-//! run it too. What the suite demands of the simulator it therefore also demands of the GPU, and the other way round.
+//! The trait's contract is prose; the suite is the same contract as programs. The suite is plain code that runs on any driver, so
+//! the simulator passes through it in every test run, a GPU on demand, and a driver written elsewhere can run it too. Every
+//! requirement on the simulator is therefore also one on the GPU, and the other way round.
 //!
-//! A case is a function over a [`Fixture`]: a driver, one of its devices, and a few [kernels](Kernel) that exist both as
-//! PTX and as host functions. It ends in `Ok`, or in [`Stop::Failed`] with what was expected and what was seen, or in
-//! [`Stop::Skipped`] with the reason (a device without virtual memory, say): a case that could not be run never counts as
-//! passed. After each case the runner waits for the device and does a round trip of its own, so a case that breaks the
-//! driver for those that follow is the one that is reported.
+//! A case is a function over a [`Fixture`]: a driver, one of its devices, and a few [kernels](Kernel) that exist both as PTX and
+//! as host functions. It ends in `Ok`, or in [`Stop::Failed`] with the expected and the observed result, or in [`Stop::Skipped`]
+//! with the reason (a device without virtual memory, say): a case that could not run never counts as passed. After each case the
+//! runner waits for the device and does a round trip of its own, so if a case breaks the driver for later cases, that case is the
+//! one reported.
 //!
 //! # How cases avoid time
-//! Nothing here asserts a duration. Where a case needs work that is *not done yet*, it blocks a stream with a *gate*, a
-//! host function that waits until the case lets it go. Where a case needs work of one stream to get ahead while another
-//! is blocked, it asks first whether the driver does that at all: CUDA promises no concurrency between streams, so a
-//! driver without it is within its rights, and the case is skipped with that reason.
+//! Nothing here asserts a duration. If a case needs work that is *not done yet*, it blocks a stream with a *gate*, a host
+//! function that waits until the case opens it. If a case needs work of one stream to advance while another is blocked, it first
+//! checks whether the driver does that at all: CUDA guarantees no concurrency between streams, so a driver without it conforms,
+//! and the case is skipped with that reason.
 //!
 //! # What is not here
-//! - Cases that lose the device's context: [`destructive_cases`], which run last and only when asked for.
+//! - Cases that lose the device's context: [`destructive_cases`], which run last and only on request.
 //! - Orderings that depend on the schedule: those are [`litmus`] programs.
 //! - Speed.
 
@@ -65,7 +65,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 /// Makes a simulated machine for the suite, with 512 MiB of memory per device.
 ///
 /// # Panics
-/// If the system gives no memory for it.
+/// If the system has not enough memory for it.
 pub fn simulator(devices: u32, workers: usize) -> Arc<dyn Driver> {
     let config = SimConfig { devices, workers, memory_bytes: 512 << 20, ..SimConfig::default() };
     SimDriver::new(config).expect("a simulator of 512 MiB per device")
@@ -74,9 +74,9 @@ pub fn simulator(devices: u32, workers: usize) -> Arc<dyn Driver> {
 /// The reason why a case ended early.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// The driver broke the contract: what was expected, what was seen, and where.
+    /// The driver broke the contract; the text has the expected result, the observed result, and the location.
     Failed(String),
-    /// The case does not apply to this driver or device, and why.
+    /// The case does not apply to this driver or device, for this reason.
     Skipped(String),
 }
 
@@ -118,7 +118,7 @@ macro_rules! group {
 }
 use group;
 
-/// Returns all cases that leave the device as they found it.
+/// Returns all cases that leave the device in a usable state.
 pub fn cases() -> &'static [Case] {
     static ALL: OnceLock<Vec<Case>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -147,7 +147,7 @@ pub fn cases() -> &'static [Case] {
     })
 }
 
-/// Returns the cases that lose the context of the device. On a GPU nothing else can use the device in this process afterwards.
+/// Returns the cases that lose the context of the device. On a GPU nothing in this process can use the device afterwards.
 pub fn destructive_cases() -> &'static [Case] {
     faults::CASES
 }
@@ -157,7 +157,7 @@ pub fn destructive_cases() -> &'static [Case] {
 pub struct Line {
     /// The case.
     pub name: &'static str,
-    /// `None` if it passed.
+    /// The reason why the case did not pass; `None` if it passed.
     pub stop: Option<Stop>,
 }
 
@@ -193,12 +193,12 @@ impl fmt::Display for Line {
 /// The results of all cases, in the order in which they ran.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// One line a case.
+    /// One line per case.
     pub lines: Vec<Line>,
 }
 
 impl Report {
-    /// Returns how many passed.
+    /// Returns the number of cases that passed.
     pub fn passed(&self) -> usize {
         self.lines.iter().filter(|line| line.stop.is_none()).count()
     }
@@ -213,7 +213,7 @@ impl Report {
         self.lines.iter().filter(|line| matches!(line.stop, Some(Stop::Failed(_))))
     }
 
-    /// Returns whether nothing failed.
+    /// Returns whether no case failed.
     pub fn is_success(&self) -> bool {
         self.failed().next().is_none()
     }
@@ -231,7 +231,7 @@ pub fn run_all(driver: &Arc<dyn Driver>, device: u32) -> Report {
     run_each(driver, device, &mut |_| ())
 }
 
-/// Runs all of [`cases`], and shows each line when it is known.
+/// Runs all of [`cases`], and passes each line to `show` as soon as it is known.
 pub fn run_each(driver: &Arc<dyn Driver>, device: u32, show: &mut dyn FnMut(&Line)) -> Report {
     let mut report = Report::default();
     let fixture = Fixture::new(Arc::clone(driver), device);
@@ -247,8 +247,8 @@ pub fn run_each(driver: &Arc<dyn Driver>, device: u32, show: &mut dyn FnMut(&Lin
     report
 }
 
-/// Runs all of [`destructive_cases`]. `open` gives a driver for each of them; where it is the same driver again (a process
-/// has only one CUDA), the cases after the first are skipped, since the device is lost.
+/// Runs all of [`destructive_cases`]. `open` returns a driver for each of them. If it returns the same driver again (a process
+/// has only one CUDA driver), the cases after the first are skipped, since the device is lost.
 pub fn run_destructive(
     open: &mut dyn FnMut() -> Result<Arc<dyn Driver>>,
     device: u32,
@@ -288,7 +288,7 @@ fn attempt(run: impl FnOnce() -> CaseResult) -> Option<Stop> {
     }
 }
 
-/// Returns the file's own name and the line: enough to find a case, and the same wherever the sources lie.
+/// Returns the file's base name and the line: enough to find a case, and independent of the location of the sources.
 fn place(location: &Location<'_>) -> String {
     let file = location.file().rsplit(['/', '\\']).next().unwrap_or_default();
     format!("{file}:{}", location.line())

@@ -1,4 +1,4 @@
-//! Work of vendors' libraries: a command like any other.
+//! Work of vendors' libraries, submitted as commands.
 
 use std::sync::Arc;
 
@@ -34,14 +34,13 @@ fn require_matmul(fixture: &Fixture) -> CaseResult {
     skip("the device has no library for matrix products (cuBLASLt was not found)")
 }
 
-/// Returns the place of element (row, column) of the operand in one matrix of the batch, in elements from the matrix's
-/// address.
+/// Returns the index of element (row, column) of the operand in one matrix of the batch, in elements from the matrix's address.
 fn at(matrix: &Matrix, batch: u64, row: u64, column: u64) -> usize {
     let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
     (batch * matrix.batch_stride + row * matrix.leading_dimension + column) as usize
 }
 
-/// Returns how many elements an operand of `rows`×`columns` spans from its address on.
+/// Returns the number of elements that an operand of `rows`×`columns` spans from its address.
 fn span(matrix: &Matrix, batch: u64, rows: u64, columns: u64) -> usize {
     at(matrix, batch - 1, rows - 1, columns - 1) + 1
 }
@@ -121,7 +120,8 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
     }
 }
 
-/// Returns small whole numbers, whose products and sums are exact in any order.
+/// Allocates a buffer with these values, which the cases choose as small whole numbers: their products and sums are exact in any
+/// order.
 fn floats<'f>(fixture: &'f Fixture, stream: &Stream<'_>, values: &[f32]) -> Result<Buffer<'f>> {
     let buffer = fixture.buffer(values.len() as u64)?;
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -188,7 +188,7 @@ fn a_matmul_adds_a_bias_to_each_row(fixture: &Fixture) -> CaseResult {
     let b = floats(fixture, &stream, &[1.0, 0.0, 2.0, 1.0, 0.0, 3.0])?;
     let d = floats(fixture, &stream, &[f32::NAN; 4])?;
     let operands = [contiguous(&a, 3), contiguous(&b, 2), contiguous(&d, 2)];
-    // The same product with one bias and then another: the description that is kept is not that of the first.
+    // The same product with one bias and then another: the cached description must not contain the first bias.
     for bias in [[10.0, 20.0], [-1.0, 7.0]] {
         let values = floats(fixture, &stream, &bias)?;
         let epilogue = MatmulEpilogue { bias: Some(values.pointer), activation: None };
@@ -241,7 +241,7 @@ fn gelu(x: f32) -> [f64; 2] {
     [of(x), (of(x + step) - of(x - step)) / (2.0 * step)]
 }
 
-/// A product of 16-bit floats, its operands, a bias and a matrix beside the output.
+/// A product of 16-bit floats, with its operands, a bias and an auxiliary matrix.
 struct Short<'f> {
     fixture: &'f Fixture,
     operands: [Vec<f32>; 4],
@@ -256,7 +256,7 @@ impl<'f> Short<'f> {
         let mut draw = |count: usize| -> Vec<f32> {
             let mut next = || {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                // Eighths up to 1, which 16 bits hold.
+                // Multiples of 1/8 up to 1, which 16 bits represent exactly.
                 ((state >> 28) as f32 - 8.0) / 8.0
             };
             (0..count).map(|_| next()).collect()
@@ -281,7 +281,7 @@ impl<'f> Short<'f> {
         (0..k).map(|term| self.operands[0][row * k + term] * self.operands[1][term * n + column]).sum()
     }
 
-    /// Submits the product; in the simulator `host` gives each element of the output, and of the matrix beside it.
+    /// Submits the product; in the simulator `host` computes each element of the output and of the auxiliary matrix.
     fn submit(
         &self,
         stream: &Stream<'_>,
@@ -339,7 +339,7 @@ impl<'f> Short<'f> {
     }
 }
 
-/// Compares with the rounding of 16 bits.
+/// Compares with a tolerance for the rounding to 16 bits.
 fn near(seen: &[f32], expected: impl Fn(usize, usize) -> f64, what: &str) -> CaseResult {
     for (place, &seen) in seen.iter().enumerate() {
         let expected = expected(place / SIZES[1], place % SIZES[1]);
@@ -397,13 +397,13 @@ fn a_matmul_is_multiplied_by_the_derivative_of_gelu(fixture: &Fixture) -> CaseRe
     near(&short.read(&stream, argument)?, |row, column| at(row, column).into(), "GELU's argument is read")
 }
 
-/// The bits that a forward pass keeps are the library's own: the backward pass of the same library reads them.
+/// The mask bits that a forward pass stores are in the library's own format: the backward pass of the same library reads them.
 fn a_matmul_takes_what_is_above_0_and_its_gradient_where_that_was(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     let mut short = Short::new(fixture, &stream)?;
     let [m, n, _] = SIZES;
-    // A row of 128 bits for each row of the output, and room for what the host function of the cases writes beside it.
+    // One row of 128 bits for each row of the output, and room for the values that the host function of these cases writes.
     short.buffers[3] = floats(fixture, &stream, &vec![0.0; m * n])?;
     let kept = short.buffers[3].pointer;
     let relu = |pass| {

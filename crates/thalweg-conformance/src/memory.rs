@@ -84,7 +84,7 @@ fn a_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, pinned.end_at(0), buffer.end(), 4 << 10)?;
     drop(buffer);
-    // What comes next may get the freed memory: it must not meet the work of before.
+    // The next allocation may get the freed memory: earlier work must not reach it.
     let next = fixture.iota(1 << 10, 0)?;
     fixture.driver.stream_synchronize(stream.handle)?;
     equal(next.words()?, (0..1 << 10).collect(), "memory that may be where freed memory was")?;
@@ -232,7 +232,7 @@ fn a_pool_keeps_its_attributes(fixture: &Fixture) -> CaseResult {
     refused(driver.pool_set_attributes(pool, changed), codes, "pool_set_attributes of such a pool")
 }
 
-/// Returns 256 KiB of managed memory, or the reason why there is none.
+/// Returns 256 KiB of managed memory, or skips the case with the reason.
 fn managed(fixture: &Fixture) -> CaseResult<DevicePointer> {
     if !fixture.driver.device_properties(fixture.device)?.managed_memory {
         skip("the device has no managed memory")?;
@@ -294,7 +294,7 @@ fn pinned_memory_is_zeroed(fixture: &Fixture) -> CaseResult {
     for _ in 0..3 {
         let pinned = fixture.pinned(5000)?;
         equal(pinned.bytes(5000)?, vec![0; 5000], "fresh pinned memory")?;
-        // So that the next one would show it, were it the same memory.
+        // So that the next allocation would show these bytes if it were the same memory.
         fixture.driver.host_write(pinned.pointer, &[0xab; 5000])?;
     }
     Ok(())
@@ -343,7 +343,7 @@ fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, pinned.end_at(0), buffer.end(), 4096)?;
     drop(pinned);
-    // What comes next may get the freed memory: the copy of before must not reach it.
+    // The next allocation may get the freed memory: the earlier copy must not reach it.
     let next = fixture.pinned(4096)?;
     fixture.driver.stream_synchronize(stream.handle)?;
     equal(next.bytes(4096)?, vec![0; 4096], "pinned memory that may be where freed memory was")
@@ -375,7 +375,7 @@ fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Flags for memory that some threads touch before it is pinned, or the reason why there is none.
+/// Returns the flags for memory that some threads touch before it is pinned, or skips the case with the reason.
 fn registered(fixture: &Fixture, prefault_threads: u32) -> CaseResult<HostFlags> {
     if !fixture.driver.device_properties(fixture.device)?.host_register {
         skip("the device cannot pin memory where it is")?;
@@ -420,7 +420,7 @@ fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), 4 << 20)?;
     driver.host_free(pointer)?;
-    // The memory may be another owner's by now: the copy must have read it before.
+    // The memory may have another owner by now: the copy must have read it before.
     let next = driver.host_allocate(4 << 20, flags)?;
     driver.host_write(next, &[8; 64])?;
     driver.stream_synchronize(stream.handle)?;

@@ -9,10 +9,10 @@ use thalweg_driver::{
 };
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
-/// Ranks of a [`World`] in most tests.
+/// The number of ranks of a [`World`] in most tests.
 pub const RANKS: u32 = 4;
 
-/// Room for what a rank gives, and for what it gets.
+/// The size of the memory that a rank sends, and of the memory that it receives.
 pub const BYTES: u64 = 4096;
 
 /// Every element format that collectives take.
@@ -29,7 +29,7 @@ pub const FORMATS: [ElementFormat; 10] = [
     ElementFormat::R_64U,
 ];
 
-/// Every reduction.
+/// Every reduction operation.
 pub const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Product, Reduction::Maximum, Reduction::Minimum, Reduction::Average];
 
@@ -52,13 +52,13 @@ pub struct World<D> {
     pub communicator: Vec<CommunicatorHandle>,
     /// The stream of each rank.
     pub streams: Vec<StreamHandle>,
-    /// The memory of each rank that it sends from: [`BYTES`] bytes.
+    /// The memory that each rank sends from: [`BYTES`] bytes.
     pub send: Vec<DevicePointer>,
-    /// The memory of each rank that it receives into: [`BYTES`] bytes.
+    /// The memory that each rank receives into: [`BYTES`] bytes.
     pub receive: Vec<DevicePointer>,
 }
 
-/// Describes a machine with so many devices.
+/// Returns the configuration of a machine with `devices` devices.
 pub fn config(devices: u32) -> SimConfig {
     SimConfig { devices, memory_bytes: 16 << 20, workers: 2, ..SimConfig::default() }
 }
@@ -74,7 +74,7 @@ pub fn controlled(schedule: impl Schedule + 'static) -> World<SimDriver> {
 }
 
 impl<D: Driver> World<D> {
-    /// Makes so many ranks, one per device of the driver.
+    /// Makes `ranks` ranks, one per device of the driver.
     pub fn new(driver: Arc<D>, ranks: u32) -> Self {
         let devices: Vec<u32> = (0..ranks).collect();
         let communicator = driver.communicators_create(&devices).unwrap();
@@ -85,7 +85,7 @@ impl<D: Driver> World<D> {
         Self { communicator, streams, send, receive, driver }
     }
 
-    /// Returns the part of a rank on its stream, from its buffer to its other one.
+    /// Returns the part of a rank on its stream, from its send buffer to its receive buffer.
     #[track_caller]
     pub fn part(
         &self,
@@ -145,7 +145,7 @@ pub fn name(operation: CollectiveOperation) -> &'static str {
 
 // ---- The model --------------------------------------------------------------------------------------------------------
 
-/// Returns a number as an element; numbers that an integer has no room for wrap.
+/// Encodes a number as an element; numbers that do not fit an integer format wrap.
 pub fn encode(format: ElementFormat, value: f64) -> Vec<u8> {
     let integer = value as i64;
     match format {
@@ -167,7 +167,7 @@ pub fn values(rank: u32, count: u64, salt: u64) -> Vec<f64> {
     (0..count).map(|index| ((u64::from(rank) * 5 + index * 3 + salt) % 7) as f64).collect()
 }
 
-/// Returns what each rank gets; `None` for nothing.
+/// Returns the result that each rank receives; `None` if it receives nothing.
 pub fn expected(operation: CollectiveOperation, inputs: &[Vec<f64>]) -> Vec<Option<Vec<f64>>> {
     let ranks = inputs.len();
     let reduced = |reduction: Reduction| -> Vec<f64> {
@@ -197,7 +197,7 @@ pub fn expected(operation: CollectiveOperation, inputs: &[Vec<f64>]) -> Vec<Opti
     }
 }
 
-/// Returns how many elements a rank gives.
+/// Returns the number of elements that a rank sends.
 pub fn given(operation: CollectiveOperation, count: u64) -> u64 {
     if matches!(operation, CollectiveOperation::ReduceScatter(_)) { count * u64::from(RANKS) } else { count }
 }

@@ -1,4 +1,4 @@
-//! Memory that is given away and received. One process plays both parts, as far as a driver lets it.
+//! Memory that is exported and imported. One process plays both roles, as far as a driver allows it.
 
 use std::os::fd::OwnedFd;
 
@@ -23,7 +23,7 @@ group! {
     an_address_is_in_its_allocation_and_no_other,
 }
 
-/// Returns a page that is made with the flags, or the reason why not.
+/// Returns a page that is made with the flags, or skips the case with the reason.
 fn page_with(fixture: &Fixture, flags: PhysicalFlags) -> CaseResult<(PhysicalHandle, u64)> {
     let properties = fixture.driver.device_properties(fixture.device)?;
     let is_possible = properties.virtual_memory
@@ -39,7 +39,7 @@ fn page_with(fixture: &Fixture, flags: PhysicalFlags) -> CaseResult<(PhysicalHan
     let page = properties.virtual_memory_granularity_bytes;
     match fixture.driver.physical_create(fixture.device, page, flags) {
         Ok(physical) => Ok((physical, page)),
-        // Fabric handles take a service that this machine may not run.
+        // Fabric handles need a service that this machine may not run.
         Err(error) if flags.share_as == Some(HandleType::Fabric) => {
             Err(Stop::Skipped(format!("fabric handles are not set up: {error}")))
         }
@@ -51,7 +51,7 @@ fn shared(share_as: HandleType) -> PhysicalFlags {
     PhysicalFlags { share_as: Some(share_as), ..PhysicalFlags::default() }
 }
 
-/// Reserves a page's range, maps the memory there, and lets the device touch it.
+/// Reserves a range for a page, maps the memory there, and lets the device access it.
 fn map(fixture: &Fixture, physical: PhysicalHandle, page: u64) -> CaseResult<DevicePointer> {
     let driver = fixture.driver();
     let range = driver.address_reserve(fixture.device, page)?;
@@ -155,7 +155,7 @@ fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> CaseResult {
     equal(driver.ipc_export(buffer.pointer)?, handle, "the handle of a second export")?;
     let opened = match driver.ipc_open(fixture.device, handle) {
         Ok(opened) => opened,
-        // A GPU opens it in another process only.
+        // A GPU opens it only in another process.
         Err(error) if error.code() == Code::InvalidContext => {
             return skip(format!("only another process can open it: {error}"));
         }

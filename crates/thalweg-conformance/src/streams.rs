@@ -30,7 +30,7 @@ group! {
 fn commands_run_in_order(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(1000, 0)?;
-    // Each round adds, copies away and shifts: any two commands that swap places leave other numbers.
+    // Each round adds, copies out and shifts: swapping any two commands changes the numbers.
     let copy = fixture.buffer(1000)?;
     let mut expected: Vec<u32> = (0..1000).collect();
     for round in 0..8 {

@@ -1,4 +1,4 @@
-//! Several host threads at once: the trait promises that every method may be called from each of them.
+//! Several host threads at the same time: the trait guarantees that every method may be called from each of them.
 
 use thalweg_driver::CaptureMode;
 
@@ -16,7 +16,7 @@ group! {
 
 const THREADS: u32 = 4;
 
-/// Runs the function on several threads and gives the first failure.
+/// Runs the function on several threads and returns the first failure.
 fn together(run: impl Fn(u32) -> CaseResult + Sync) -> CaseResult {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)

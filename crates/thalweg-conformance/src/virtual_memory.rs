@@ -28,7 +28,7 @@ group! {
     copies_of_another_device_need_access,
 }
 
-/// A reserved range and physical memory, given back at the end of the case.
+/// A reserved range and physical memory, released at the end of the case.
 struct Pages<'f> {
     fixture: &'f Fixture,
     page: u64,
@@ -62,7 +62,7 @@ impl<'f> Pages<'f> {
         self.base.offset(page * self.page)
     }
 
-    /// Maps pages of the physical memory and lets the device touch them.
+    /// Maps pages of the physical memory and lets the device access them.
     fn map(&self, at: u64, pages: u64, physical: PhysicalHandle, from: u64) -> Result<()> {
         let driver = self.fixture.driver();
         driver.memory_map(self.at(at), pages * self.page, physical, from * self.page)?;
@@ -142,7 +142,7 @@ fn two_mappings_are_one_memory(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// CUDA maps from offset 0 only, to this day (`cuMemMap`: "offset - must be zero").
+/// CUDA still maps only from offset 0 (`cuMemMap`: "offset - must be zero").
 fn parts_of_physical_memory_are_mapped(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = pages.create(2)?;
@@ -179,7 +179,7 @@ fn several_mappings_make_one_range(fixture: &Fixture) -> CaseResult {
     let (first, second) = (pages.create(1)?, pages.create(1)?);
     pages.map(0, 1, first, 0)?;
     pages.map(1, 1, second, 0)?;
-    // A kernel and a copy that run over the seam between the two.
+    // A kernel and a copy that cross the border between the two.
     let seam = DevicePointer::new(pages.at(1).address() - 512);
     pages.write(seam, 41)?;
     pages.expect(seam, 41, "a range over two mappings")?;
@@ -205,7 +205,7 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> CaseResult {
             "physical_create of no multiple of the granularity",
         )?;
         let map = driver.memory_map(pages.at(0), bytes, physical, 0);
-        // A GPU answers that it does not support mapping a part of a page.
+        // A GPU reports that it does not support mapping a part of a page.
         let part = &[Code::InvalidValue, Code::NotSupported];
         refused(map, part, "memory_map of no multiple of the granularity")?;
     }
@@ -223,7 +223,7 @@ fn a_range_is_mapped_once(fixture: &Fixture) -> CaseResult {
     let codes = &[Code::AlreadyMapped, Code::InvalidValue, Code::MapFailed];
     refused(twice, codes, "memory_map where something is mapped")?;
     pages.unmap(0, 1)?;
-    // Nothing reserved lies there: `buffer` is plain memory.
+    // Nothing is reserved there: `buffer` is plain memory.
     let buffer = fixture.buffer(64)?;
     let map = fixture.driver.memory_map(buffer.pointer, pages.page, physical, 0);
     refused(map, codes, "memory_map at an address that is not reserved")
@@ -273,7 +273,7 @@ fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Work at two addresses of the same memory, with nothing but streams and events between.
+/// Work at two addresses of the same memory, ordered only by streams and events.
 fn aliases_are_ordered_by_streams(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
@@ -296,7 +296,7 @@ fn aliases_are_ordered_by_streams(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Aliases within one graph: how a capture's memory is put together anew, while its replays go on at the old addresses too.
+/// Aliases within one graph: a capture's memory is remapped while its replays still use the old addresses too.
 fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
@@ -304,7 +304,7 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
         fixture.launch(&stream, Kernel::Constant, KernelArguments::new(pages.at(0), 1024, 5))?;
-        // It gets its second address in the middle of the capture.
+        // The memory gets its second address in the middle of the capture.
         pages.map(1, 1, physical, 0)?;
         for (address, number) in [(1, 100), (0, 1_000), (1, 10_000)] {
             let slow = KernelArguments::new(pages.at(address), 1024, number).with_delay_us(100);
@@ -325,8 +325,8 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// The way in which an allocator makes room without waiting: pages get a second address while work at the first is under
-/// way, and lose the first when that work is done and work at the second is under way.
+/// The method by which an allocator makes room without waiting: pages get a second address while work at the first is under way,
+/// and lose the first when that work is complete and work at the second is under way.
 fn memory_moves_while_work_uses_it(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = [pages.create(1)?, pages.create(1)?];
@@ -347,7 +347,7 @@ fn memory_moves_while_work_uses_it(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// One call opens many mappings to a device, and one call unmaps them.
+/// One call makes many mappings accessible to a device, and one call unmaps them.
 fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> CaseResult {
     const COUNT: u64 = 5;
     let mut pages = Pages::reserve(fixture, COUNT + 1)?;
@@ -397,7 +397,8 @@ fn captures_allow_all_of_it(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// Plain memory may be copied by a stream of any device. Mapped memory has to be opened to it, which peer access does not do.
+/// A stream of any device may copy plain memory. Mapped memory has to be made accessible to that device, which peer access does
+/// not do.
 fn copies_of_another_device_need_access(fixture: &Fixture) -> CaseResult {
     let (driver, device) = (fixture.driver(), fixture.device);
     let Some(other) =

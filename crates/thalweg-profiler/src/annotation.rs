@@ -1,5 +1,5 @@
-//! [`record_function`] and [`record_operator`]: regions of a program, by name, and calls of operators. [`emit_nvtx`] shows both to other
-//! profilers.
+//! [`record_function`] and [`record_operator`]: named regions of a program, and calls of operators. [`emit_nvtx`] shows both to
+//! other profilers.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,10 +13,10 @@ use thalweg_driver::cuda::nvtx;
 use crate::recording::{Recording, thread_number};
 use crate::trace::MemoryChange;
 
-/// The number of recordings, and of [`EmitNvtx`].
+/// The number of recordings and [`EmitNvtx`] guards.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of [`EmitNvtx`].
+/// The number of [`EmitNvtx`] guards.
 static EMITTERS: AtomicUsize = AtomicUsize::new(0);
 
 static RECORDINGS: Mutex<Vec<Arc<Recording>>> = Mutex::new(Vec::new());
@@ -25,7 +25,7 @@ fn recordings() -> MutexGuard<'static, Vec<Arc<Recording>>> {
     RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes regions go to this recording, too.
+/// Adds a recording to those that regions are written to.
 pub(crate) fn attach(recording: &Arc<Recording>) {
     let mut recordings = recordings();
     recordings.push(Arc::clone(recording));
@@ -33,7 +33,7 @@ pub(crate) fn attach(recording: &Arc<Recording>) {
     count_memory(recording, true);
 }
 
-/// Undoes [`attach`].
+/// Removes a recording that was added by [`attach`].
 pub(crate) fn detach(recording: &Arc<Recording>) {
     let mut recordings = recordings();
     recordings.retain(|other| !Arc::ptr_eq(other, recording));
@@ -41,13 +41,14 @@ pub(crate) fn detach(recording: &Arc<Recording>) {
     count_memory(recording, false);
 }
 
-/// A guard: regions and operators are NVTX ranges too, until it is dropped.
+/// A guard: until it is dropped, regions and operators are also emitted as NVTX ranges.
 #[must_use = "ranges are emitted until this is dropped"]
 #[derive(Debug)]
 pub struct EmitNvtx(());
 
-/// Makes each [`record_function`] and each call of an operator an NVTX range of its thread, for Nsight Systems and the like, until the answer
-/// is dropped (`torch.autograd.profiler.emit_nvtx`). Without the library of NVTX, or a tool that reads its ranges, nothing is shown.
+/// Emits each [`record_function`] and each call of an operator as an NVTX range of its thread, for Nsight Systems and similar
+/// tools, until the returned guard is dropped (`torch.autograd.profiler.emit_nvtx`). Without the NVTX library, or a tool that
+/// reads its ranges, nothing is shown.
 pub fn emit_nvtx() -> EmitNvtx {
     EMITTERS.fetch_add(1, Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::Relaxed);
@@ -61,12 +62,12 @@ impl Drop for EmitNvtx {
     }
 }
 
-/// Begins an NVTX range if they are asked for.
+/// Begins an NVTX range if emitting is enabled.
 fn emitted(name: &str) -> Option<nvtx::Range> {
     (EMITTERS.load(Ordering::Relaxed) > 0).then(|| nvtx::range(name))
 }
 
-/// A region of the program, from [`record_function`] until this is dropped. It belongs to its thread.
+/// A region of the program, which begins in [`record_function`] and ends when this is dropped. It belongs to its thread.
 #[must_use = "the region ends when this is dropped"]
 #[derive(Debug)]
 pub struct RecordFunction(Option<OpenRegion>);
@@ -81,7 +82,7 @@ struct OpenRegion {
 }
 
 /// Begins a region, which every recording profiler of the process shows under this name (`torch.profiler.record_function`). While
-/// none records, it costs one relaxed load. A region that a recording does not see whole is not in it.
+/// none records, it costs one relaxed load. A recording contains only regions that begin and end while it records.
 pub fn record_function(name: &str) -> RecordFunction {
     let is_recorded = COUNT.load(Ordering::Relaxed) > 0;
     RecordFunction(is_recorded.then(|| OpenRegion {
@@ -93,16 +94,16 @@ pub fn record_function(name: &str) -> RecordFunction {
 }
 
 thread_local! {
-    /// The innermost operator that the thread is in; 0 for none.
+    /// The innermost operator of the thread; 0 for none.
     static OPERATOR: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the innermost operator that the calling thread is in.
+/// Returns the innermost operator of the calling thread.
 pub(crate) fn current_operator() -> Option<u64> {
     Some(OPERATOR.get()).filter(|&operator| operator != 0)
 }
 
-/// A call of an operator, from [`record_operator`] until this is dropped.
+/// A call of an operator, which begins in [`record_operator`] and ends when this is dropped.
 #[must_use = "the call ends when this is dropped"]
 #[derive(Debug)]
 pub struct RecordOperator(Option<OpenOperator>);
@@ -123,7 +124,7 @@ pub fn record_operator(name: &'static str) -> RecordOperator {
     record_operator_with(|| name)
 }
 
-/// Begins a call of an operator, as [`record_operator`] does, whose name is found out only where something records.
+/// Begins a call of an operator, as [`record_operator`] does; the name is computed only if something records.
 pub fn record_operator_with(name: impl FnOnce() -> &'static str) -> RecordOperator {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return RecordOperator(None);
@@ -163,10 +164,10 @@ impl Drop for RecordFunction {
     }
 }
 
-/// The number of recordings that keep changes of memory.
+/// The number of recordings that record changes of memory.
 static MEMORY: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes changes of memory go to one recording more, or one less.
+/// Adds a recording to, or removes it from, the count of those that record changes of memory.
 fn count_memory(recording: &Recording, is_attached: bool) {
     if !recording.keeps_memory() {
         return;
@@ -177,8 +178,8 @@ fn count_memory(recording: &Recording, is_attached: bool) {
     };
 }
 
-/// Tells every recording of this driver that keeps changes of memory of one. While none does, it costs one relaxed load, and `change` is
-/// not called.
+/// Passes a change of memory to every recording of this driver that records them. While there is no such recording, it costs one
+/// relaxed load, and `change` is not called.
 #[inline]
 pub fn record_memory(driver: &Arc<dyn Driver>, change: impl FnOnce() -> MemoryChange) {
     if MEMORY.load(Ordering::Relaxed) > 0 {

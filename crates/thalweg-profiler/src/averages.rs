@@ -12,27 +12,27 @@ use crate::trace::{Activity, Trace};
 pub struct Average {
     /// The operator.
     pub operator: String,
-    /// The number of times that it was called; where no call of it was seen, how many commands it submitted; of kernels in graphs
-    /// alone, how many ran.
+    /// The number of calls of the operator. If no call of it was seen, the number of commands that it submitted; if it has only
+    /// kernels in graphs, the number of kernels that ran.
     pub count: u64,
-    /// Nanoseconds on the host, without those of operators that it called; where no call of it was seen, in calls of the driver.
+    /// Nanoseconds on the host, excluding operators that it called; if no call of it was seen, in calls of the driver.
     pub self_host_nanoseconds: u64,
-    /// Nanoseconds on the host, those of operators that it called too.
+    /// Nanoseconds on the host, including operators that it called.
     pub host_nanoseconds: u64,
     /// Nanoseconds on devices.
     pub device_nanoseconds: u64,
-    /// Bytes that the commands that ran declared, where they are known: those of a graph's kernels are not.
+    /// The declared bytes of the commands that ran, if they are known: those of a graph's kernels are not.
     pub bytes: u64,
-    /// Nanoseconds on devices of what declared `bytes`.
+    /// Nanoseconds on devices of the work that is counted in `bytes`.
     pub bytes_nanoseconds: u64,
-    /// Floating-point operations of the commands that ran, where they are known.
+    /// Floating-point operations of the commands that ran, if they are known.
     pub flops: u64,
-    /// Nanoseconds on devices of what has `flops`.
+    /// Nanoseconds on devices of the work that is counted in `flops`.
     pub flops_nanoseconds: u64,
-    /// Bytes of device memory that it took from a caching allocator, less those that it gave back, without those of operators that it called;
-    /// 0 where changes of memory were not kept.
+    /// The bytes of device memory that it allocated from a caching allocator minus those that it freed, excluding operators that
+    /// it called; 0 if changes of memory were not recorded.
     pub self_device_memory_bytes: i64,
-    /// Bytes of device memory that it and the operators that it called took, less those that they gave back.
+    /// The bytes of device memory that it and the operators that it called allocated minus those that they freed.
     pub device_memory_bytes: i64,
 }
 
@@ -50,7 +50,7 @@ impl Average {
     }
 }
 
-/// Sums per operator; its `Display` is a table.
+/// The sums per operator; their `Display` is a table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KeyAverages(pub Vec<Average>);
 
@@ -69,7 +69,7 @@ impl KeyAverages {
     }
 }
 
-/// Sums that grow.
+/// The sums while they are computed, by operator.
 #[derive(Default)]
 struct Rows(HashMap<String, Average>);
 
@@ -100,7 +100,7 @@ impl Rows {
         }
     }
 
-    /// Adds the commands: those of no recorded operator count by themselves.
+    /// Adds the commands; those outside of recorded operators count separately.
     fn add_commands(&mut self, trace: &Trace) {
         let operators = trace.operators_of_calls();
         let host: HashMap<u64, u64> =
@@ -147,7 +147,7 @@ impl Rows {
 const MEMORY: &str = "[memory]";
 
 impl Rows {
-    /// Adds what operators took of the caching allocator and gave back.
+    /// Adds the memory that operators allocated from the caching allocator and freed.
     fn add_memory(&mut self, trace: &Trace) {
         if trace.memory.is_empty() {
             return;
@@ -169,12 +169,12 @@ impl Rows {
     }
 }
 
-/// Returns whether an activity counts by itself: a graph runs it, or a library that is not recorded.
+/// Returns whether an activity counts separately, because a graph or an unrecorded library runs it.
 fn is_by_itself(activity: &Activity) -> bool {
     activity.graph_node.is_some() || activity.correlation.is_none()
 }
 
-/// The column that a table is sorted by, in descending order; names in [`FromStr`] are PyTorch's.
+/// The column that a table is sorted by, in descending order; the names in [`FromStr`] are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortBy {
     /// Time on devices (`device_time_total`, `cuda_time_total`).
@@ -217,23 +217,23 @@ impl FromStr for SortBy {
     }
 }
 
-/// The limits of a GPU, as they were measured (`thalweg bench`).
+/// The measured limits of a GPU (`thalweg bench`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ceilings {
-    /// GB/s of a copy within the GPU, its reads and its writes together.
+    /// The bandwidth in GB/s of a copy within the GPU, reads and writes added.
     pub bandwidth: f64,
     /// 10⁹ floating-point operations per second of a large matrix product.
     pub gflops: f64,
 }
 
 impl KeyAverages {
-    /// Returns a table of at most `row_limit` rows (`key_averages().table(sort_by, row_limit)`). Shares are of all rows.
+    /// Returns a table of at most `row_limit` rows (`key_averages().table(sort_by, row_limit)`). Shares refer to all rows.
     pub fn table(&self, sort_by: SortBy, row_limit: usize) -> String {
         self.write(sort_by, row_limit, None)
     }
 
-    /// Returns the table of [`table`](Self::table) with what share of the GPU's bandwidth and of its arithmetic each operator reached:
-    /// `-` where its bytes or operations are not known.
+    /// Returns the table of [`table`](Self::table) with the share of the GPU's bandwidth and of its arithmetic that each operator
+    /// reached: `-` if its bytes or operations are not known.
     pub fn table_against(&self, sort_by: SortBy, row_limit: usize, ceilings: &Ceilings) -> String {
         self.write(sort_by, row_limit, Some(ceilings))
     }
@@ -295,10 +295,10 @@ impl KeyAverages {
     }
 }
 
-/// The longest name that a table shows: names of C++ have hundreds of letters.
+/// The length of the longest name that a table shows: names of C++ have hundreds of letters.
 const LONGEST_NAME: usize = 60;
 
-/// Returns a name as a table shows it.
+/// Returns a name shortened for a table.
 fn shown(name: &str) -> String {
     match name.char_indices().nth(LONGEST_NAME) {
         None => name.to_owned(),
@@ -306,7 +306,7 @@ fn shown(name: &str) -> String {
     }
 }
 
-/// Returns a share of a ceiling that is one: none of a ceiling of 0.
+/// Returns a finite share; `None` for a share of a ceiling of 0.
 fn finite(share: Option<f64>) -> Option<f64> {
     share.filter(|share| share.is_finite())
 }

@@ -1,5 +1,5 @@
-//! Kineto's form of Chrome's trace format: times in microseconds, the process or the device as `pid`, the thread or the stream as `tid`,
-//! and an arrow (`ac2g`) from each call to what it made the device do.
+//! Kineto's variant of Chrome's trace format: times in microseconds, the process or the device as `pid`, the thread or the stream
+//! as `tid`, and an arrow (`ac2g`) from each call to the device work that it caused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,11 +11,11 @@ use crate::trace::{
     Span, Trace,
 };
 
-/// Numbers of streams per device.
+/// The numbers of streams, by device.
 type StreamNumbers = BTreeMap<(u32, ActivityStream), u64>;
 
-/// Numbers the streams of each device from 1 on, those of the program in the order of their first commands, then the others: the driver's
-/// numbers have more bits than readers of the format keep.
+/// Numbers the streams of each device from 1 on: first those of the program, in the order of their first commands, then the
+/// others. The driver's numbers have more bits than readers of the format keep.
 fn stream_numbers(trace: &Trace) -> StreamNumbers {
     let mut numbers = StreamNumbers::new();
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
@@ -31,7 +31,7 @@ fn stream_numbers(trace: &Trace) -> StreamNumbers {
     numbers
 }
 
-/// Returns the whole file.
+/// Returns the complete file.
 pub(crate) fn trace(trace: &Trace) -> Value {
     let streams = stream_numbers(trace);
     let mut events = names(trace, &streams);
@@ -120,15 +120,15 @@ fn device(id: u32, properties: &DeviceProperties) -> Value {
     })
 }
 
-/// The first id of operators that no dispatcher told of: those of a driver's commands.
+/// The first id of operators that no dispatcher reported: those of a driver's commands.
 const FIRST_LONE_ID: u64 = 1 << 40;
 
-/// Returns the id that joins a call and its work with the operator's event.
+/// Returns the id that links a call and its work to the operator's event.
 fn external_id(call: &Call) -> u64 {
     call.operator.unwrap_or(FIRST_LONE_ID + call.correlation)
 }
 
-/// Adds a call, and the operator of its command where the dispatcher told of none.
+/// Adds a call, and the operator of its command if the dispatcher reported none.
 fn call_events(events: &mut Vec<Value>, call: &Call, command: Option<&Command>) {
     let pid = std::process::id();
     let mut arguments = json!({"correlation": call.correlation});
@@ -145,7 +145,7 @@ fn call_events(events: &mut Vec<Value>, call: &Call, command: Option<&Command>) 
     events.push(complete("cuda_driver", call.entry_point, json!(pid), call.thread, call.span, arguments));
 }
 
-/// Adds a change of memory: the instant that Kineto writes, and a value of the two curves of its device.
+/// Adds a change of memory: Kineto's instant event, and a value of each of the two curves of its device.
 fn memory_events(events: &mut Vec<Value>, event: &MemoryEvent) {
     /// Kineto's number of CUDA devices (`c10::DeviceType::CUDA`).
     const CUDA: u32 = 1;
@@ -220,7 +220,7 @@ fn activity_events(
     }));
 }
 
-/// Returns, per region and stream, the span of what the region submitted to the stream.
+/// Returns, for each region and stream, the span of the work that the region submitted to the stream.
 fn device_annotations(trace: &Trace, streams: &StreamNumbers) -> Vec<Value> {
     let mut activities: HashMap<u64, Vec<&Activity>> = HashMap::new();
     for activity in &trace.activities {

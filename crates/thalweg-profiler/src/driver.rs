@@ -1,4 +1,4 @@
-//! [`ProfilerDriver`]: each call goes to the driver inside, and is recorded on its way.
+//! [`ProfilerDriver`]: passes each call to the inner driver, and records it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::annotation;
 use crate::recording::Recording;
 use crate::trace::{Category, Command, Trace};
 
-/// A driver around another that records a timeline between [`start`](Self::start) and [`stop`](Self::stop).
+/// A driver that wraps another and records a timeline between [`start`](Self::start) and [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct ProfilerDriver {
     inner: Arc<dyn Driver>,
@@ -22,19 +22,20 @@ pub struct ProfilerDriver {
     is_recording: AtomicBool,
     keeps_memory: AtomicBool,
     recording: Mutex<Option<Arc<Recording>>>,
-    /// The names of the kernels that were asked for.
+    /// The names of the kernels that were looked up.
     names: Mutex<HashMap<FunctionHandle, String>>,
     operators: Operators,
-    /// The number of captures that are under way.
+    /// The number of captures under way.
     captures: AtomicUsize,
 }
 
-/// The operators that launched kernels into graphs, by the kernels' names: a graph's launch says no more of its kernels.
+/// The operators that launched kernels into graphs, by the kernels' names: a graph's launch reports only the names of its
+/// kernels.
 #[derive(Debug, Default)]
 pub(crate) struct Operators(Mutex<HashMap<String, &'static str>>);
 
 impl Operators {
-    /// Returns the operator that launched a kernel of this name last, while it was captured.
+    /// Returns the operator of the last captured launch of a kernel of this name.
     pub(crate) fn of_kernel(&self, name: &str) -> Option<&'static str> {
         locked(&self.0).get(name).copied()
     }
@@ -44,10 +45,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records what `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are idle.
+/// Records the work that `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are
+/// idle.
 ///
 /// # Errors
-/// Those of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
+/// The errors of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
 pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(T, Trace)> {
     driver.start()?;
     let answer = body();
@@ -55,12 +57,14 @@ pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(
 }
 
 impl ProfilerDriver {
-    /// Creates a profiler around a driver. It does not record yet. Launches tell it which bytes they touch, whether it records or not.
+    /// Creates a profiler that wraps a driver. It does not record yet. Launches list the bytes that they touch for it, whether it
+    /// records or not.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
         Self::of(inner, true)
     }
 
-    /// Creates a profiler that knows a launch's bytes only where the driver inside wants to know them: nothing but a load is the price of not recording.
+    /// Creates a profiler to which launches list their bytes only if the inner driver needs them, so that not recording costs
+    /// only a load.
     pub(crate) fn idle(inner: Arc<dyn Driver>) -> Arc<Self> {
         let reads_accesses = inner.reads_accesses();
         Self::of(inner, reads_accesses)
@@ -79,7 +83,7 @@ impl ProfilerDriver {
         })
     }
 
-    /// Sets whether recordings that start from now on keep each block that a caching allocator hands out or takes back
+    /// Sets whether later recordings contain each block that a caching allocator hands out or takes back
     /// (`torch.profiler.profile(profile_memory=True)`).
     pub fn profile_memory(&self, keeps_memory: bool) {
         self.keeps_memory.store(keeps_memory, Ordering::Relaxed);
@@ -88,7 +92,7 @@ impl ProfilerDriver {
     /// Begins to record.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] if it records already.
+    /// [`Code::InvalidValue`] if it is already recording.
     pub fn start(&self) -> Result<()> {
         let mut recording = locked(&self.recording);
         if recording.is_some() {
@@ -107,10 +111,10 @@ impl ProfilerDriver {
         Ok(())
     }
 
-    /// Ends the recording. *Blocks* until the devices that had work are idle; not in capture.
+    /// Ends the recording. *Blocks* until the devices that had work are idle, so it must not be called in a capture.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] if it does not record; those of asynchronous work.
+    /// [`Code::InvalidValue`] if it is not recording; the errors of asynchronous work.
     pub fn stop(&self) -> Result<Trace> {
         self.is_recording.store(false, Ordering::Relaxed);
         let recording = locked(&self.recording).take().ok_or_else(|| {
@@ -156,7 +160,7 @@ impl ProfilerDriver {
     }
 }
 
-/// A command's description, without its times.
+/// The description of a command, without its times.
 struct Work {
     name: String,
     label: Label,
@@ -193,7 +197,7 @@ fn bytes_of(accesses: &[Access]) -> u64 {
     accesses.iter().fold(0, |sum, access| sum.saturating_add(access.bytes))
 }
 
-/// Returns a copy's name in Kineto's words.
+/// Returns Kineto's name of a copy.
 fn copy_name(copy: &Copy) -> &'static str {
     match (copy.source, copy.target) {
         (Endpoint::Device(_), Endpoint::Device(_)) => "Memcpy DtoD (Device -> Device)",
@@ -212,7 +216,8 @@ impl Driver for ProfilerDriver {
         Some(&*self.inner)
     }
 
-    /// Returns `true` while the driver inside wants them: a command's bytes are those of its ranges, and code that opens a device asks once, before anything is recorded.
+    /// Returns whether launches must list their ranges: a command's bytes are those of its ranges, and code that opens a device
+    /// queries this once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
     }
@@ -269,7 +274,7 @@ impl Driver for ProfilerDriver {
     }
 
     fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
-        // An end that fails may leave a capture: names that are noted for none do no harm.
+        // A failed end may leave a capture: names that are noted without a graph do no harm.
         let graph = self.inner.stream_end_capture(stream)?;
         let one_less = |captures: usize| captures.checked_sub(1);
         let _ = self.captures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);

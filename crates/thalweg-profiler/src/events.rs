@@ -1,4 +1,4 @@
-//! Times by events: each command stands between two of them on its stream, whose times are read when recording ends.
+//! Times by events: each command is enclosed by two events on its stream, whose times are read when recording ends.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -9,27 +9,27 @@ use thalweg_driver::{CaptureStatus, Driver, EventFlags, EventHandle, Result, Str
 use crate::recording::Recording;
 use crate::trace::{Activity, ActivityStream, Command, Span};
 
-/// Times are read from an event at most this far away: a 32-bit float has steps of 60 ns there.
+/// The maximum distance over which times are read from an event: a 32-bit float has steps of 60 ns there.
 const REACH_MILLISECONDS: f64 = 500.0;
 
-/// The number of events that join the clocks of the host and a device.
+/// The number of events that relate the clocks of the host and a device.
 const LOOKS: usize = 8;
 
-/// A command, and the events before and behind it; none if it was captured, or if a tracer has its times.
+/// A command, with the events before and after it; `None` if it was captured, or if a tracer has its times.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) command: Command,
     pub(crate) events: Option<EventPair>,
 }
 
-/// The events before and behind a command.
+/// The events before and after a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventPair {
     before: EventHandle,
     behind: EventHandle,
 }
 
-/// A command that has times: its place in the list, and its events.
+/// A command that has times: its index in the list, and its events.
 struct Timed {
     index: usize,
     events: EventPair,
@@ -58,7 +58,7 @@ impl EventPair {
         Some(pair)
     }
 
-    /// Records the second event behind a command that was submitted; else destroys both.
+    /// Records the second event after a command that was submitted; otherwise destroys both events.
     pub(crate) fn end(self, driver: &dyn Driver, stream: StreamHandle, was_submitted: bool) -> Option<Self> {
         if was_submitted && driver.event_record(self.behind, stream).is_ok() {
             return Some(self);
@@ -74,7 +74,7 @@ impl EventPair {
     }
 }
 
-/// Reads and destroys the events of commands; returns the commands and, of those that ran, what ran.
+/// Reads and destroys the events of commands. Returns the commands, and the activities of those that ran.
 pub(crate) fn resolve(
     recording: &Recording,
     driver: &dyn Driver,
@@ -129,8 +129,8 @@ fn spans(recording: &Recording, driver: &dyn Driver, recorded: &[Recorded]) -> R
     answer.map(|()| spans)
 }
 
-/// Returns an event that is reached, and when it was at the latest, in nanoseconds: the host sees each of several events late, and
-/// the one that it sees the least late says how late the others were.
+/// Returns a completed event, and the latest time at which it can have completed, in nanoseconds. The host sees each of several
+/// events late; the one that it sees with the smallest delay bounds the delays of the others.
 fn anchor(recording: &Recording, driver: &dyn Driver, device: u32) -> Result<(EventHandle, u64)> {
     driver.device_synchronize(device)?;
     let stream = driver.default_stream(device)?;
@@ -159,7 +159,7 @@ fn anchor(recording: &Recording, driver: &dyn Driver, device: u32) -> Result<(Ev
     }
 }
 
-/// Works out the spans of a stream's commands, which do not overlap.
+/// Computes the spans of a stream's commands, which do not overlap.
 fn resolve_stream(
     driver: &dyn Driver,
     anchor: (EventHandle, u64),

@@ -1,9 +1,10 @@
-//! The profiler: a [`Driver`](thalweg_driver::Driver) around any other that records a timeline.
+//! The profiler: a [`Driver`](thalweg_driver::Driver) that wraps any other and records a timeline.
 //!
-//! [`ProfilerDriver`] forwards every call. While it records, each kernel, library call, copy and fill, and each launch of a graph, stands
-//! between two events on its stream, and the host's clock is read before and behind the call. [`ProfilerDriver::stop`] waits
-//! for the devices and turns that into a [`Trace`]: [`Trace::export_chrome_trace`] writes it in the format of PyTorch's
-//! profiler (Kineto's), [`Trace::key_averages`] sums it per operator. [`record_function`] names a region of the program.
+//! [`ProfilerDriver`] forwards every call. While it records, each kernel, library call, copy and fill, and each launch of a
+//! graph, is enclosed by two events on its stream, and the host's clock is read before and after the call.
+//! [`ProfilerDriver::stop`] waits for the devices and turns the records into a [`Trace`]: [`Trace::export_chrome_trace`] writes
+//! it in the format of PyTorch's profiler (Kineto's), [`Trace::key_averages`] sums it per operator. [`record_function`] names a
+//! region of the program.
 //!
 //! ```
 //! use thalweg_driver::{Driver, Fill, FillPattern, Label};
@@ -24,20 +25,21 @@
 //! ```
 //!
 //! # What the times mean
-//! On a GPU a device's times are its own, through CUPTI: each kernel, copy and fill has its span, within libraries and graphs too
-//! ([`Clock::Device`]). Where the driver has no tracer (the simulator), where CUPTI is not installed, or where another profiler of
-//! the process holds it, they are those of events around each command ([`Clock::Events`], with the reason): a span then reaches from the
-//! event before the command to the event behind it, and so has the gaps of some microseconds that a GPU needs between commands.
-//! A graph's launch is one span, and two threads that submit to one stream at once may find each other's work inside the span of theirs.
+//! On a GPU the device's own times are used, through CUPTI: each kernel, copy and fill has its span, within libraries and graphs
+//! too ([`Clock::Device`]). If the driver has no tracer (the simulator), if CUPTI is not installed, or if another profiler of the
+//! process uses it, the times are those of events around each command ([`Clock::Events`], with the reason). A span then extends
+//! from the event before the command to the event after it, and so includes the gaps of some microseconds that a GPU needs
+//! between commands. A graph's launch is one span, and if two threads submit to one stream at the same time, their spans may
+//! include each other's work.
 //!
-//! The clocks of host and device are joined when recording stops, to about a microsecond.
+//! The clocks of host and device are related when recording stops, to about a microsecond.
 //!
 //! # What it costs
-//! While nothing is recorded, a call costs one relaxed load more. A recorded command costs its records, which are kept until
-//! recording stops, so record minutes and not hours.
+//! While nothing is recorded, a call costs one additional relaxed load. A recorded command costs its records, which are kept
+//! until recording stops, so record minutes and not hours.
 //!
 //! # What it does not record
-//! Work that is captured does not run, and has a span on the host alone. Host functions have none on the device.
+//! Captured work does not run, so it has a span only on the host. Host functions have no span on the device.
 
 #![forbid(unsafe_code)]
 

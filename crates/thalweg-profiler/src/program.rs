@@ -1,4 +1,4 @@
-//! [`ProgramProfile`]: a whole program is recorded, and its trace written when it exits.
+//! [`ProgramProfile`]: records a complete program, and writes its trace when it exits.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,13 +11,13 @@ use crate::averages::SortBy;
 use crate::driver::ProfilerDriver;
 use crate::trace::Trace;
 
-/// The request of `thalweg profile` to a program, by environment variables.
+/// The request that `thalweg profile` passes to a program in environment variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProgramProfile {
-    /// The file for the trace. If it is there already, the process's number is put before its extension: a program's
+    /// The file for the trace. If it already exists, the process's number is inserted before its extension, so that a program's
     /// children have files of their own.
     pub path: PathBuf,
-    /// The number of rows that the table of operators has that goes to standard error; 0 for no table.
+    /// The number of rows of the table of operators that is printed to standard error; 0 for no table.
     pub rows: usize,
     /// Whether each block that a caching allocator hands out or takes back is recorded.
     pub memory: bool,
@@ -26,11 +26,11 @@ pub struct ProgramProfile {
 static PROFILE: OnceLock<(ProgramProfile, Arc<ProfilerDriver>)> = OnceLock::new();
 
 impl ProgramProfile {
-    /// Records a driver from now until the process exits. Of the drivers of a process the first is recorded, and others are given
-    /// back as they are.
+    /// Records a driver from now until the process exits. Only the first driver of a process is recorded; others are returned
+    /// unchanged.
     ///
     /// # Errors
-    /// Those of [`ProfilerDriver::start`].
+    /// The errors of [`ProfilerDriver::start`].
     pub fn record(&self, driver: Arc<dyn Driver>) -> Result<Arc<dyn Driver>> {
         let profiler = ProfilerDriver::new(Arc::clone(&driver));
         if PROFILE.set((self.clone(), Arc::clone(&profiler))).is_err() {
@@ -38,7 +38,7 @@ impl ProgramProfile {
         }
         profiler.profile_memory(self.memory);
         profiler.start()?;
-        // The driver's library, which is loaded by now, is still there then.
+        // The handler is registered after the driver's library was loaded, so that the library still exists when it runs.
         if !at_exit(exiting) {
             eprintln!("thalweg: no trace will be written: the process takes no more calls at its exit");
         }

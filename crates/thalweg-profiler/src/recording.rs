@@ -1,8 +1,8 @@
-//! [`Recording`]: calls and commands while they come, until the times of their work are read: from a tracer of the device's activities
-//! where the driver has one, else from events around each command ([`events`](crate::events)).
+//! [`Recording`]: collects calls and commands until the times of their work are read: from a tracer of the device's activities if
+//! the driver has one, else from events around each command ([`events`](crate::events)).
 //!
-//! This module is a hub, whose spokes are `events`, `annotation` and `driver`: they write into a recording, which looks up the operator at
-//! hand (`annotation`), the operators of captured commands (`driver`), and reads times (`events`).
+//! This module is a hub, whose spokes are `events`, `annotation` and `driver`: they write into a recording, which looks up the
+//! current operator (`annotation`), the operators of captured commands (`driver`), and reads times (`events`).
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -20,7 +20,7 @@ use crate::trace::{
     OperatorCall, Span, Trace,
 };
 
-/// Returns the number of the calling thread: 1 for the first that asked.
+/// Returns the number of the calling thread: 1 for the first thread that called this.
 pub(crate) fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -34,13 +34,13 @@ pub(crate) fn thread_number() -> u64 {
     })
 }
 
-/// A timeline that grows.
+/// A timeline that is being recorded.
 #[derive(Debug)]
 pub(crate) struct Recording {
     base: Instant,
     base_nanoseconds: u64,
     clock: Clock,
-    /// The address of the profiler that records, which is the driver that programs see.
+    /// The address of the recording profiler, which is the driver that programs see.
     profiler: usize,
     keeps_memory: bool,
     next_correlation: AtomicU64,
@@ -58,7 +58,8 @@ struct State {
 }
 
 impl Recording {
-    /// Begins: by the devices' clocks if the driver has a tracer that starts. `profiler` is the address of the driver around this one.
+    /// Begins a recording: by the devices' clocks if the driver has a tracer that starts. `profiler` is the address of the driver
+    /// that wraps this one.
     pub(crate) fn start(driver: &dyn Driver, profiler: usize, keeps_memory: bool) -> Self {
         let clock = match driver.activity_tracer().and_then(ActivityTracer::start) {
             Ok(()) => Clock::Device,
@@ -80,7 +81,7 @@ impl Recording {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the tracer of a recording by the devices' clocks.
+    /// Returns the tracer of a recording that uses the devices' clocks.
     fn tracer<'d>(&self, driver: &'d dyn Driver) -> Option<&'d dyn ActivityTracer> {
         if self.clock == Clock::Device { driver.activity_tracer().ok() } else { None }
     }
@@ -93,7 +94,7 @@ impl Recording {
         Span { start: self.since_base(begin), end: self.since_base(end) }
     }
 
-    /// Adds a region that began after this recording and ended before it.
+    /// Adds a region that began and ended while this recording ran; ignores one that began earlier.
     pub(crate) fn annotate(&self, name: &str, thread: u64, begin: Instant, end: Instant) {
         if begin >= self.base {
             let span = self.span([begin, end]);
@@ -101,7 +102,8 @@ impl Recording {
         }
     }
 
-    /// Adds a call of an operator by the calling thread that began after this recording and ended before it.
+    /// Adds a call of an operator by the calling thread that began and ended while this recording ran; ignores one that began
+    /// earlier.
     pub(crate) fn operator(&self, name: &'static str, id: u64, parent: Option<u64>, when: [Instant; 2]) {
         if when[0] >= self.base {
             let (thread, span) = (thread_number(), self.span(when));
@@ -109,17 +111,17 @@ impl Recording {
         }
     }
 
-    /// Returns whether changes of memory are kept.
+    /// Returns whether changes of memory are recorded.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.keeps_memory
     }
 
-    /// Returns whether it is a recording of this driver.
+    /// Returns whether this is a recording of this driver.
     pub(crate) fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
         self.profiler == Arc::as_ptr(driver).addr()
     }
 
-    /// Adds a change of memory by the calling thread, if they are kept.
+    /// Adds a change of memory by the calling thread, if changes of memory are recorded.
     pub(crate) fn memory(&self, change: MemoryChange, when: Instant) {
         if self.keeps_memory && when >= self.base {
             let (operator, thread, at) = (current_operator(), thread_number(), self.since_base(when));
@@ -136,8 +138,8 @@ impl Recording {
         answer
     }
 
-    /// Makes a call that submits a command to each of some streams. The profiler's own calls never fail the program: without events
-    /// where they are needed, a command has no times.
+    /// Makes a call that submits a command to each of some streams. The profiler's own calls never fail the program: if events
+    /// are needed and cannot be made, the command has no times.
     pub(crate) fn submit(
         &self,
         driver: &dyn Driver,
@@ -182,7 +184,7 @@ impl Recording {
         Call { entry_point, correlation, operator: current_operator(), thread: thread_number(), span }
     }
 
-    /// Adds a call and its commands; gives the commands back if recording is over.
+    /// Adds a call and its commands; returns the commands if the recording is over.
     fn push(&self, call: Call, recorded: Vec<Recorded>) -> Vec<Recorded> {
         let mut state = self.state();
         if state.is_over {
@@ -240,7 +242,7 @@ impl Recording {
         Ok(trace)
     }
 
-    /// Joins what a tracer saw with the commands that caused it.
+    /// Joins the activities that a tracer recorded with the commands that caused them.
     fn joined(
         &self,
         traced: Vec<thalweg_driver::Activity>,
@@ -303,7 +305,7 @@ fn category(kind: ActivityKind) -> Category {
     }
 }
 
-/// Returns the name of what a tracer saw: a kernel's own, in C++'s words; of copies and fills that of the command.
+/// Returns the name of an activity: for kernels their own, demangled; for copies and fills that of the command.
 fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> String {
     match (it.kind, command) {
         (ActivityKind::Kernel, _) => demangled(&it.name),
@@ -313,7 +315,7 @@ fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> St
     }
 }
 
-/// Returns a C++ name in the words of its source; other names as they are.
+/// Returns a demangled C++ name; other names unchanged.
 fn demangled(name: &str) -> String {
     let symbol = name.starts_with("_Z").then(|| cpp_demangle::Symbol::new(name).ok()).flatten();
     symbol.and_then(|symbol| symbol.demangle().ok()).unwrap_or_else(|| name.to_owned())

@@ -1,4 +1,4 @@
-//! [`Schedule`] and [`Profile`]: which steps of a training loop are recorded, in the words of `torch.profiler`.
+//! [`Schedule`] and [`Profile`]: the choice of the recorded steps of a training loop, with the names of `torch.profiler`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use crate::trace::Trace;
 /// The action of a profiler during a step (`torch.profiler.ProfilerAction`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProfilerAction {
-    /// Nothing.
+    /// Does nothing.
     None,
-    /// Nothing yet: recording begins soon. Events need no preparation.
+    /// Does nothing yet: recording begins soon. Events need no preparation.
     Warmup,
     /// Records.
     Record,
-    /// Records, and hands the trace over when the step ends.
+    /// Records, and passes the trace on when the step ends.
     RecordAndSave,
 }
 
-/// The choice of the steps that are recorded (`torch.profiler.schedule`): after `skip_first` steps, cycles of `wait`, `warmup` and `active` steps.
+/// The choice of the recorded steps (`torch.profiler.schedule`): after `skip_first` steps, cycles of `wait`, `warmup` and
+/// `active` steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Schedule {
     wait: u64,
@@ -33,8 +34,8 @@ pub struct Schedule {
     skip_first_wait: bool,
 }
 
-/// Returns cycles of `wait` idle steps, `warmup` steps before recording and `active` recorded steps. `repeat` is how many cycles
-/// there are, 0 for no end; `skip_first` is how many steps come before the first cycle.
+/// Returns cycles of `wait` idle steps, `warmup` steps before recording and `active` recorded steps. `repeat` is the number of
+/// cycles, 0 for no end; `skip_first` is the number of steps before the first cycle.
 ///
 /// # Errors
 /// [`Code::InvalidValue`] if `active` is 0, or a cycle has more steps than 64 bits count.
@@ -54,13 +55,13 @@ pub fn schedule(wait: u64, warmup: u64, active: u64, repeat: u64, skip_first: u6
 }
 
 impl Schedule {
-    /// Leaves the idle steps of the first cycle out (`skip_first_wait=1`).
+    /// Skips the idle steps of the first cycle (`skip_first_wait=1`).
     #[must_use]
     pub const fn skip_first_wait(self) -> Self {
         Self { skip_first_wait: true, ..self }
     }
 
-    /// Returns what is done during a step, counted from 0.
+    /// Returns the action during a step, counted from 0.
     pub const fn action(&self, step: u64) -> ProfilerAction {
         let Some(step) = step.checked_sub(self.skip_first) else { return ProfilerAction::None };
         let step = if self.skip_first_wait { step.saturating_add(self.wait) } else { step };
@@ -81,7 +82,7 @@ impl Schedule {
     }
 }
 
-/// A call with each trace.
+/// A function that is called with each trace.
 type OnTraceReady = Box<dyn FnMut(&Trace) + Send>;
 
 /// A profiler that follows the steps of a loop (`torch.profiler.profile`). Without a schedule it records from
@@ -107,7 +108,7 @@ pub struct Profile {
     driver: Arc<ProfilerDriver>,
     schedule: Option<Schedule>,
     on_trace_ready: Option<OnTraceReady>,
-    /// The action of this step; `None` while it is not started.
+    /// The action of the current step; `None` while the profile is not started.
     action: Option<ProfilerAction>,
     step: u64,
     region: Option<RecordFunction>,
@@ -125,7 +126,7 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// Creates a profiler of what is submitted to a driver.
+    /// Creates a profiler of the work that is submitted to a driver.
     pub fn new(driver: &Arc<ProfilerDriver>) -> Self {
         Self {
             driver: Arc::clone(driver),
@@ -145,24 +146,24 @@ impl Profile {
         self
     }
 
-    /// Sets which steps are recorded.
+    /// Sets the schedule, which chooses the recorded steps.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Sets what is called with each trace, at the end of each cycle and in [`stop`](Self::stop).
+    /// Sets the function that is called with each trace, at the end of each cycle and in [`stop`](Self::stop).
     #[must_use]
     pub fn on_trace_ready(mut self, call: impl FnMut(&Trace) + Send + 'static) -> Self {
         self.on_trace_ready = Some(Box::new(call));
         self
     }
 
-    /// Begins with step 0, or goes on with the step at which it was stopped.
+    /// Begins with step 0, or continues with the step at which it was stopped.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] if it is started already, or another profiler of the driver records.
+    /// [`Code::InvalidValue`] if it is already started, or another profiler of the driver records.
     pub fn start(&mut self) -> Result<()> {
         if self.action.is_some() {
             return Err(Error::new(
@@ -174,10 +175,10 @@ impl Profile {
         self.go_to(self.action_of(self.step))
     }
 
-    /// Ends a step and begins the next. *Blocks* until the devices are idle where a recording ends.
+    /// Ends a step and begins the next. *Blocks* until the devices are idle if a recording ends.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] if it is not started; those of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
+    /// [`Code::InvalidValue`] if it is not started; the errors of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
     pub fn step(&mut self) -> Result<()> {
         self.expect_started("step")?;
         self.region = None;
@@ -188,7 +189,7 @@ impl Profile {
     /// Ends the last step. *Blocks* until the devices are idle if it records.
     ///
     /// # Errors
-    /// As [`step`](Self::step).
+    /// The errors of [`step`](Self::step).
     pub fn stop(&mut self) -> Result<()> {
         let action = self.expect_started("stop")?;
         self.region = None;
@@ -196,7 +197,7 @@ impl Profile {
         if is_recorded(action) { self.hand_over() } else { Ok(()) }
     }
 
-    /// Returns the trace that was handed over last.
+    /// Returns the latest trace that was passed on.
     pub const fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
     }
@@ -216,11 +217,11 @@ impl Profile {
         })
     }
 
-    /// Ends and begins recordings as the step before and the one that begins ask for.
+    /// Ends and begins recordings as the actions of the previous and the next step require.
     fn go_to(&mut self, next: ProfilerAction) -> Result<()> {
         let mut is_recording = self.action.is_some_and(is_recorded);
         if self.action == Some(ProfilerAction::RecordAndSave) {
-            // Whatever fails, the driver does not record afterwards.
+            // Set first, so that after any failure the driver does not record.
             self.action = Some(ProfilerAction::None);
             self.hand_over()?;
             is_recording = false;
@@ -243,7 +244,7 @@ impl Profile {
 }
 
 impl Drop for Profile {
-    /// Throws away what was not handed over.
+    /// Discards a recording that was not passed on.
     fn drop(&mut self) {
         self.region = None;
         if self.action.is_some_and(is_recorded) {

@@ -1,6 +1,6 @@
-//! [`Trace`]: what was recorded, with times on one axis.
+//! [`Trace`]: the recorded timeline, with all times on one axis.
 //!
-//! This module is a hub: a [`Trace`] is summed by `averages` and written by `chrome`, which read it.
+//! This module is a hub: `averages` sums a [`Trace`] and `chrome` writes it.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::chrome;
 pub struct Span {
     /// The first moment.
     pub start: u64,
-    /// The moment behind the last.
+    /// The moment after the last.
     pub end: u64,
 }
 
@@ -39,7 +39,7 @@ pub enum Category {
 }
 
 impl Category {
-    /// Returns Kineto's word for it.
+    /// Returns Kineto's name of the category.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -54,7 +54,7 @@ impl Category {
 pub struct OperatorCall {
     /// The operator.
     pub name: &'static str,
-    /// The number that joins it with the [`Call`]s that it made, from 1 on.
+    /// The number that links it to the [`Call`]s that it made, from 1 on.
     pub id: u64,
     /// The operator that called it.
     pub parent: Option<u64>,
@@ -69,26 +69,26 @@ pub struct OperatorCall {
 pub struct Call {
     /// The entry point of CUDA (`cuLaunchKernel`).
     pub entry_point: &'static str,
-    /// The number that joins it with its [`Command`]s, from 1 on.
+    /// The number that links it to its [`Command`]s, from 1 on.
     pub correlation: u64,
-    /// The innermost [`OperatorCall`] that it was made in.
+    /// The innermost [`OperatorCall`] during which it was made.
     pub operator: Option<u64>,
-    /// The thread, numbered from 1 on in the order in which the threads of the process were met.
+    /// The thread, numbered from 1 on in the order in which the process's threads were first seen.
     pub thread: u64,
     /// The time that it took, from begin to end.
     pub span: Span,
 }
 
-/// A command that was given to a stream.
+/// A command that was submitted to a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command {
-    /// The kernel's name, or what was copied from where to where.
+    /// The kernel's name, or the source and target of a copy.
     pub name: String,
-    /// The operator of its label.
+    /// The operator of the command's label.
     pub operator: &'static str,
-    /// The line of source of its label, as `file:line`.
+    /// The source line of the command's label, as `file:line`.
     pub source: String,
-    /// Its kind.
+    /// The kind of work.
     pub category: Category,
     /// The correlation of its [`Call`]. Collectives of one group share it.
     pub correlation: u64,
@@ -96,17 +96,17 @@ pub struct Command {
     pub device: u32,
     /// The driver's number of the stream.
     pub stream: u64,
-    /// The time in which it ran: from its first [`Activity`] to its last. `None` if it was captured.
+    /// The time in which the command ran: from its first [`Activity`] to its last. `None` if it was captured.
     pub span: Option<Span>,
-    /// The number of bytes that it touches at most, as its launch declared. 0 for a graph.
+    /// The maximum number of bytes that the command touches, as its launch declared; 0 for a graph.
     pub bytes: u64,
-    /// The number of floating-point operations that it takes, of a matrix product through a library; else 0.
+    /// The number of floating-point operations of a matrix product through a library; 0 for other commands.
     pub flops: u64,
     /// The grid and the block of a kernel.
     pub shape: Option<[[u32; 3]; 2]>,
 }
 
-/// A stream of a device, as activities are sorted by it.
+/// A stream of a device, by which activities are sorted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ActivityStream {
     /// A stream of the program, by the driver's number.
@@ -115,17 +115,17 @@ pub enum ActivityStream {
     Other(u32),
 }
 
-/// Something that ran on a device: a command is one or, through a library or as a graph, several of them.
+/// A piece of work that ran on a device: a command is one activity or, through a library or as a graph, several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Activity {
-    /// The kernel's name, or what was copied from where to where.
+    /// The kernel's name, or the source and target of a copy.
     pub name: String,
-    /// The innermost operator that was called, else that of the command's label; within a graph, that of the launch that was captured.
-    /// Where none is known, `name`.
+    /// The innermost operator that was called, else that of the command's label; within a graph, that of the captured launch. If
+    /// none is known, `name`.
     pub operator: String,
-    /// Its kind.
+    /// The kind of work.
     pub category: Category,
-    /// The correlation of the [`Call`] that caused it; `None` if no recorded call did.
+    /// The correlation of the [`Call`] that caused the activity; `None` if no recorded call did.
     pub correlation: Option<u64>,
     /// The device.
     pub device: u32,
@@ -133,11 +133,11 @@ pub struct Activity {
     pub stream: ActivityStream,
     /// The time that it took, from begin to end.
     pub span: Span,
-    /// The number of bytes that a copy moved or a fill wrote; of a kernel, those that its launch declared.
+    /// The number of bytes that a copy moved or a fill wrote; for a kernel, the bytes that its launch declared.
     pub bytes: u64,
-    /// Details of a kernel, where the device tells them.
+    /// The details of a kernel, if the device reports them.
     pub kernel: Option<KernelActivity>,
-    /// The node of the graph that it was part of.
+    /// The node of the graph that the activity was part of.
     pub graph_node: Option<u64>,
 }
 
@@ -156,7 +156,7 @@ pub enum Clock {
 /// A region of the program ([`record_function`](crate::record_function)).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Annotation {
-    /// Its name.
+    /// The region's name.
     pub name: String,
     /// The thread, as in [`Call`].
     pub thread: u64,
@@ -164,18 +164,18 @@ pub struct Annotation {
     pub span: Span,
 }
 
-/// A block that a caching allocator handed out, or was given back.
+/// A block that a caching allocator handed out or took back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryChange {
     /// The device.
     pub device: u32,
     /// The block's address.
     pub address: u64,
-    /// Its size in bytes; negative where it was given back.
+    /// The block's size in bytes; negative if it was freed.
     pub bytes: i64,
-    /// The bytes that are handed out from then on.
+    /// The bytes that are handed out after the change.
     pub total_allocated: u64,
-    /// The bytes that the allocator has of the driver from then on.
+    /// The bytes that the allocator has reserved from the driver after the change.
     pub total_reserved: u64,
 }
 
@@ -184,7 +184,7 @@ pub struct MemoryChange {
 pub struct MemoryEvent {
     /// The block, and the sums after it.
     pub change: MemoryChange,
-    /// The innermost [`OperatorCall`] that it happened in.
+    /// The innermost [`OperatorCall`] during which it happened.
     pub operator: Option<u64>,
     /// The thread, as in [`Call`].
     pub thread: u64,
@@ -205,21 +205,21 @@ pub struct Trace {
     pub commands: Vec<Command>,
     /// The work of devices, in the order in which it began.
     pub activities: Vec<Activity>,
-    /// The number of activities that are missing, because the tracer had no room for them.
+    /// The number of activities that are missing because the tracer had no room for them.
     pub dropped: u64,
     /// The source of the times of `activities`.
     pub clock: Clock,
     /// The regions, in the order in which they ended.
     pub annotations: Vec<Annotation>,
-    /// The changes of memory, if they were asked for ([`ProfilerDriver::profile_memory`](crate::ProfilerDriver::profile_memory)), in the
-    /// order in which they happened per thread.
+    /// The changes of memory, if they were requested ([`ProfilerDriver::profile_memory`](crate::ProfilerDriver::profile_memory)),
+    /// in the order in which they happened per thread.
     pub memory: Vec<MemoryEvent>,
     /// The devices that ran commands or whose memory changed.
     pub devices: Vec<(u32, DeviceProperties)>,
 }
 
 impl Trace {
-    /// Returns, by correlation, the innermost operator of each call that was made in one.
+    /// Returns, by correlation, the innermost operator of each call that was made within one.
     pub(crate) fn operators_of_calls(&self) -> HashMap<u64, &'static str> {
         let names: HashMap<u64, &'static str> =
             self.operators.iter().map(|operator| (operator.id, operator.name)).collect();
@@ -228,7 +228,8 @@ impl Trace {
         within.collect()
     }
 
-    /// Gives what commands caused to the innermost operators that were called: a command's label says which operator the program wrote.
+    /// Assigns activities to the innermost operators that were called; the label of a command names the operator that the program
+    /// wrote.
     pub(crate) fn name_activities(&mut self) {
         let operators = self.operators_of_calls();
         for activity in self.activities.iter_mut().filter(|activity| activity.graph_node.is_none()) {
@@ -243,20 +244,20 @@ impl Trace {
         KeyAverages::of(self)
     }
 
-    /// Returns the timeline as Kineto writes it.
+    /// Returns the timeline in Kineto's format.
     pub fn chrome_trace(&self) -> serde_json::Value {
         chrome::trace(self)
     }
 
-    /// Writes the timeline as Kineto does, for Perfetto and tools that read the traces of PyTorch's profiler.
+    /// Writes the timeline in Kineto's format, for Perfetto and tools that read the traces of PyTorch's profiler.
     ///
     /// # Errors
-    /// Those of writing the file.
+    /// The errors of writing the file.
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.write_chrome_trace(std::fs::File::create(path)?)
     }
 
-    /// Writes the timeline to a file that is open.
+    /// Writes the timeline to an open file.
     pub(crate) fn write_chrome_trace(&self, file: std::fs::File) -> io::Result<()> {
         let mut file = io::BufWriter::new(file);
         serde_json::to_writer(&mut file, &self.chrome_trace())?;

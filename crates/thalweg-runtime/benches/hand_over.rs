@@ -1,17 +1,17 @@
 //! The cost of handing large buffers from one stream to another, as data-parallel training does: memory and time.
 //!
-//! 32 buffers of 256 MiB are filled on a side stream and read on the main one, which then has other work (two matrix
-//! products), while the host runs ahead. Each buffer is dropped as soon as its work is queued. Three ways to say when its
+//! 32 buffers of 256 MiB are filled on a side stream and read on the main one, which then has other work (two matrix products),
+//! while the host runs ahead. Each buffer is dropped as soon as its work is queued. There are three ways to declare when its
 //! memory may be used again:
 //!
-//! - `record_stream`: an event behind all that the main stream has when the buffer is dropped;
-//! - `record_use`: an event behind the last use, one line;
-//! - `keep_alive`: what is written by hand where neither is good enough: keep the last buffers, make the side stream wait for
+//! - `record_stream`: an event after all work that is on the main stream when the buffer is dropped;
+//! - `record_use`: an event after the last use, one line;
+//! - `keep_alive`: the code to write by hand if neither is good enough: keep the last buffers, make the side stream wait for
 //!   their events, then drop them.
 //!
-//! Every way has a device allocator of its own, so each must run alone in a process: `hand_over --way record_use`; without
-//! `--way` the bench runs itself once for each. One JSON object a line: `name`, `value` (MiB reserved at the peak), `unit`,
-//! `first_ms` and `ms` (the loop's time, first and best of the later ones), `waits` (device-side waits for memory).
+//! Every way has a device allocator of its own, so each must run in its own process: `hand_over --way record_use`; without
+//! `--way` the bench runs itself once for each. It prints one JSON object per line: `name`, `value` (MiB reserved at the peak),
+//! `unit`, `first_ms` and `ms` (the loop's time, first and best of the later ones), `waits` (device-side waits for memory).
 //!
 //! On a simulated GPU the buffers are 1 MiB and the matrices small: that shows the memory, not the time.
 
@@ -28,7 +28,7 @@ mod increment;
 use increment::Increment;
 
 const BUFFERS: usize = 32;
-/// Kept alive by hand, besides the one in use.
+/// The number of buffers that are kept alive by hand, besides the one in use.
 const KEPT: usize = 2;
 const ROUNDS: usize = 8;
 
@@ -125,7 +125,7 @@ impl Bench {
         self.main.matmul(&self.product, [a, a, b], Label::here("other work"))
     }
 
-    /// All buffers once.
+    /// Runs one round over all buffers.
     fn round(&self, way: Way) -> Result<()> {
         let mut kept: VecDeque<(Buffer, Event)> = VecDeque::new();
         for _ in 0..BUFFERS {
@@ -133,7 +133,7 @@ impl Bench {
             self.side.fill(buffer.pointer(), FillPattern::U32(0), self.elements, Label::here("fill"))?;
             self.main.wait_stream(&self.side)?;
             self.add_one.launch(&self.main, &buffer, Label::here("add_"))?;
-            // The precise ways note the use here, before the other work.
+            // The precise ways record the use here, before the other work.
             let used = Event::new();
             match way {
                 Way::RecordUse => buffer.record_use(&self.main),

@@ -15,7 +15,7 @@ mod increment;
 use increment::Increment;
 
 const SAMPLES: usize = 11;
-/// Few enough that no queue of a GPU is full before the device is waited for.
+/// The number of steps per sample: small enough that no queue of a GPU fills up before the device is waited for.
 const STEPS: u32 = 500;
 const ELEMENTS: u64 = 64;
 
@@ -102,7 +102,7 @@ impl Bench {
         Ok(Graph::capture(&self.device, options, capture)?.0)
     }
 
-    /// Returns a graph that uses so many buffers.
+    /// Returns a graph that uses `inputs` buffers.
     fn graph_of(&self, inputs: usize) -> Result<(Graph, Vec<Buffer>)> {
         let new = || Buffer::new(&self.stream, self.data.size_bytes());
         let inputs = (0..inputs).map(|_| new()).collect::<Result<Vec<Buffer>>>()?;
@@ -113,7 +113,7 @@ impl Bench {
         Ok((Graph::capture(&self.device, options, capture)?.0, inputs))
     }
 
-    /// Nanoseconds per step; the first sample warms up and does not count.
+    /// Returns the nanoseconds per step; the first sample is a warm-up and does not count.
     fn measure(&self, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
         let _current = self.stream.make_current();
         let mut means = Vec::with_capacity(SAMPLES);

@@ -12,8 +12,8 @@ pub(crate) struct Extent {
     touch: Touch,
 }
 
-/// Returns what each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where it is
-/// asks for it (`gaps`).
+/// Returns the extent of each operand: the inputs, then the outputs. With `gaps`, each extent also describes which of its bytes
+/// are touched.
 pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> SmallVec<[Extent; 8]> {
     let inputs = kernel.body.inputs.iter().map(|input| input.dtype);
     let dtypes = inputs.chain(kernel.body.outputs.iter().map(|output| output.dtype));
@@ -27,8 +27,8 @@ pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> Small
         .collect()
 }
 
-/// Lists the ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written. The list
-/// is filled where it lies: it is large, and each launch has one.
+/// Lists the ranges that a launch touches. An input that overlaps an output is merged with it into one range that is read and
+/// written. The list is filled in place: it is large, and each launch has one.
 pub(crate) fn accesses(
     list: &mut Accesses,
     extents: &[Extent],
@@ -60,7 +60,7 @@ fn union(a: &Access, b: &Access) -> Access {
     Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
 }
 
-/// Returns which bytes of its span an operand touches.
+/// Returns the bytes of its span that an operand touches.
 fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
     match &geometry.operands[operand] {
         OperandGeometry::Gathered { .. } => {
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the accesses of a kernel over four floats an operand: inputs and output at these bytes.
+    /// Returns the accesses of a kernel over four floats per operand: inputs and output at these addresses.
     fn of(inputs: &[u64], output: u64) -> Vec<(u64, u64, AccessMode)> {
         let builder = BodyBuilder::new();
         let sum =
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(of(&[100], 100), [(100, 16, ReadWrite)]);
         assert_eq!(of(&[100, 100, 200], 100), [(100, 16, ReadWrite), (200, 16, Read)]);
         assert_eq!(of(&[92, 108], 100), [(92, 32, ReadWrite)]);
-        // Whatever their order, also those that meet only what met the output.
+        // In any order, inputs are merged that overlap only an input which overlaps the output.
         assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);

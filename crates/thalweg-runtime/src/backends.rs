@@ -1,6 +1,6 @@
-//! Settings of the libraries behind operators, process-wide, by PyTorch's names (`torch.backends`).
+//! Process-wide settings of the libraries that operators call, with PyTorch's names (`torch.backends`).
 //!
-//! Each is read when a product is queued. A captured product keeps what held when it was captured.
+//! Each setting is read when a product is queued. A captured product keeps the setting that was in effect when it was captured.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,25 +12,25 @@ use thalweg_kernels::matmul::{Factor, Matmul};
 
 use crate::{Error, Result};
 
-/// The way in which a product of 32-bit floats is computed (`fp32_precision`).
+/// The precision in which a product of 32-bit floats is computed (`fp32_precision`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Fp32Precision {
-    /// As the level above says: the process for CUDA, IEEE for the process.
+    /// The precision of the next level: for CUDA the process's, for the process IEEE.
     None,
-    /// In IEEE single precision.
+    /// IEEE single precision.
     Ieee,
-    /// With operands rounded to TF32, which has 10 bits behind the point; sums are of single precision.
+    /// Operands are rounded to TF32, which has a 10-bit mantissa; sums are in single precision.
     Tf32,
-    /// With operands taken as sums of three 16-bit brain floats: as exact as single precision, and on some devices faster. Only for products,
-    /// with cuBLASLt from CUDA 12.9 on.
+    /// Operands are split into sums of three 16-bit brain floats: as exact as single precision, and faster on some devices. Only
+    /// for products, with cuBLASLt from CUDA 12.9 on.
     Bfx9,
 }
 
 impl Fp32Precision {
     const ALL: [Self; 4] = [Self::None, Self::Ieee, Self::Tf32, Self::Bfx9];
 
-    /// Returns PyTorch's word for it.
+    /// Returns PyTorch's name of the precision.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl FromStr for Fp32Precision {
 
 static FP32_PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
 
-/// Returns the precision of the process (`torch.backends.fp32_precision`), which [`cuda::matmul`] takes where it has none of its own.
+/// Returns the precision of the process (`torch.backends.fp32_precision`), which [`cuda::matmul`] uses if it has none of its own.
 pub fn fp32_precision() -> Fp32Precision {
     Fp32Precision::load(&FP32_PRECISION)
 }
@@ -72,7 +72,7 @@ pub fn fp32_precision() -> Fp32Precision {
 /// Sets the precision of the process.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] for [`Fp32Precision::Bfx9`], which is for products alone.
+/// [`Error::is_invalid_argument`] for [`Fp32Precision::Bfx9`], which is only for products.
 pub fn set_fp32_precision(precision: Fp32Precision) -> Result<()> {
     if precision == Fp32Precision::Bfx9 {
         return Err(Error::invalid(
@@ -83,8 +83,8 @@ pub fn set_fp32_precision(precision: Fp32Precision) -> Result<()> {
     Ok(())
 }
 
-/// Sets how products of 32-bit floats are computed (`torch.set_float32_matmul_precision`): `highest` is single precision, `high` and
-/// `medium` are TF32.
+/// Sets the precision of products of 32-bit floats (`torch.set_float32_matmul_precision`): `highest` is single precision, `high`
+/// and `medium` are TF32.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] for another word.
@@ -104,10 +104,10 @@ pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether `medium` was the last word of [`set_float32_matmul_precision`]: it is computed as `high` is.
+/// Whether [`set_float32_matmul_precision`] was last called with `medium`, which is computed like `high`.
 static SAYS_MEDIUM: AtomicBool = AtomicBool::new(false);
 
-/// Returns how products of 32-bit floats are computed, in the words of [`set_float32_matmul_precision`].
+/// Returns the precision of products of 32-bit floats, in the words of [`set_float32_matmul_precision`].
 pub fn get_float32_matmul_precision() -> &'static str {
     match (cuda::matmul::allow_tf32(), SAYS_MEDIUM.load(Ordering::Relaxed)) {
         (false, _) => "highest",
@@ -123,18 +123,18 @@ pub mod cuda {
 
     use crate::{Error, Result};
 
-    /// The code that computes products (`preferred_blas_library`).
+    /// The implementation that computes products (`preferred_blas_library`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub enum BlasLibrary {
-        /// cuBLASLt, and kernels of Thalweg where a product is too small for it.
+        /// cuBLASLt, and kernels of Thalweg for products that are too small for it.
         Default,
-        /// cuBLASLt alone.
+        /// Only cuBLASLt.
         CublasLt,
     }
 
     static CUBLASLT_ALONE: AtomicBool = AtomicBool::new(false);
 
-    /// Returns which code computes products.
+    /// Returns the implementation that computes products.
     pub fn preferred_blas_library() -> BlasLibrary {
         match CUBLASLT_ALONE.load(Ordering::Relaxed) {
             false => BlasLibrary::Default,
@@ -142,19 +142,20 @@ pub mod cuda {
         }
     }
 
-    /// Sets which code computes products. A layer's small product together with its bias stays one kernel of Thalweg.
+    /// Sets the implementation that computes products. A layer's small product together with its bias stays one kernel of
+    /// Thalweg.
     pub fn set_preferred_blas_library(library: BlasLibrary) {
         CUBLASLT_ALONE.store(library == BlasLibrary::CublasLt, Ordering::Relaxed);
     }
 
-    /// Scratch memory of a product unless it was set otherwise: enough for the library's split-k algorithms.
+    /// The default scratch memory of a product: enough for the library's split-k algorithms.
     const WORKSPACE_BYTES: u64 = 4 << 20;
 
-    /// Bytes that were set, plus one; 0 for none.
+    /// The size that was set, in bytes, plus one; 0 if none was set.
     static WORKSPACE: AtomicU64 = AtomicU64::new(0);
 
-    /// Returns the scratch memory, in bytes, that cuBLASLt may use for a large product (`cublaslt_workspace_size`): what was set, else
-    /// `CUBLASLT_WORKSPACE_SIZE` in KiB, else 4 MiB.
+    /// Returns the scratch memory, in bytes, that cuBLASLt may use for a large product (`cublaslt_workspace_size`): the size that
+    /// was set, else `CUBLASLT_WORKSPACE_SIZE` in KiB, else 4 MiB.
     pub fn cublaslt_workspace_size() -> u64 {
         static VARIABLE: OnceLock<Option<u64>> = OnceLock::new();
         match WORKSPACE.load(Ordering::Relaxed) {
@@ -182,7 +183,7 @@ pub mod cuda {
         Ok(())
     }
 
-    /// The computation of products (`torch.backends.cuda.matmul`). Convolutions are products, too.
+    /// The settings of products (`torch.backends.cuda.matmul`). Convolutions are products, too.
     pub mod matmul {
         use std::sync::OnceLock;
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -204,13 +205,14 @@ pub mod cuda {
             Fp32Precision::load(&PRECISION)
         }
 
-        /// Sets the precision of products of 32-bit floats. Those that are one small kernel of Thalweg are always of single precision.
+        /// Sets the precision of products of 32-bit floats. Products that are one small kernel of Thalweg always use single
+        /// precision.
         pub fn set_fp32_precision(precision: Fp32Precision) {
             PRECISION.store(precision as u8, Ordering::Relaxed);
         }
 
-        /// Returns the precision that holds: what was set here, else for the process, else `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`, else
-        /// single precision.
+        /// Returns the effective precision: the one set here, else the process's, else TF32 with
+        /// `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`, else single precision.
         pub fn effective_fp32_precision() -> Fp32Precision {
             static OVERRIDE: OnceLock<bool> = OnceLock::new();
             let overridden =
@@ -230,14 +232,13 @@ pub mod cuda {
             effective_fp32_precision() == Fp32Precision::Tf32
         }
 
-        /// Sets whether products of 32-bit floats are computed in TF32, as
-        /// [`set_fp32_precision`] does.
+        /// Sets whether products of 32-bit floats are computed in TF32, as [`set_fp32_precision`] does.
         pub fn set_allow_tf32(allow: bool) {
             set_fp32_precision(if allow { Fp32Precision::Tf32 } else { Fp32Precision::Ieee });
         }
 
-        /// The setting whether the parts of a product that is split along k may be added up in the 16 bits of its elements, and whether it may be
-        /// split at all.
+        /// The setting of the reduction of a product that is split along k: whether its parts may be added in the 16 bits of its
+        /// elements, and whether it may be split at all.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub struct ReducedPrecisionReduction {
             /// Whether parts may be rounded to 16 bits before they are added.
@@ -269,12 +270,12 @@ pub mod cuda {
             Ok(())
         }
 
-        /// Returns how parts of products of float16 may be added up.
+        /// Returns the allowed reductions of products of float16.
         pub fn allow_fp16_reduced_precision_reduction() -> ReducedPrecisionReduction {
             reduction(&FP16_REDUCTION)
         }
 
-        /// Sets how parts of products of float16 may be added up.
+        /// Sets the allowed reductions of products of float16.
         ///
         /// # Errors
         /// [`Error::is_invalid_argument`] if reduced precision is allowed and the split is not.
@@ -282,12 +283,12 @@ pub mod cuda {
             set_reduction(&FP16_REDUCTION, to)
         }
 
-        /// Returns how parts of products of bfloat16 may be added up.
+        /// Returns the allowed reductions of products of bfloat16.
         pub fn allow_bf16_reduced_precision_reduction() -> ReducedPrecisionReduction {
             reduction(&BF16_REDUCTION)
         }
 
-        /// Sets how parts of products of bfloat16 may be added up.
+        /// Sets the allowed reductions of products of bfloat16.
         ///
         /// # Errors
         /// [`Error::is_invalid_argument`] if reduced precision is allowed and the split is not.
@@ -300,14 +301,15 @@ pub mod cuda {
             FP16_ACCUMULATION.load(Ordering::Relaxed)
         }
 
-        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far less exact.
+        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far
+        /// less exact.
         pub fn set_allow_fp16_accumulation(allow: bool) {
             FP16_ACCUMULATION.store(allow, Ordering::Relaxed);
         }
     }
 }
 
-/// Settings of convolutions that are calls of cuDNN (`torch.backends.cudnn`).
+/// Settings of convolutions that call cuDNN (`torch.backends.cudnn`).
 pub mod cudnn {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -317,17 +319,17 @@ pub mod cudnn {
     static BENCHMARK: AtomicBool = AtomicBool::new(false);
     static BENCHMARK_LIMIT: AtomicU32 = AtomicU32::new(10);
 
-    /// Returns whether convolutions may be calls of cuDNN (`enabled`); true at first.
+    /// Returns whether convolutions may call cuDNN (`enabled`); the default is true.
     pub fn enabled() -> bool {
         ENABLED.load(Ordering::Relaxed)
     }
 
-    /// Sets whether convolutions may be calls of cuDNN.
+    /// Sets whether convolutions may call cuDNN.
     pub fn set_enabled(enabled: bool) {
         ENABLED.store(enabled, Ordering::Relaxed);
     }
 
-    /// Returns whether cuDNN may round f32 to TF32 before it multiplies (`allow_tf32`); true at first, as in PyTorch.
+    /// Returns whether cuDNN may round f32 to TF32 before it multiplies (`allow_tf32`); the default is true, as in PyTorch.
     pub fn allow_tf32() -> bool {
         ALLOW_TF32.load(Ordering::Relaxed)
     }
@@ -337,37 +339,39 @@ pub mod cudnn {
         ALLOW_TF32.store(allow, Ordering::Relaxed);
     }
 
-    /// Returns whether cuDNN's convolutions must repeat their bits (`deterministic`); false at first.
+    /// Returns whether cuDNN's convolutions must be bitwise reproducible (`deterministic`); the default is false.
     pub fn deterministic() -> bool {
         DETERMINISTIC.load(Ordering::Relaxed)
     }
 
-    /// Sets whether cuDNN's convolutions must repeat their bits.
+    /// Sets whether cuDNN's convolutions must be bitwise reproducible.
     pub fn set_deterministic(deterministic: bool) {
         DETERMINISTIC.store(deterministic, Ordering::Relaxed);
     }
 
-    /// Returns whether the first convolution of some sizes tries cuDNN's engines and keeps the fastest (`benchmark`); false at first.
+    /// Returns whether the first convolution of each shape tries cuDNN's engines and keeps the fastest (`benchmark`); the default
+    /// is false.
     pub fn benchmark() -> bool {
         BENCHMARK.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the first convolution of some sizes tries cuDNN's engines: it blocks then. Not in a capture: run the region once before.
+    /// Sets whether the first convolution of each shape tries cuDNN's engines, which blocks. Not in a capture: run the region
+    /// once before.
     pub fn set_benchmark(benchmark: bool) {
         BENCHMARK.store(benchmark, Ordering::Relaxed);
     }
 
-    /// Returns how many engines are tried at most (`benchmark_limit`); 10 at first, 0 for all.
+    /// Returns the maximum number of engines that are tried (`benchmark_limit`); the default is 10, and 0 means all.
     pub fn benchmark_limit() -> u32 {
         BENCHMARK_LIMIT.load(Ordering::Relaxed)
     }
 
-    /// Sets how many engines are tried at most, 0 for all.
+    /// Sets the maximum number of engines that are tried; 0 means all.
     pub fn set_benchmark_limit(limit: u32) {
         BENCHMARK_LIMIT.store(limit, Ordering::Relaxed);
     }
 
-    /// Returns how many engines a call may try.
+    /// Returns the maximum number of engines that a call may try.
     pub(crate) fn most_engines() -> u32 {
         match (benchmark(), benchmark_limit()) {
             (false, _) => 1,
@@ -377,7 +381,7 @@ pub mod cudnn {
     }
 }
 
-/// Returns how the library is to compute a product now.
+/// Returns the precision and the reductions with which the library computes a product now.
 pub(crate) fn precision_of(product: &Matmul) -> (ComputeFormat, ReductionSchemes) {
     let schemes =
         |reduction: cuda::matmul::ReducedPrecisionReduction| match (reduction.allow, reduction.allow_split_k)

@@ -1,4 +1,4 @@
-//! Communicators: the ranks that devices are to each other, and collectives as commands of streams.
+//! Communicators: groups of devices as ranks, and collectives as commands of streams.
 
 use smallvec::SmallVec;
 use thalweg_driver::{
@@ -9,7 +9,7 @@ use thalweg_driver::{
 use crate::graph::Command;
 use crate::{Device, Error, Result, Stream};
 
-/// A device's rank in a communicator. Dropping it gives the rank up, which *blocks* until its collectives are done;
+/// A device's rank in a communicator. Dropping it leaves the communicator, which *blocks* until its collectives are done;
 /// [`Communicator::abort`] does not wait.
 #[derive(Debug)]
 pub struct Communicator {
@@ -19,25 +19,26 @@ pub struct Communicator {
     is_over: std::sync::atomic::AtomicBool,
 }
 
-/// A rank's part of a collective, of the communicator and the stream that it is submitted with.
+/// A rank's part of a collective, without the communicator and the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollectivePart {
     /// The operation, the same on all ranks.
     pub operation: CollectiveOperation,
     /// The format of the elements.
     pub format: ElementFormat,
-    /// The number of elements; each operation says of what.
+    /// The number of elements, counted as each operation defines.
     pub count: u64,
-    /// The memory that this rank sends.
+    /// The memory that this rank sends from.
     pub send: DevicePointer,
-    /// The memory where this rank gets the result.
+    /// The memory in which this rank receives the result.
     pub receive: DevicePointer,
-    /// The call that asked for it.
+    /// The call that requested the collective.
     pub label: Label,
 }
 
 impl Communicator {
-    /// Returns a name under which ranks can [`join`](Self::join). One rank makes it, and the program carries it to the others.
+    /// Returns an identifier with which ranks can [`join`](Self::join). One rank creates it, and the program sends it to the
+    /// others.
     ///
     /// # Errors
     /// [`Error::is_library_missing`] on a GPU without NCCL.
@@ -45,22 +46,22 @@ impl Communicator {
         device.check(device.driver().communicator_id())
     }
 
-    /// Makes a device a rank of the communicator with this name. *Blocks* on a GPU until all ranks have joined.
+    /// Makes a device a rank of the communicator with this identifier. *Blocks* on a GPU until all ranks have joined.
     ///
     /// # Errors
-    /// If the rank is none of the communicator or taken, and on a GPU without NCCL ([`Error::is_library_missing`]).
+    /// If the rank is out of range or taken; on a GPU without NCCL, [`Error::is_library_missing`].
     pub fn join(device: &Device, id: &CommunicatorId, rank: u32, ranks: u32) -> Result<Self> {
         let handle = device.check(device.driver().communicator_join(id, device.index(), rank, ranks))?;
         let info = device.check(device.driver().communicator_info(handle))?;
         Ok(Self { device: device.clone(), handle, info, is_over: false.into() })
     }
 
-    /// Makes this rank one of a part of the communicator, which has these of its ranks in this order (`ncclCommSplit`). *All* ranks call it, in the same
-    /// order as their other splits and with no collectives under way; those of one part name the same ranks, and a rank that is in none names none and gets
-    /// none. *Blocks* on a GPU until all have come.
+    /// Creates a communicator of a part of the ranks, which are listed in their new order (`ncclCommSplit`). *All* ranks must
+    /// call this, in the same order relative to their other splits, with no collectives under way. The ranks of one part pass the
+    /// same list; a rank outside every part passes an empty list and gets `None`. *Blocks* on a GPU until all ranks have called.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the ranks do not make a part; [`Error::is_not_supported`] where NCCL is older than 2.18.
+    /// [`Error::is_invalid_argument`] if the ranks do not form a part; [`Error::is_not_supported`] if NCCL is older than 2.18.
     pub fn split(&self, part: &[u32]) -> Result<Option<Self>> {
         let device = &self.device;
         let Some(handle) = device.check(device.driver().communicator_split(self.handle, part))? else {
@@ -70,7 +71,8 @@ impl Communicator {
         Ok(Some(Self { device: device.clone(), handle, info, is_over: false.into() }))
     }
 
-    /// Registers device memory with the rank; all ranks register symmetric memory, and *block* on GPUs until the others have come. It stays registered until it is deregistered, or the rank is given up.
+    /// Registers device memory with the rank. Symmetric memory is registered by all ranks, which *block* on GPUs until the others
+    /// have called. It stays registered until it is deregistered, or the rank is dropped or aborted.
     pub(crate) fn register(
         &self,
         pointer: DevicePointer,
@@ -82,7 +84,7 @@ impl Communicator {
         self.device.driver().memory_register(&registration)
     }
 
-    /// Takes the registration of the memory that begins there back. Nothing where the rank has been given up.
+    /// Removes the registration of the memory that begins at `pointer`. Does nothing if the rank has been aborted.
     pub(crate) fn deregister(&self, pointer: DevicePointer) -> thalweg_driver::Result<()> {
         if self.is_over.load(std::sync::atomic::Ordering::Acquire) {
             return Ok(());
@@ -100,16 +102,16 @@ impl Communicator {
         self.info.rank
     }
 
-    /// Returns how many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.info.ranks
     }
 
-    /// Queues parts of collectives as one group: they are not ordered among each other, and each may be what another rank
-    /// waits for. Asynchronous.
+    /// Queues parts of collectives as one group: they are not ordered among each other, and another rank may be waiting for any
+    /// of them. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a rank is named that there is not, a size is none, or the stream is of another device.
+    /// [`Error::is_invalid_argument`] if a rank does not exist, a size is invalid, or the stream is of another device.
     pub fn submit(&self, stream: &Stream, parts: &[CollectivePart]) -> Result<()> {
         let Some(first) = parts.first() else { return Ok(()) };
         let group: SmallVec<[Collective; 4]> = parts.iter().map(|part| self.placed(stream, part)).collect();
@@ -133,11 +135,11 @@ impl Communicator {
         Collective { communicator, stream, operation, format, count, send, receive, label }
     }
 
-    /// Gives the rank up without waiting: collectives of it that have not met end unfinished. Nothing can be submitted
-    /// afterwards.
+    /// Leaves the communicator without waiting: its collectives that other ranks have not joined end unfinished. Nothing can be
+    /// submitted afterwards.
     ///
     /// # Errors
-    /// The driver's. Nothing where the rank has been given up before.
+    /// The driver's errors. Returns `Ok` if the rank was aborted before.
     pub fn abort(&self) -> Result<()> {
         if self.is_over.swap(true, std::sync::atomic::Ordering::AcqRel) {
             return Ok(());
@@ -148,7 +150,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // In a forked child the rank is the parent's. No caller could use what the driver answers.
+        // In a forked child the rank is the parent's. No caller could use the driver's result.
         if !*self.is_over.get_mut() && !self.device.is_left() {
             let _ = self.device.driver().communicator_destroy(self.handle);
         }

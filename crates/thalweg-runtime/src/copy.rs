@@ -78,7 +78,7 @@ impl Stream {
         self.submit(command, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
-    /// Copies ordinary host memory to the device. Returns when `source` may change.
+    /// Copies ordinary host memory to the device. After the return, `source` may be changed.
     pub fn copy_from_host(&self, target: DevicePointer, source: &[u8], label: Label) -> Result<()> {
         if source.is_empty() {
             return Ok(());
@@ -88,7 +88,7 @@ impl Stream {
         self.submit(command, || self.device().driver().copy_from_host(self.handle(), target, source, label))
     }
 
-    /// Copies device memory to ordinary host memory. Blocks until the bytes are there.
+    /// Copies device memory to ordinary host memory. Blocks until the copy is complete.
     pub fn copy_to_host(&self, target: &mut [u8], source: DevicePointer, label: Label) -> Result<()> {
         if target.is_empty() {
             return Ok(());

@@ -1,10 +1,10 @@
 //! Devices: one GPU, real or simulated, with everything that belongs to it.
 //!
-//! A [`Device`] joins the leaves: it gives the caching allocators their driver as upstream, keeps the pool of streams and
-//! the loaded kernels. Code above never asks which driver it has. Devices of one driver share its pinned memory.
+//! A [`Device`] connects the lower crates: it passes the driver to the caching allocators as their upstream, and keeps the pool
+//! of streams and the loaded kernels. Code above never distinguishes drivers. Devices of one driver share its pinned memory.
 //!
-//! The process has one set of CUDA devices ([`Device::cuda`]) and one of simulated ones ([`Device::sim`]), opened when
-//! first asked for. Tests and embedding programs make their own with [`Device::all_of`].
+//! The process has one set of CUDA devices ([`Device::cuda`]) and one of simulated ones ([`Device::sim`]), opened at the first
+//! request. Tests and embedding programs create their own with [`Device::all_of`].
 
 use std::fmt;
 use std::panic::Location;
@@ -29,7 +29,7 @@ use crate::stream::{Entered, current_device, enter};
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
-/// The number of a device among all that the process ever opened.
+/// The number of a device among all devices that the process ever opened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct DeviceId(u64);
 
@@ -40,7 +40,7 @@ pub struct Device(Arc<DeviceState>);
 struct DeviceState {
     id: DeviceId,
     driver: Arc<dyn Driver>,
-    /// The driver that is called while a region is audited: shared by the devices of the driver.
+    /// The driver that is called while a region is audited, shared by the devices of the driver.
     auditor: Arc<Auditor>,
     audited: Arc<dyn Driver>,
     index: u32,
@@ -48,12 +48,12 @@ struct DeviceState {
     is_meta: bool,
     is_instrumented: bool,
     reads_accesses: bool,
-    /// In which process it was opened.
+    /// The process that opened the device.
     process: Process,
     properties: DeviceProperties,
     environment: Environment,
     upstream: Arc<DriverUpstream>,
-    /// Freed memory that is held back; before the allocator, which it goes back to.
+    /// Freed memory that is held back. It is declared before the allocator because it is returned to the allocator.
     quarantine: OnceLock<Quarantine>,
     allocator: Arc<DeviceAllocator>,
     host_allocator: Arc<HostAllocator>,
@@ -75,7 +75,7 @@ impl Drop for DeviceState {
     }
 }
 
-/// Returns a driver that is recorded if the environment says so, or when the program says so.
+/// Returns a driver that records a profile if the environment requests it, or when the program requests it.
 fn profiled(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Arc<dyn Driver>> {
     match &environment.profile {
         Some(profile) => Ok(profile.record(driver)?),
@@ -84,14 +84,14 @@ fn profiled(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Arc<dy
 }
 
 impl Device {
-    /// Returns every device of a driver, with caches of their own.
+    /// Returns every device of a driver, each with caches of its own.
     pub fn all_of(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Vec<Self>> {
         let system = System::new(driver, environment);
         (0..system.driver.device_count()).map(|index| system.open(index)).collect()
     }
 
-    /// Creates a GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was
-    /// looked for and what to install.
+    /// Returns a GPU of this machine. The first call opens the CUDA driver; if there is none, the error lists the places that
+    /// were searched and what to install.
     pub fn cuda(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         DEVICES.get(index, || {
@@ -100,8 +100,8 @@ impl Device {
         })
     }
 
-    /// Creates a simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large;
-    /// with `THALWEG_SIM_SEED` it is [watched](crate::sim).
+    /// Returns a simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` set their number and memory size; with
+    /// `THALWEG_SIM_SEED` they are [watched](crate::sim).
     pub fn sim(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         let environment = Environment::get();
@@ -125,10 +125,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Creates the meta device: tensors on it have shapes, strides, dtypes and addresses, and no elements (`torch.device("meta")`).
-    /// Every operator checks its arguments and gives a result of the right shape; allocators, streams and captures work as on a GPU, so
-    /// that the memory of a program can be foretold where there is no GPU. What reads elements is refused. It has
-    /// `THALWEG_META_MEMORY_BYTES` of memory, 4 TiB unless that is set, and takes none of the host's.
+    /// Returns the meta device: tensors on it have shapes, strides, dtypes and addresses, but no elements
+    /// (`torch.device("meta")`). Every operator checks its arguments and returns a result of the right shape. Allocators, streams
+    /// and captures work as on a GPU, so that the memory use of a program can be predicted without a GPU. Operators that read
+    /// elements are refused. The device has `THALWEG_META_MEMORY_BYTES` of memory, by default 4 TiB, and uses none of the host's.
     pub fn meta() -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         let environment = Environment::get();
@@ -139,7 +139,7 @@ impl Device {
         })
     }
 
-    /// Creates the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`, `meta`.
+    /// Returns the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`, `meta`.
     #[track_caller]
     pub fn from_name(name: &str) -> Result<Self> {
         let location = Location::caller();
@@ -163,7 +163,7 @@ impl Device {
         }
     }
 
-    /// Returns what `THALWEG_DEVICE` names, else the first GPU if the machine has one, else the simulated GPU.
+    /// Returns the device that `THALWEG_DEVICE` names, else the first GPU if the machine has one, else the simulated GPU.
     pub fn best() -> Result<Self> {
         match &Environment::get().device {
             Some(name) => Self::from_name(name),
@@ -172,7 +172,8 @@ impl Device {
         }
     }
 
-    /// Creates the calling thread's current device: what [`Device::make_current`] set, else that of [`Device::make_default`], else [`Device::best`].
+    /// Returns the calling thread's current device: the one of [`Device::make_current`], else that of [`Device::make_default`],
+    /// else [`Device::best`].
     pub fn current() -> Result<Self> {
         if let Some(device) = current_device().or_else(default_device) {
             return Ok(device);
@@ -189,12 +190,12 @@ impl Device {
         }
     }
 
-    /// Makes this the device of all threads that have made none current, until the guard is dropped.
+    /// Makes this the device of all threads that have not made one current, until the guard is dropped.
     pub fn make_default(&self) -> DefaultDeviceGuard {
         enter_default(self)
     }
 
-    /// Returns this device and another one in words that tell them apart, also where they have one name.
+    /// Returns a text that distinguishes this device from another one, even if both have the same name.
     pub fn told_apart(&self, other: &Self) -> String {
         let (own, others) = (self.to_string(), other.to_string());
         if own != others {
@@ -211,7 +212,7 @@ impl Device {
         )
     }
 
-    /// Returns the devices of this one's driver that are open, by their numbers: this one is among them.
+    /// Returns the open devices of this one's driver by number, including this one.
     pub fn opened(&self) -> Vec<Self> {
         let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let mut devices: Vec<Self> = opened.iter().filter_map(Weak::upgrade).map(Self).collect();
@@ -230,20 +231,20 @@ impl Device {
         self.0.id
     }
 
-    /// Returns a number that no other device has that the process ever opens.
+    /// Returns a number that is unique among all devices that the process ever opens.
     pub fn number(&self) -> u64 {
         self.0.id.0
     }
 
-    /// Returns the driver; while a region is [audited](crate::graph::audit()), one around it that takes notes. A graph does
-    /// not see what a capturing stream is given through it, and refuses its replays unless
-    /// [`Stream::declare`](crate::Stream::declare) says what that touches.
+    /// Returns the driver; while a region is [audited](crate::graph::audit()), the auditor that wraps it. A graph does not see
+    /// the work that is submitted through it to a capturing stream, and refuses its replays unless
+    /// [`Stream::declare`](crate::Stream::declare) declares the ranges of that work.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
     }
 
-    /// Tells an audit which line makes this thread's next call, which has no label of its own. It costs one load while nothing is
-    /// audited.
+    /// Passes to an audit the label of this thread's next call, if the call has no label of its own. It costs one load while
+    /// nothing is audited.
     pub(crate) fn called(&self, label: Label) {
         if self.0.auditor.is_on() {
             next_call::set(label, None);
@@ -254,14 +255,14 @@ impl Device {
         &self.0.auditor
     }
 
-    /// Returns an error in a forked child of the process that opened the device. The allocators ask no driver for what they
-    /// have, and their locks may be held by threads that are not there.
+    /// Returns an error in a forked child of the process that opened the device. The allocators serve cached memory without
+    /// calling the driver, and their locks may be held by threads that do not exist in the child.
     #[inline]
     pub(crate) fn check_process(&self, call: &'static str) -> Result<()> {
         Ok(self.0.process.check(call, "the device")?)
     }
 
-    /// Returns whether this is such a child.
+    /// Returns whether this process is a forked child of the one that opened the device.
     #[inline]
     pub(crate) fn is_left(&self) -> bool {
         self.0.process.is_left()
@@ -272,45 +273,48 @@ impl Device {
         self.0.index
     }
 
-    /// Returns whether it is simulated.
+    /// Returns whether the device is simulated.
     pub fn is_simulated(&self) -> bool {
         self.0.is_simulated
     }
 
-    /// Returns whether its kernels may multiply float16 and bfloat16 by tensor cores: from compute capability 8.0 on, and simulated.
+    /// Returns whether the device's kernels may multiply float16 and bfloat16 by tensor cores: from compute capability 8.0 on,
+    /// and on simulated devices.
     pub fn has_tensor_cores(&self) -> bool {
         self.is_simulated() || self.properties().compute_capability.major >= 8
     }
 
-    /// Returns whether its tensor cores are fed by groups of four warps (`wgmma`): those of compute capability 9.0, and simulated.
+    /// Returns whether the device's tensor cores are fed by groups of four warps (`wgmma`): on compute capability 9.0, and on
+    /// simulated devices.
     pub fn has_warp_groups(&self) -> bool {
         let capability = self.properties().compute_capability;
         (capability.major, capability.minor) == (9, 0)
     }
 
-    /// Returns whether blocks of its kernels may form clusters that read each other's shared memory, and copy engines fill it: compute capability 9.0, and
-    /// simulated. Later ones have them too, but no kernel of this library has run there.
+    /// Returns whether blocks of the device's kernels may form clusters that read each other's shared memory, which copy engines
+    /// fill: on compute capability 9.0, and on simulated devices. Later GPUs support them too, but no kernel of this library has
+    /// run there.
     pub fn has_clusters(&self) -> bool {
         self.has_warp_groups()
     }
 
-    /// Returns whether its tensors have no elements: see [`Device::meta`].
+    /// Returns whether the device's tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta
     }
 
-    /// Returns what watches the memory of the device; `None`, without a call of the driver, where nothing does.
+    /// Returns the instrument that watches the device's memory; `None`, without a call of the driver, if there is none.
     #[inline]
     pub(crate) fn instrument(&self) -> Option<&dyn Instrument> {
         if self.0.is_instrumented { self.0.driver.instrument() } else { None }
     }
 
-    /// Returns whether anyone reads the ranges that launches list.
+    /// Returns whether the ranges that launches list are read by the driver or an instrument.
     pub(crate) fn reads_accesses(&self) -> bool {
         self.0.reads_accesses
     }
 
-    /// Returns what it is and can do.
+    /// Returns the device's properties.
     pub fn properties(&self) -> &DeviceProperties {
         &self.0.properties
     }
@@ -319,7 +323,7 @@ impl Device {
         &self.0.environment
     }
 
-    /// Returns the caching allocator of its memory.
+    /// Returns the caching allocator of the device's memory.
     pub fn allocator(&self) -> &Arc<DeviceAllocator> {
         &self.0.allocator
     }
@@ -354,16 +358,16 @@ impl Device {
         &self.0.captures
     }
 
-    /// Returns the number of graphs that were replayed on the device so far. What a replay writes is noted nowhere: what the host has noted of the
-    /// device's memory holds while this number stays.
+    /// Returns the number of graphs that were replayed on the device so far. The writes of a replay are not recorded: facts that
+    /// the host has recorded about the device's memory are valid only while this number does not change.
     pub fn replays(&self) -> u64 {
         self.captures().replays()
     }
 
-    /// Blocks until all work of the device is done.
+    /// Blocks until all work of the device is complete.
     ///
     /// # Errors
-    /// What asynchronous work failed with; [`Error::is_out_of_range`] if a kernel met an index out of range.
+    /// The error of failed asynchronous work; [`Error::is_out_of_range`] if a kernel found an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.called(Label::here("synchronize"));
@@ -373,7 +377,7 @@ impl Device {
         self.check_indices()
     }
 
-    /// Returns an error if kernels that the host has waited for met indices out of range.
+    /// Returns an error if kernels that the host has waited for found indices out of range.
     pub(crate) fn check_indices(&self) -> Result<()> {
         self.0.out_of_range.check(&self.0.driver)
     }
@@ -382,17 +386,17 @@ impl Device {
         &self.0.out_of_range
     }
 
-    /// Returns every stream that is known, the default stream first.
+    /// Returns every known stream, the default stream first.
     fn stream_states(&self) -> impl Iterator<Item = Arc<StreamState>> {
         std::iter::once(self.0.default_stream.clone()).chain(self.0.streams.all())
     }
 
-    /// Returns the bytes in the hands of callers (`torch.cuda.memory_allocated`).
+    /// Returns the bytes that callers hold (`torch.cuda.memory_allocated`).
     pub fn memory_allocated(&self) -> u64 {
         self.0.allocator.statistics().allocated_bytes.all.current
     }
 
-    /// Returns the most that [`memory_allocated`](Self::memory_allocated) has been since the peaks were reset.
+    /// Returns the maximum of [`memory_allocated`](Self::memory_allocated) since the peaks were reset.
     pub fn max_memory_allocated(&self) -> u64 {
         self.0.allocator.statistics().allocated_bytes.all.peak
     }
@@ -402,7 +406,7 @@ impl Device {
         self.0.allocator.statistics().reserved_bytes.all.current
     }
 
-    /// Returns the most that [`memory_reserved`](Self::memory_reserved) has been since the peaks were reset.
+    /// Returns the maximum of [`memory_reserved`](Self::memory_reserved) since the peaks were reset.
     pub fn max_memory_reserved(&self) -> u64 {
         self.0.allocator.statistics().reserved_bytes.all.peak
     }
@@ -412,7 +416,7 @@ impl Device {
         self.0.allocator.statistics().memory_summary(&self.to_string(), abbreviated)
     }
 
-    /// Gives all memory that is cached and unused back to the driver. *Blocks* until the device is done with it.
+    /// Returns all memory that is cached and unused to the driver. *Blocks* until the device is done with it.
     pub fn empty_cache(&self) -> Result<()> {
         self.check_process("empty_cache")?;
         self.give_back_held();
@@ -428,16 +432,16 @@ impl Device {
         self.0.quarantine.get()
     }
 
-    /// Gives back the freed memory that is held back, and says whether there was any.
+    /// Releases the freed memory that is held back, and returns whether there was any.
     pub(crate) fn give_back_held(&self) -> bool {
         self.quarantine().is_some_and(Quarantine::give_back)
     }
 
-    /// Lets kernels and copies of `accessor`, another device of the same driver, touch this device's memory: plain memory, and
-    /// what the caching allocator has mapped or will map. Once it has succeeded, further calls do nothing.
+    /// Lets kernels and copies of `accessor`, another device of the same driver, access this device's memory: plain memory, and
+    /// the memory that the caching allocator has mapped or will map. Once it has succeeded, further calls do nothing.
     ///
     /// # Errors
-    /// If the devices cannot see each other.
+    /// If the devices cannot access each other's memory.
     pub fn enable_peer_access(&self, accessor: &Self) -> Result<()> {
         let (driver, upstream) = (&self.0.driver, &self.0.upstream);
         if upstream.is_open_to(accessor.index()) {
@@ -447,7 +451,7 @@ impl Device {
             Err(error) if error.code() == thalweg_driver::Code::PeerAccessAlreadyEnabled => {}
             outcome => self.check(outcome)?,
         }
-        // First what is mapped later, then what is mapped now: so that nothing in between is missed.
+        // Later mappings first, then the current ones, so that none made in between is missed.
         upstream.add_peer(accessor.index());
         for segment in self.0.allocator.snapshot().iter().filter(|segment| segment.is_expandable) {
             let start = thalweg_driver::DevicePointer::new(segment.address);
@@ -458,7 +462,7 @@ impl Device {
         Ok(())
     }
 
-    /// Turns a driver's answer into a result: an asynchronous error names the commands that may have caused it.
+    /// Converts a driver's result: an asynchronous error names the commands that may have caused it.
     pub(crate) fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
         result.map_err(|error| {
             let asynchronous = error.is_asynchronous();
@@ -471,7 +475,7 @@ impl Device {
     }
 }
 
-/// Returns an allocator's refusal as an error: the driver's own error where that is the cause.
+/// Converts an allocator's refusal to an error: the driver's own error if that is the cause.
 pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(cause) = source {
@@ -490,7 +494,7 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
     }
 }
 
-/// A driver with what its devices share.
+/// A driver with the state that its devices share.
 struct System {
     driver: Arc<dyn Driver>,
     auditor: Arc<Auditor>,
@@ -514,7 +518,7 @@ impl System {
         Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator, opened }
     }
 
-    /// Opens one device: on a GPU this makes its context, so the other devices are left alone.
+    /// Opens one device. On a GPU this creates its context, so the other devices are not opened.
     fn open(&self, index: u32) -> Result<Device> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let driver = &self.driver;
@@ -557,21 +561,21 @@ impl System {
     }
 }
 
-/// The devices of a driver, each opened when it is first asked for; a failure is reported, and tried again at the next call.
-/// Other threads that ask meanwhile wait.
+/// The devices of a driver, each opened at the first request. A failure is returned, and the next call tries again. Other threads
+/// that request the device meanwhile wait.
 pub struct Devices {
     system: System,
     open: Mutex<Vec<Option<Device>>>,
 }
 
 impl Devices {
-    /// Creates the devices of a driver. None is opened yet.
+    /// Creates the list of the devices of a driver. None is opened yet.
     pub fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
         let open = Mutex::new(vec![None; driver.device_count() as usize]);
         Self { system: System::new(driver, environment), open }
     }
 
-    /// Returns a device of the driver, by its number there.
+    /// Returns a device of the driver, by the driver's number.
     ///
     /// # Errors
     /// If there is no such device, or the driver cannot open it.
@@ -616,27 +620,27 @@ impl Opened {
     }
 }
 
-/// A guard that keeps a device current on this thread. Guards may be dropped in any order: the latest that is left counts.
+/// A guard that keeps a device current on this thread. Guards may be dropped in any order: the latest remaining one counts.
 pub struct DeviceGuard {
     _entered: Entered,
 }
 
-/// The devices of all threads that have made none current: the latest counts.
+/// The default devices of all threads that have not made one current: the latest counts.
 static DEFAULTS: Mutex<Vec<(u64, Device)>> = Mutex::new(Vec::new());
 
-/// The number of these, which is asked without the lock.
+/// The number of default devices, which is read without the lock.
 static DEFAULTS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn defaults() -> MutexGuard<'static, Vec<(u64, Device)>> {
     DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A guard that keeps a device the one of all threads that have made none current.
+/// A guard that keeps a device the default of all threads that have not made one current.
 #[must_use = "the device is the default only while the guard lives"]
 #[derive(Debug)]
 pub struct DefaultDeviceGuard(u64);
 
-/// Makes a device that of all threads that have made none current.
+/// Makes a device the default of all threads that have not made one current.
 fn enter_default(device: &Device) -> DefaultDeviceGuard {
     let mut list = defaults();
     let number = list.last().map_or(0, |(number, _)| number + 1);
@@ -655,7 +659,7 @@ impl Drop for DefaultDeviceGuard {
     }
 }
 
-/// Returns the device of all threads that have made none current, if there is one.
+/// Returns the default device of all threads that have not made one current, if there is one.
 fn default_device() -> Option<Device> {
     if DEFAULTS_COUNT.load(Ordering::Relaxed) == 0 {
         return None;

@@ -1,18 +1,18 @@
 //! Compiled kernels on disk.
 //!
-//! One file a kernel, named by a hash of its source, the compiler's options and the architecture, and by the compiler: what a
-//! newer one makes, an older driver may refuse. The file repeats all four and carries a checksum, so that a hash collision, a
-//! torn write or a damaged disk reads as "not there" and the entry is built again. Files are written under another name and
-//! renamed, so several processes can share a folder: each sees a whole entry or none. Folders of precompiled kernels have the
-//! same format and are only read; their entries name no compiler.
+//! There is one file per kernel, named by a hash of its source, the compiler's options and the architecture, and by the compiler,
+//! since an older driver may refuse the code of a newer compiler. The file repeats all four and carries a checksum, so that a
+//! hash collision, a torn write or a damaged disk counts as a missing entry, which is built again. Files are written under
+//! another name and renamed, so several processes can share a folder: each sees a complete entry or none. Folders of precompiled
+//! kernels have the same format and are only read; their entries name no compiler.
 //!
-//! What lies here runs on the GPU, and no checksum keeps out an attacker. So folders are made for their owner alone
-//! (0700), files are made anew under unpredictable names, and neither is used if another user owns it or can write it.
+//! The entries run on the GPU, and no checksum keeps out an attacker. So folders are only accessible to their owner (0700), files
+//! are created under unpredictable names, and neither is used if another user owns it or can write it.
 //!
-//! The folder is kept below [`MOST_BYTES`] by removing what was not used for the longest time ([`sweep`]).
+//! The folder is kept below [`MOST_BYTES`] by removing the least recently used entries ([`sweep`]).
 //!
-//! A cache that cannot be used (a full disk, a read-only home, a folder that others can write) costs time, not the run: the
-//! first failure is said once on standard error, with the folder and what to do.
+//! A cache that cannot be used (a full disk, a read-only home, a folder that others can write) costs time, but does not fail the
+//! run: the first failure is reported once on standard error, with the folder and the remedy.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
@@ -31,14 +31,14 @@ const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 const MAGIC: &[u8; 8] = b"thalweg2";
 
-/// The size to which the folder of the cache may grow, about: some twenty thousand kernels.
+/// The approximate size to which the cache's folder may grow: some twenty thousand kernels.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// After so many writes of a process the folder is swept, and at the first.
+/// The number of writes of a process after which it sweeps the folder; it also sweeps at the first write.
 const WRITES_A_SWEEP: u64 = 256;
-/// The age at which a file that was not renamed is left over.
+/// The age at which a file that was not renamed counts as left over.
 const LEFT_OVER: Duration = Duration::from_secs(60 * 60);
-/// An entry's last use is noted when the last note is older.
+/// The age of the last recorded use after which a use of an entry is recorded again.
 const USES_NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The inputs of a compiled kernel.
@@ -54,21 +54,21 @@ pub struct EntryKey<'a> {
     pub compiler: &'a str,
 }
 
-/// Returns a hash of a text, as 16 hexadecimal digits. The same for every version of Rust: it names files.
+/// Returns a hash of a text, as 16 hexadecimal digits. It is the same for every version of Rust, because it names files.
 pub(crate) fn fingerprint(text: &str) -> String {
     format!("{:016x}", name_hash(FNV_OFFSET, text.as_bytes()))
 }
 
 impl EntryKey<'_> {
     fn hash(&self) -> String {
-        // A 0 byte between the parts, which none of them contains.
+        // A 0 byte separates the parts, none of which contains one.
         let digest = |seed: u64| {
             self.parts()[..3].iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]))
         };
         format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
-    /// Returns where the entry lies in a folder: a sub-folder an architecture.
+    /// Returns the path of the entry in a folder, which has one sub-folder per architecture.
     pub fn path(&self, folder: &Path) -> PathBuf {
         let hyphen = if self.compiler.is_empty() { "" } else { "-" };
         folder.join(self.architecture).join(format!("{}{hyphen}{}.kernel", self.hash(), self.compiler))
@@ -79,19 +79,19 @@ impl EntryKey<'_> {
     }
 }
 
-/// Reads an entry. `None` if there is none, or none that is whole and of this key.
+/// Reads an entry. `None` if there is no complete entry of this key.
 ///
 /// # Errors
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the file or a folder that it is in belongs to another user, or can
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the file or a folder that contains it belongs to another user, or can
 /// be written by others.
 pub fn read(folder: &Path, key: &EntryKey<'_>) -> io::Result<Option<Vec<u8>>> {
     read_file(folder, &key.path(folder), key, true)
 }
 
-/// Reads the entries of the key by any compiler, for a machine that has none.
+/// Reads the entries of the key by any compiler, for a machine without a compiler.
 ///
 /// # Errors
-/// As those of [`read`].
+/// The errors of [`read`].
 pub fn read_of_any_compiler(folder: &Path, key: &EntryKey<'_>) -> io::Result<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     let hash = key.hash();
@@ -109,7 +109,7 @@ fn read_file(
     key: &EntryKey<'_>,
     of_this_compiler: bool,
 ) -> io::Result<Option<Vec<u8>>> {
-    // Other things than files are not opened: a pipe would wait for a writer.
+    // Anything that is not a file is not opened: a pipe would wait for a writer.
     if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
         return Ok(None);
     }
@@ -124,7 +124,7 @@ fn read_file(
     let image = parse(&bytes, key, of_this_compiler).map(<[u8]>::to_vec);
     let age = |used: SystemTime| SystemTime::now().duration_since(used).unwrap_or_default();
     if image.is_some() && found.modified().is_ok_and(|used| age(used) > USES_NOTED) {
-        // A folder that is only read need not note anything.
+        // A folder that is only read records no uses.
         let _ = file.set_modified(SystemTime::now());
     }
     Ok(image)
@@ -151,7 +151,7 @@ fn parse<'a>(bytes: &'a [u8], key: &EntryKey<'_>, of_this_compiler: bool) -> Opt
 /// Writes an entry so that readers see all of it or nothing.
 ///
 /// # Errors
-/// Those of the file system, and those of [`read`].
+/// The errors of the file system, and those of [`read`].
 pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> {
     let path = key.path(folder);
     let parent = path.parent().expect("an entry lies in the folder of its architecture");
@@ -165,23 +165,23 @@ pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> 
     replace(&path, &[MAGIC, &checksum_of(&body).to_le_bytes(), &body])
 }
 
-/// Puts a file with these parts in the place of what may be there: readers see the one or the other.
+/// Replaces a file by these parts; readers see either the old content or the new.
 pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Each state of this kind is seeded at random, so the name cannot be predicted.
+    // Each `RandomState` is seeded at random, so the name cannot be predicted.
     let random = RandomState::new().hash_one(&*name);
     let temporary = path.with_file_name(format!("{name}.{random:016x}.partial"));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
     let written = parts.iter().try_for_each(|part| file.write_all(part));
     let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
-        // What is left of a failed write would only take the room that is missing.
+        // The remains of a failed write would only occupy the space that is missing.
         let _ = fs::remove_file(&temporary);
     }
     renamed
 }
 
-/// Writes an entry, and sweeps the folder now and then; a failure is said once on standard error and otherwise ignored.
+/// Writes an entry, and sweeps the folder from time to time; a failure is reported once on standard error and otherwise ignored.
 pub(crate) fn write_or_warn(folder: &Path, key: &EntryKey<'_>, image: &[u8]) {
     static WRITES: AtomicU64 = AtomicU64::new(0);
     let swept = match write(folder, key, image) {
@@ -214,17 +214,17 @@ pub(crate) fn warn_once(folder: &Path, error: &io::Error) {
     });
 }
 
-/// Removes what writers that ended early left over; and if the entries have more than `most_bytes`, those that were not used
-/// for the longest time, until they have three quarters of it.
+/// Removes files that interrupted writers left; and if the entries exceed `most_bytes`, removes the least recently used ones
+/// until the rest takes three quarters of it.
 ///
 /// # Errors
-/// Those of the file system.
+/// The errors of the file system.
 pub fn sweep(folder: &Path, most_bytes: u64) -> io::Result<()> {
     let now = SystemTime::now();
     let mut entries = Vec::new();
     for architecture in fs::read_dir(folder)? {
         for file in fs::read_dir(architecture?.path()).into_iter().flatten().flatten() {
-            // Another process may have swept it meanwhile.
+            // Another process may have removed it meanwhile.
             let Ok(data) = file.metadata() else { continue };
             let (path, used) = (file.path(), data.modified().unwrap_or(SystemTime::UNIX_EPOCH));
             match path.extension().and_then(OsStr::to_str) {
@@ -258,7 +258,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses folders that others could have put something into.
+/// Refuses folders that others could have written to.
 fn check_folders(folder: &Path, path: &Path) -> io::Result<()> {
     for folder in [Some(folder), path.parent()].into_iter().flatten() {
         refuse_writable_by_others(folder, &fs::metadata(folder)?)?;
@@ -302,7 +302,7 @@ fn checksum_of(bytes: &[u8]) -> u64 {
     hash ^ bytes.len() as u64
 }
 
-/// Returns the FNV-1a hash, going on from `hash`.
+/// Returns the FNV-1a hash, continuing from `hash`.
 fn name_hash(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
 }

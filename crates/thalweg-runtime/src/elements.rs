@@ -1,4 +1,4 @@
-//! A set of elements of an operand: those that data chose, in one run of a kernel.
+//! A set of elements of an operand: those that were chosen by data, in one run of a kernel.
 
 /// A set of numbers below a bound, one bit each.
 #[derive(Clone, Debug, Default)]
@@ -10,14 +10,14 @@ impl Elements {
         Self(vec![0; bound.div_ceil(64) as usize])
     }
 
-    /// Adds a number. One that is not below the bound is left out.
+    /// Adds a number. A number that is not below the bound is ignored.
     pub(crate) fn add(&mut self, number: u64) {
         if let Some(word) = self.0.get_mut((number / 64) as usize) {
             *word |= 1 << (number % 64);
         }
     }
 
-    /// Returns the runs of numbers that follow one another, in order: the first, and how many.
+    /// Returns the runs of consecutive numbers in ascending order, each as its first number and its length.
     pub(crate) fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (place, &word) in (0u64..).step_by(64).zip(&self.0) {

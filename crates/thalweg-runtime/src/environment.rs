@@ -1,6 +1,6 @@
-//! The environment variables that matter here, read once, at the edge.
+//! The environment variables of this crate, read once, at the boundary.
 //!
-//! Everything below takes an [`Environment`] value, so that tests and embedding programs decide for themselves.
+//! All other code is passed an [`Environment`] value, so that tests and embedding programs decide for themselves.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -11,63 +11,64 @@ use thalweg_profiler::ProgramProfile;
 
 use crate::{Error, Result};
 
-/// The settings that the environment gives to a checked program.
+/// The settings that the environment passes to a checked program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckedProgram {
-    /// `THALWEG_SIM_SEED`.
+    /// The seed, `THALWEG_SIM_SEED`.
     pub seed: u64,
-    /// `THALWEG_SIM_FAULTS=1`: lets things fail as well.
+    /// Whether faults are injected, `THALWEG_SIM_FAULTS=1`.
     pub faults: bool,
-    /// `THALWEG_SIM_ORDER_ONLY=1`: no command touches memory.
+    /// Whether no command touches memory, `THALWEG_SIM_ORDER_ONLY=1`.
     pub order_only: bool,
-    /// `THALWEG_SIM_QUARANTINE=1`: freed memory is held back.
+    /// Whether freed memory is held back, `THALWEG_SIM_QUARANTINE=1`.
     pub quarantine: bool,
-    /// `THALWEG_SIM_TIMEOUT`, in seconds.
+    /// The time limit, `THALWEG_SIM_TIMEOUT`, in seconds.
     pub time_limit: Option<Duration>,
-    /// `THALWEG_SIM_REPORT`.
+    /// The file of the report, `THALWEG_SIM_REPORT`.
     pub report: Option<PathBuf>,
 }
 
-/// The settings of the environment variables. [`Environment::get`] reads it once per process.
+/// The settings of the environment variables. [`Environment::get`] reads them once per process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Environment {
-    /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the very call.
+    /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the call that caused it.
     pub launch_blocking: bool,
-    /// `THALWEG_DEVICE`: `cuda`, `sim`, `cuda:1` …; which device [`crate::Device::best`] picks.
+    /// `THALWEG_DEVICE`: the device that [`crate::Device::best`] returns: `cuda`, `sim`, `cuda:1` …
     pub device: Option<String>,
-    /// The place where compiled kernels are kept: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else
-    /// `HOME/.cache/thalweg`. `None` keeps none (no home, or `THALWEG_CACHE_DIR` set to nothing).
+    /// The folder of compiled kernels: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else `HOME/.cache/thalweg`. `None` if
+    /// no kernels are kept (no home, or `THALWEG_CACHE_DIR` set to nothing).
     pub cache_directory: Option<PathBuf>,
-    /// Folders of precompiled kernels that are looked in before the compiler is asked: those in
-    /// `THALWEG_PRECOMPILED_KERNELS` (separated as in `PATH`), and `kernels` beside the program.
+    /// Folders of precompiled kernels that are searched before the compiler is called: those in `THALWEG_PRECOMPILED_KERNELS`
+    /// (separated as in `PATH`), and `kernels` next to the program.
     pub precompiled_directories: Vec<PathBuf>,
-    /// `THALWEG_RECORD_KERNELS`: a folder into which the CUDA C of every kernel that a device loads is written, simulated
-    /// devices included. What a run needs can so be compiled for GPUs that this machine lacks ([`crate::precompile`]).
+    /// `THALWEG_RECORD_KERNELS`: a folder into which the CUDA C of every kernel that a device loads is written, simulated devices
+    /// included. The kernels of a run can then be compiled for GPUs that this machine lacks ([`crate::precompile`]).
     pub kernel_record: Option<PathBuf>,
-    /// `THALWEG_EXPLAIN=1`: writes to standard error, once per operator and shape, which form of kernel was chosen, and why.
+    /// `THALWEG_EXPLAIN=1`: writes to standard error, once per operator and shape, the form of kernel that was chosen, and the
+    /// reason.
     pub explain: bool,
-    /// `THALWEG_SIM_DEVICES`: how many simulated GPUs there are (default 1).
+    /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
     pub sim_memory_bytes: Option<u64>,
     /// `THALWEG_META_MEMORY_BYTES`: memory of the [meta device](crate::Device::meta).
     pub meta_memory_bytes: Option<u64>,
     /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
-    /// watched, as `thalweg sim` asks for.
+    /// watched, as set by `thalweg sim`.
     pub sim_check: Option<CheckedProgram>,
-    /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`, `THALWEG_PROFILE_MEMORY`: what the program does on its devices is recorded and written to that file when
-    /// it exits, as `thalweg profile` asks for.
+    /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`, `THALWEG_PROFILE_MEMORY`: the program's work on its devices is recorded and
+    /// written to that file when it exits, as set by `thalweg profile`.
     pub profile: Option<ProgramProfile>,
-    /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is not a number is left alone.
+    /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. A value that is not a number is ignored.
     pub check_seed: Option<u64>,
-    /// `THALWEG_SEEDS`: how many seeds a check tries, from 0 on. What is not a number is left alone.
+    /// `THALWEG_SEEDS`: the number of seeds that a check tries, starting at 0. A value that is not a number is ignored.
     pub check_seeds: Option<u64>,
-    /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
-    /// `fork`. Without it the answer is the driver's own.
+    /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break `fork`.
+    /// Otherwise the driver is initialised.
     pub nvml_based_check: bool,
     /// The settings of the allocator: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
     pub allocator: Settings,
-    /// The variables that were not understood, a sentence for each. The devices that they are about refuse to open.
+    /// The variables that were not understood, one sentence per variable. The devices that they apply to refuse to open.
     pub mistakes: Vec<String>,
 }
 
@@ -78,13 +79,13 @@ impl Environment {
         ENVIRONMENT.get_or_init(|| Self::from_variables(|name| std::env::var(name).ok()))
     }
 
-    /// Creates the environment that a lookup describes.
+    /// Creates the environment from a lookup function.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let flag = |name: &str| variable(name).is_some_and(|value| value == "1");
         let cache_directory = match variable("THALWEG_CACHE_DIR") {
             Some(path) if path.is_empty() => None,
             Some(path) => Some(PathBuf::from(path)),
-            // The XDG specification: a relative path is to be ignored.
+            // The XDG specification requires that a relative path is ignored.
             None => variable("XDG_CACHE_HOME")
                 .map(PathBuf::from)
                 .filter(|path| path.is_absolute())
@@ -105,7 +106,7 @@ impl Environment {
             }
             parsed
         };
-        // The driver refuses a number that is out of its range, so one that is too large may be cut.
+        // The driver refuses a number that is out of its range, so a number that is too large may be clamped.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
         let meta_memory_bytes = number("THALWEG_META_MEMORY_BYTES");
@@ -151,7 +152,7 @@ impl Environment {
     }
 }
 
-/// Returns where `THALWEG_PROFILE` wants the program recorded, with so many rows in its table.
+/// Returns the recording that `THALWEG_PROFILE` requests, with `rows` rows in its table.
 fn profile_of(variable: impl Fn(&str) -> Option<String>, rows: u64) -> Option<ProgramProfile> {
     let path = variable("THALWEG_PROFILE").filter(|path| !path.is_empty())?;
     Some(ProgramProfile {
@@ -161,7 +162,7 @@ fn profile_of(variable: impl Fn(&str) -> Option<String>, rows: u64) -> Option<Pr
     })
 }
 
-/// Returns the folders of a list as in `PATH`, then `kernels` beside the program.
+/// Returns the folders of a list as in `PATH`, then `kernels` next to the program.
 fn precompiled(folders: Option<String>) -> Vec<PathBuf> {
     let beside_program = std::env::current_exe()
         .ok()

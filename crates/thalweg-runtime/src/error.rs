@@ -1,4 +1,4 @@
-//! The error of everything above the driver.
+//! The error type of all layers above the driver.
 
 use std::fmt;
 use std::panic::Location;
@@ -14,7 +14,7 @@ pub struct Error(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     kind: Kind,
-    /// From the innermost to the outermost.
+    /// The contexts, from the innermost to the outermost.
     context: SmallVec<[Context; 2]>,
     suspects: Vec<Label>,
     location: Option<&'static Location<'static>>,
@@ -22,9 +22,9 @@ struct Inner {
 
 #[derive(Clone)]
 enum Context {
-    /// The call that failed, with its operands.
+    /// A description of the operation that failed, with its operands.
     Text(String),
-    /// The call in which it happened; there is one at most.
+    /// The call in which the error happened; there is at most one.
     Call(String),
 }
 
@@ -42,12 +42,12 @@ enum Kind {
     Capture(String),
     #[error("{0}")]
     Distributed(String),
-    /// An index out of range: the text, and the call whose kernel found it.
+    /// An index out of range: the text, and the call whose kernel detected it.
     #[error("{}: {}\n  called at {}:{}", .1.operator, .0, .1.source().file, .1.source().line)]
     OutOfRange(String, Label),
 }
 
-/// The class of a refused request: that of PyTorch's exception.
+/// The class of a refused request, named after PyTorch's exception.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ErrorClass {
     /// `RuntimeError`: most refusals.
@@ -70,12 +70,12 @@ const LISTED_SUSPECTS: usize = 16;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Creates the error of a request that cannot be served: the text says what, with which values, and what to do.
+    /// Creates the error of a request that cannot be served. The text describes the problem, the values involved, and the remedy.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::of_class(ErrorClass::Runtime, text)
     }
 
-    /// Creates the error of a request that cannot be served, of a class.
+    /// Creates the error of a request that cannot be served, with a class.
     pub fn of_class(class: ErrorClass, text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Invalid(class, text.into()))
     }
@@ -100,7 +100,7 @@ impl Error {
         Self::of_class(ErrorClass::LinearAlgebra, text)
     }
 
-    /// Creates the error of a checkpointed function that saves other tensors when it runs again: PyTorch's `CheckpointError`.
+    /// Creates the error of a checkpointed function that saves different tensors when it runs again: PyTorch's `CheckpointError`.
     pub fn recomputation(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Recomputation(text.into()))
     }
@@ -110,12 +110,13 @@ impl Error {
         Self::from_kind(Kind::OutOfMemory(text.into()))
     }
 
-    /// Creates the error of ranks that work together: one did not come in time, gave up, or cannot be reached.
+    /// Creates the error of ranks that work together: one did not arrive in time, gave up, or cannot be reached.
     pub fn distributed(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Distributed(text.into()))
     }
 
-    /// Creates the error of an index that a kernel found out of range: the text says which, the label whose.
+    /// Creates the error of an index that a kernel found out of range: the text describes the index, the label names the operator
+    /// and the line.
     pub(crate) fn out_of_range(text: String, label: Label) -> Self {
         Self::from_kind(Kind::OutOfRange(text, label)).suspects(vec![label])
     }
@@ -134,14 +135,14 @@ impl Error {
         self
     }
 
-    /// Returns the error with what was being done when it happened: the operator and its shapes.
+    /// Returns the error with a description of the operation during which it happened: the operator and its shapes.
     #[must_use]
     pub fn context(self, text: impl Into<String>) -> Self {
         self.edit(|inner| inner.context.push(Context::Text(text.into())))
     }
 
-    /// Returns the error with the call in which it happened, `operator(operands)`, and where that is. A call that was
-    /// made by this one is no longer named: its operands are none that the user passed.
+    /// Returns the error with the call in which it happened, `operator(operands)`, and its location. Calls that were made by this
+    /// one are no longer named, because the user did not pass their operands.
     #[must_use]
     pub fn in_call(self, call: impl Into<String>, location: &'static Location<'static>) -> Self {
         let call = call.into();
@@ -152,14 +153,14 @@ impl Error {
         })
     }
 
-    /// Returns the error with the line of the user's that made the call.
+    /// Returns the error with the line of the user's code that made the call.
     #[must_use]
     pub fn at(self, location: &'static Location<'static>) -> Self {
         self.edit(|inner| inner.location = Some(location))
     }
 
-    /// Returns where the call was made that gave this error, if that is known. Of an asynchronous error it is the call that
-    /// was told.
+    /// Returns the location of the call that returned this error, if it is known. For an asynchronous error it is the call that
+    /// reported it.
     pub fn location(&self) -> Option<&'static Location<'static>> {
         self.0.location
     }
@@ -176,7 +177,7 @@ impl Error {
         &self.0.suspects
     }
 
-    /// Returns the driver's error, where one is the cause.
+    /// Returns the driver's error, if one is the cause.
     pub fn driver_error(&self) -> Option<&thalweg_driver::Error> {
         match &self.0.kind {
             Kind::Driver(error) => Some(error),
@@ -184,7 +185,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the device has no room left.
+    /// Returns whether the device is out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self.0.kind, Kind::OutOfMemory(_))
             || self.driver_error().is_some_and(|error| error.is_out_of_memory())
@@ -196,13 +197,13 @@ impl Error {
             || self.driver_error().is_some_and(|error| error.is_invalid_argument())
     }
 
-    /// Returns whether a dimension or an index is out of range, or a subscript fits no tensor: what PyTorch tells as an `IndexError`.
-    /// A kernel may have found it ([`is_out_of_range`](Self::is_out_of_range)).
+    /// Returns whether a dimension or an index is out of range, or a subscript fits no tensor, which PyTorch reports as an
+    /// `IndexError`. A kernel may have found it ([`is_out_of_range`](Self::is_out_of_range)).
     pub fn is_index(&self) -> bool {
         self.class() == ErrorClass::Index
     }
 
-    /// Returns the class of PyTorch's exception. That of an error other than a refused request is [`ErrorClass::Runtime`].
+    /// Returns the class of PyTorch's exception: [`ErrorClass::Runtime`] for every error other than a refused request.
     pub fn class(&self) -> ErrorClass {
         match self.0.kind {
             Kind::Invalid(class, _) => class,
@@ -211,7 +212,7 @@ impl Error {
         }
     }
 
-    /// Returns whether a checkpointed function saved other tensors when it ran again.
+    /// Returns whether a checkpointed function saved different tensors when it ran again.
     pub fn is_recomputation(&self) -> bool {
         matches!(self.0.kind, Kind::Recomputation(_))
     }
@@ -221,8 +222,8 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_device_lost())
     }
 
-    /// Returns whether a kernel met an index out of range, in the call that [`possible_causes`](Self::possible_causes) has. It read and
-    /// wrote nothing there, and the device goes on.
+    /// Returns whether a kernel found an index out of range, in the call that [`possible_causes`](Self::possible_causes) returns.
+    /// The kernel read and wrote nothing there, and the device remains usable.
     pub fn is_out_of_range(&self) -> bool {
         matches!(self.0.kind, Kind::OutOfRange(..))
     }
@@ -237,12 +238,12 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_library_missing())
     }
 
-    /// Returns whether the device, or a library that is there, cannot do the call.
+    /// Returns whether the device, or an installed library, does not support the call.
     pub fn is_not_supported(&self) -> bool {
         self.driver_error().is_some_and(|error| error.is_not_supported())
     }
 
-    /// Returns whether a launch whose blocks wait for each other has more of them than the device holds at once.
+    /// Returns whether a launch whose blocks wait for each other has more of them than fit on the device at the same time.
     pub fn is_launch_too_large(&self) -> bool {
         self.driver_error().is_some_and(|error| error.code() == Code::CooperativeLaunchTooLarge)
     }
@@ -252,7 +253,7 @@ impl Error {
         matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())
     }
 
-    /// Returns whether another rank is the cause: it did not come in time, gave up, or cannot be reached.
+    /// Returns whether another rank is the cause: it did not arrive in time, gave up, or cannot be reached.
     pub fn is_distributed(&self) -> bool {
         matches!(self.0.kind, Kind::Distributed(_))
     }
@@ -297,7 +298,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Returns the cause in words first, the driver's call and code behind: a reader of one line of it should read the words.
+/// Returns the cause in words, followed by the driver's call and code, so that a reader of one line sees the words.
 fn in_words(error: &thalweg_driver::Error) -> String {
     let (call, code, detail) = (error.call(), error.code(), error.detail());
     let earlier = if error.is_asynchronous() { "work submitted earlier failed: " } else { "" };
@@ -334,7 +335,7 @@ fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result
     }
 }
 
-/// Writes the text for people: it is what `main` prints of an error that it returns.
+/// Writes the text for people, because `main` prints this format of an error that it returns.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -8,21 +8,21 @@ use thalweg_driver::{EventFlags, EventHandle, Label};
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
-/// A marker in a stream. It is made on its device by the first [`Event::record`], as in PyTorch; until then it counts as
-/// complete and waiting for it does nothing.
+/// A marker in a stream. It is created on its device by the first [`Event::record`], as in PyTorch; until then it counts as
+/// complete, and waiting for it does nothing.
 #[derive(Debug)]
 pub struct Event {
     flags: EventFlags,
     recorded: Mutex<Option<Arc<Recorded>>>,
 }
 
-/// The driver's event behind an [`Event`].
+/// The driver's event of an [`Event`].
 struct Recorded {
     device: Device,
     handle: EventHandle,
     /// The number of the capture that the latest record is a part of; 0 for none.
     capture: AtomicU64,
-    /// Whether it takes no time and spins: any event without flags of its own may be it later.
+    /// Whether the event has no timing and spins, so that any event without flags of its own may reuse it.
     is_plain: bool,
 }
 
@@ -34,12 +34,13 @@ impl std::fmt::Debug for Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // What waits for its record goes on doing so, whatever it is recorded behind later. One that a capture knows, or an audit, is not used again.
+        // Streams that wait for its record keep waiting for that record, whatever the event is recorded after later. An event
+        // that a capture or an audit refers to is not reused.
         let is_free = self.capture.load(Ordering::Relaxed) == 0 && !self.device.auditor().is_on();
         if self.is_plain && is_free && self.device.spare_events().keep(self.handle) {
             return;
         }
-        // Nothing can be leaked by an event that its driver no longer knows.
+        // An event that its driver no longer knows cannot leak.
         let _ = self.device.driver().event_destroy(self.handle);
     }
 }
@@ -51,7 +52,7 @@ impl Default for Event {
 }
 
 impl Event {
-    /// Creates an event that takes no time.
+    /// Creates an event without timing.
     pub fn new() -> Self {
         Self::with_flags(EventFlags::default())
     }
@@ -61,7 +62,7 @@ impl Event {
         Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
     }
 
-    /// Creates an event made as the flags say.
+    /// Creates an event with these flags.
     pub fn with_flags(flags: EventFlags) -> Self {
         Self { flags, recorded: Mutex::new(None) }
     }
@@ -74,7 +75,7 @@ impl Event {
         self.slot().clone()
     }
 
-    /// Returns the driver's event, and whether it is new here; made on a device where there is none.
+    /// Returns the driver's event, and whether it was created by this call; if there is none, it is created on the device.
     fn recorded_on(&self, device: &Device) -> Result<(Arc<Recorded>, bool)> {
         let mut slot = self.slot();
         if let Some(recorded) = &*slot {
@@ -90,8 +91,8 @@ impl Event {
         Ok((slot.insert(Arc::new(Recorded { device, handle, capture, is_plain })).clone(), true))
     }
 
-    /// Records the event behind the work that the stream has now. The first record fixes the device; a stream of another
-    /// device is an error from then on.
+    /// Records the event after the work that is now on the stream. The first record fixes the device; a stream of another device
+    /// is an error from then on.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         stream.device().called(Label::here("record"));
@@ -108,17 +109,17 @@ impl Event {
         Ok(())
     }
 
-    /// Makes later work on the stream, which may be one of another device of the same driver, wait for the latest record so
-    /// far.
+    /// Makes later work on the stream wait for the event's latest record so far. The stream may be one of another device of the
+    /// same driver.
     ///
     /// # Errors
-    /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which goes on unharmed.
+    /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which continues unharmed.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         self.wait_as(stream, Label::here("wait"))
     }
 
-    /// Waits as [`Event::wait`] does, under the name of another call.
+    /// Waits as [`Event::wait`] does, with the label of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
         stream.device().called(label);
         match self.recorded() {
@@ -143,7 +144,7 @@ impl Event {
         }
     }
 
-    /// Returns whether it takes the time.
+    /// Returns whether the event measures time.
     pub fn has_timing(&self) -> bool {
         self.flags.timing
     }
@@ -161,7 +162,7 @@ impl Event {
         Some(self.recorded()?.device.clone())
     }
 
-    /// Returns whether the latest record is complete; `true` where there is none.
+    /// Returns whether the latest record is complete; `true` if there is none.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         match self.recorded() {
@@ -187,7 +188,7 @@ impl Event {
         }
     }
 
-    /// Returns milliseconds from this event's record to the other's. Both need timing, a record, and to be complete.
+    /// Returns the milliseconds from this event's record to the other's. Both need timing and a complete record.
     #[track_caller]
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
         if !self.flags.timing || !end.flags.timing {
@@ -211,14 +212,14 @@ impl Stream {
         event.wait_as(self, Label::here("wait_event"))
     }
 
-    /// Makes later work on this stream wait for all work that the other has now.
+    /// Makes later work on this stream wait for all work that is now on the other.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         let event = other.record_event()?;
         event.wait_as(self, Label::here("wait_stream"))
     }
 
-    /// Records a new event (without timing) behind the work that the stream has now.
+    /// Records a new event (without timing) after the work that is now on the stream.
     #[track_caller]
     pub fn record_event(&self) -> Result<Event> {
         let event = Event::new();

@@ -1,13 +1,13 @@
-//! Streams made elsewhere that the runtime has forgotten, and the work that they still had.
+//! External streams that the runtime has forgotten, and their remaining work.
 //!
-//! When the last clone of an external [`Stream`](crate::Stream) is dropped its handle is given up, because its owner may
-//! destroy the stream from then on. But memory that was recorded as used on it may be freed later, and has to wait
-//! for its work. So a last event is recorded at the end of that work, and stands in for the stream.
+//! When the last clone of an external [`Stream`](crate::Stream) is dropped, its handle is released, because its owner may destroy
+//! the stream from then on. But memory that was recorded as used on it may be freed later, and has to wait for its work. So a
+//! last event is recorded at the end of that work, and takes the place of the stream.
 //!
-//! Invariant: a stream that is not listed here has no work left that came from this runtime.
+//! Invariant: a stream that is not listed here has no work left that this runtime submitted.
 //!
-//! The owner of a *transient* stream may destroy it before that, without notice. The driver would crash on its handle then, so the
-//! handle is used only in calls that name the stream: not for a last event either. A wait for its work waits for the device.
+//! The owner of a *transient* stream may destroy it earlier, without notice. The driver would crash on its handle then, so the
+//! handle is used only in calls that name the stream, and not to record a last event. Waiting for its work waits for the device.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -21,14 +21,14 @@ use crate::memory::outside_capture;
 pub(crate) struct ForgottenStreams {
     driver: Arc<dyn Driver>,
     last: Mutex<FxHashMap<StreamHandle, LastWork>>,
-    /// The transient ones, also when they are forgotten.
+    /// The transient streams, including forgotten ones.
     transient: RwLock<FxHashSet<StreamHandle>>,
 }
 
-/// The place where the work of a forgotten stream ends.
+/// The end of the work of a forgotten stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LastWork {
-    /// At this event.
+    /// The work ends at this event.
     Event(EventHandle),
     /// No event could be recorded: the device was lost, or the stream was capturing, or transient.
     Unknown,
@@ -46,22 +46,22 @@ impl ForgottenStreams {
         }
     }
 
-    /// Returns whether its owner may have destroyed it.
+    /// Returns whether the stream is transient, so that its owner may have destroyed it.
     pub(crate) fn is_transient(&self, stream: StreamHandle) -> bool {
         self.transient.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
-    /// Gives the handle up.
+    /// Releases the handle.
     pub(crate) fn forget(&self, stream: StreamHandle) {
         let last = self.record_last(stream).unwrap_or(LastWork::Unknown);
         let mut list = self.lock();
         list.retain(|_, last| !self.is_over(*last));
         list.insert(stream, last);
-        // A handle that the driver no longer knows (its owner has destroyed the stream) is given up already.
+        // A handle that the driver no longer knows (its owner has destroyed the stream) is already released.
         let _ = self.driver.stream_destroy(stream);
     }
 
-    /// Returns where the work of a forgotten stream ends; `None` if it is over.
+    /// Returns the end of the work of a forgotten stream; `None` if the work is complete.
     pub(crate) fn last_work(&self, stream: StreamHandle) -> Option<LastWork> {
         self.lock().get(&stream).copied()
     }
@@ -80,7 +80,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Returns whether the work is over; its event is then gone.
+    /// Returns whether the work is complete; if so, its event is destroyed.
     fn is_over(&self, last: LastWork) -> bool {
         let LastWork::Event(event) = last else { return false };
         let is_over = outside_capture(&self.driver, || self.driver.event_query(event)).unwrap_or(false);
@@ -120,7 +120,7 @@ mod tests {
         forgotten.forget(transient);
         forgotten.forget(lasting);
         assert!(matches!(forgotten.last_work(lasting), Some(LastWork::Event(_))));
-        // Its owner may have destroyed it: the driver is not asked.
+        // Its owner may have destroyed it, so the driver is not called.
         assert!(matches!(forgotten.last_work(transient), Some(LastWork::Unknown)));
     }
 }

@@ -1,8 +1,8 @@
-//! Loaded kernels: a kernel of the loop IR becomes code of a device, once, and is launched many times.
+//! Loaded kernels: a kernel of the loop IR is turned into code of a device once, and launched many times.
 //!
-//! On a GPU the kernel is printed as CUDA C and compiled by NVRTC (or found compiled: in the disk cache, or among the
-//! precompiled kernels of a bundle). In the simulator the same kernel value becomes a host function. What is launched is
-//! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
+//! On a GPU the kernel is printed as CUDA C and compiled by NVRTC (or found compiled: in the disk cache, or among the precompiled
+//! kernels of a bundle). In the simulator the same kernel value becomes a host function. The launch is the same in both: packed
+//! arguments and the ranges that they touch, both derived from the kernel's geometry.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -19,14 +19,15 @@ use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result};
 
 impl Device {
-    /// Returns the kernel of this key, made and loaded if it is not there yet: some 100 ms on a GPU without a cache, then a
-    /// hash.
+    /// Returns the kernel of this key, which is made and loaded at the first call. That takes some 100 ms on a GPU without a
+    /// cache; later calls cost a hash.
     pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
         let table = self.kernels();
         if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             return Ok(found.clone());
         }
-        // Two threads may both compile; the second to finish launches the first one's, and its own is unloaded at the end.
+        // Two threads may both compile; the second one to finish launches the first one's kernel, and its own is unloaded at the
+        // end.
         let kernel = Arc::new(make());
         let name = kernel.name.clone();
         let function = self
@@ -39,7 +40,7 @@ impl Device {
         Ok(loops.entry(key.clone()).or_insert(loaded).clone())
     }
 
-    /// Returns the function of a kernel that is written as CUDA C, loaded if it is not there yet.
+    /// Returns the function of a kernel that is written as CUDA C, which is loaded at the first call.
     pub(crate) fn native_kernel(&self, kernel: &dyn NativeKernel) -> Result<FunctionHandle> {
         let name = kernel.name();
         let natives = &self.kernels().natives;
@@ -89,27 +90,27 @@ impl Device {
     }
 }
 
-/// Writes the source of a kernel into a folder of recorded kernels: `<name>-<hash>.cu`, since other bodies may share the
-/// name in other programs.
+/// Writes the source of a kernel into a folder of recorded kernels: `<name>-<hash>.cu`, because other programs may have other
+/// kernels with the same name.
 fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
     let file = folder.join(format!("{name}-{}.cu", disk_cache::fingerprint(source)));
-    // The same name is the same content, so it does not matter which of several processes writes it last.
+    // Files of the same name have the same content, so it does not matter which of several processes writes last.
     let written = || disk_cache::replace(&file, &[source.as_bytes()]);
     std::fs::create_dir_all(folder).and_then(|()| written()).map_err(|error| {
         Error::invalid(format!("the kernel cannot be recorded in {}: {error}", folder.display()))
     })
 }
 
-/// Returns how every kernel is compiled for an architecture (`sm_90`).
+/// Returns the options with which every kernel is compiled for an architecture (`sm_90`).
 fn options_for(architecture: &str) -> CompileOptions {
     let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-    // With the instructions that only this generation has: there is no other device of it.
+    // Enables the instructions that only this generation has: no other device has compute capability 9.0.
     let target = if architecture == "sm_90" { "sm_90a" } else { architecture };
     CompileOptions { fmad: false, extra, ..CompileOptions::new(target) }
 }
 
-/// Compiles a kernel for an architecture and puts it into a folder of precompiled kernels, unless it is there already.
-/// Returns the entry's file. What a bundle for machines without a compiler is made of.
+/// Compiles a kernel for an architecture and puts it into a folder of precompiled kernels, unless it is there already. Returns
+/// the entry's file. A bundle for machines without a compiler is made of such entries.
 pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<PathBuf> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let key = EntryKey { source, options: &options, architecture, compiler: "" };
@@ -123,13 +124,13 @@ pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -
     Ok(key.path(folder))
 }
 
-/// Returns the architectures whose machine code runs on a device of this capability, best first: its own, then older ones of
-/// the same major number.
+/// Returns the architectures whose machine code runs on a device of this capability, best first: its own, then older ones of the
+/// same major number.
 fn runnable_architectures(capability: ComputeCapability) -> impl Iterator<Item = String> {
     (0..=capability.minor).rev().map(move |minor| format!("sm_{}{minor}", capability.major))
 }
 
-/// Returns the compiler, or why there is none: looked for once per process.
+/// Returns the compiler, or the reason why there is none; the search runs once per process.
 pub fn compiler() -> Result<&'static Nvrtc> {
     static COMPILER: OnceLock<thalweg_driver::Result<Nvrtc>> = OnceLock::new();
     COMPILER
@@ -138,16 +139,16 @@ pub fn compiler() -> Result<&'static Nvrtc> {
         .map_err(|error| Error::from(error.clone()))
 }
 
-/// A kernel of which machine code is wanted.
+/// A kernel whose machine code is requested.
 struct Wanted<'a> {
     name: &'a str,
     source: &'a str,
     capability: ComputeCapability,
 }
 
-/// The compiler, as far as it is needed here.
+/// The part of the compiler that is used here.
 trait Compile {
-    /// Returns its name with its version, as a part of a file's name.
+    /// Returns the compiler's name with its version, as a part of a file's name.
     fn name(&self) -> String;
     fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>>;
 }
@@ -162,7 +163,7 @@ impl Compile for Nvrtc {
     }
 }
 
-/// Returns whether the driver cannot use an image: it is of a later compiler, or for another GPU. (300 is
+/// Returns whether the driver cannot use an image, because it is from a newer compiler, or for another GPU. (300 is
 /// `CUDA_ERROR_INVALID_SOURCE`.)
 fn is_refusal(error: &thalweg_driver::Error) -> bool {
     let codes = [
@@ -175,8 +176,9 @@ fn is_refusal(error: &thalweg_driver::Error) -> bool {
     codes.contains(&error.code())
 }
 
-/// Loads machine code of a kernel: from a folder of precompiled kernels, from the disk cache, or from the compiler. `load` gives
-/// what it loaded, or why the driver refuses the image; what is refused is compiled anew, and replaced in the cache.
+/// Loads machine code of a kernel: from a folder of precompiled kernels, from the disk cache, or from the compiler. `load`
+/// returns the loaded code, or the driver's reason for refusing the image. A refused image is compiled again, and replaced in the
+/// cache.
 fn load_code<'c, M>(
     environment: &Environment,
     wanted: &Wanted<'_>,
@@ -234,7 +236,7 @@ fn load_code<'c, M>(
     Ok(load(&image)??)
 }
 
-/// Returns what was tried before the compiler, which is missing.
+/// Returns the error of a missing compiler, with the sources that were tried before.
 fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalweg_driver::Error>) -> String {
     let looked: Vec<_> =
         environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();

@@ -1,4 +1,4 @@
-//! Tests of where machine code comes from, with a compiler and a driver that are made up.
+//! Tests of the sources of machine code, with a fake compiler and a fake driver.
 
 use std::cell::Cell;
 use std::fs;
@@ -12,7 +12,7 @@ fn older_architectures_of_the_same_generation_run() {
     assert_eq!(names, ["sm_82", "sm_81", "sm_80"]);
 }
 
-/// A compiler whose code says which one made it.
+/// A compiler whose code contains the compiler's number.
 struct Fake {
     version: u8,
     compiled: Cell<u32>,
@@ -36,7 +36,7 @@ impl Compile for Fake {
     }
 }
 
-/// A folder that goes away with the test, with an environment that has its cache there.
+/// A folder that is removed after the test, with an environment whose cache is there.
 struct Folder(PathBuf, Environment);
 
 impl Folder {
@@ -48,7 +48,7 @@ impl Folder {
         Self(path, environment)
     }
 
-    /// Loads with a driver that takes the code of compilers up to `newest`: which compiler made what was loaded.
+    /// Loads a kernel with a driver that accepts code of compilers up to `newest`; returns the compiler of the loaded code.
     fn load(&self, compiler: Option<&Fake>, newest: u8) -> Result<u8> {
         let capability = ComputeCapability { major: 9, minor: 0 };
         let wanted = Wanted { name: "kernel", source: "source", capability };
@@ -79,7 +79,7 @@ fn each_compiler_has_entries_of_its_own() {
     let folder = Folder::new("versions");
     let (old, new) = (Fake::new(12), Fake::new(13));
     for _ in 0..2 {
-        // A home that two machines share: each finds its own, however often they take turns.
+        // A home that two machines share: each finds its own code, however often they take turns.
         assert_eq!(folder.load(Some(&new), 13).unwrap(), 13);
         assert_eq!(folder.load(Some(&old), 12).unwrap(), 12);
     }
@@ -95,12 +95,12 @@ fn what_the_driver_refuses_is_compiled_anew_and_replaced() {
     assert_eq!(folder.load(Some(&compiler), 12).unwrap(), 12);
     assert_eq!(compiler.compiled.get(), 1, "the second time it is in the cache");
     assert!(path.is_file());
-    // So is a precompiled kernel; its folder is left as it is.
+    // The same holds for a precompiled kernel; its folder is not changed.
     folder.write("precompiled", "", 99);
     folder.1.precompiled_directories.push(folder.0.join("precompiled"));
     assert_eq!(folder.load(Some(&compiler), 12).unwrap(), 12);
     assert_eq!(folder.load(None, 99).unwrap(), 99);
-    // What the compiler has just made is the last word.
+    // If the driver refuses what the compiler has just made, there is no other attempt.
     let error = folder.load(Some(&compiler), 11).expect_err("the driver takes nothing");
     assert!(error.to_string().contains("too new"), "{error}");
 }

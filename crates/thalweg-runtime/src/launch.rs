@@ -1,13 +1,14 @@
-//! Launches of loop kernels. What a launch has in common with earlier ones is computed once.
+//! Launches of loop kernels. The parts that a launch shares with earlier ones are computed once.
 //!
-//! A program repeats its calls: the same kernel over the same shapes and strides, with other addresses and numbers. Kernel, shapes and
-//! strides determine the rest of a launch: the grid, the arguments that hold sizes and strides, and how many bytes each operand touches
-//! from its first element on. A [`PreparedLaunch`] holds all of this. A device keeps prepared launches by the keys that callers give
-//! ([`Device::prepared_launch`]), so an eager call costs a hash, the addresses and the driver's call.
+//! A program repeats its calls: the same kernel over the same shapes and strides, with other addresses and scalars. Kernel,
+//! shapes and strides determine the rest of a launch: the grid, the arguments that contain sizes and strides, and the number of
+//! bytes that each operand touches from its first element on. A [`PreparedLaunch`] stores all of this. A device keeps prepared
+//! launches under keys that callers choose ([`Device::prepared_launch`]), so an eager call costs a hash, the addresses and the
+//! driver's call.
 //!
 //! # Invariants
-//! - The table is bounded: at [`CAPACITY`] entries it is emptied. Where shapes change with each call, a call costs as much as without a
-//!   table.
+//! - The table is bounded: at [`CAPACITY`] entries it is cleared. If shapes change with each call, a call costs as much as
+//!   without a table.
 
 use std::sync::{Arc, PoisonError};
 
@@ -19,15 +20,16 @@ use crate::accesses::{accesses, extents};
 use crate::loaded::{LaunchKey, LoadedKernel, PreparedLaunch};
 use crate::{Device, Result, Stream};
 
-/// The number of prepared launches that a device keeps: a few times what the largest models have, at about half a kilobyte each.
+/// The number of prepared launches that a device keeps: a few times the number that the largest models have, at about half a
+/// kilobyte each.
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {
-    /// Works out what a launch of this geometry has on the kernel's device. Where the kernel's blocks form clusters, the driver is asked how many of them run
-    /// at once: the others would begin when all rows of the first are done.
+    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, the driver is asked how
+    /// many clusters run at the same time: further ones would begin only when all rows of the first are done.
     ///
     /// # Errors
-    /// [`Error::is_not_supported`](crate::Error::is_not_supported) where the device has no room for such a cluster.
+    /// [`Error::is_not_supported`](crate::Error::is_not_supported) if such a cluster does not fit on the device.
     pub fn new(device: &Device, loaded: Arc<LoadedKernel>, geometry: &Geometry) -> Result<Self> {
         let kernel = loaded.kernel();
         let processors = device.properties().multi_processor_count;
@@ -42,7 +44,7 @@ impl PreparedLaunch {
             let cluster = Cluster { blocks, threads, shared_memory_bytes };
             let most = device.check(device.driver().max_active_clusters(loaded.function(), cluster))?;
             shape.grid[0] = shape.grid[0].min(most * blocks);
-            // Its blocks fill the GPU.
+            // The kernel's blocks fill the GPU.
             mode = LaunchMode::InOrder;
         }
         let sizes = LaunchArguments::sizes(kernel, geometry);
@@ -52,7 +54,7 @@ impl PreparedLaunch {
 }
 
 impl Device {
-    /// Makes a launch for blocks in clusters, if the device has them; without, where it has no room for those of this launch.
+    /// Makes a launch with blocks in clusters if the device supports them, and without if the clusters of this launch do not fit.
     pub fn with_clusters<T>(&self, make: impl Fn(bool) -> Result<T>) -> Result<T> {
         match make(self.has_clusters()) {
             Err(error) if self.has_clusters() && error.is_not_supported() => make(false),
@@ -60,7 +62,7 @@ impl Device {
         }
     }
 
-    /// Returns the prepared launch of this name, made if it is not there yet.
+    /// Returns the prepared launch of this key, which is made at the first call.
     pub fn prepared_launch(
         &self,
         key: &LaunchKey,
@@ -81,8 +83,7 @@ impl Device {
 }
 
 impl Stream {
-    /// Queues a kernel of the loop IR. Addresses are those of each operand's first element; nothing happens where there
-    /// are not rows.
+    /// Queues a kernel of the loop IR. Each address is that of an operand's first element. Does nothing if there are no rows.
     pub fn launch(
         &self,
         prepared: &PreparedLaunch,

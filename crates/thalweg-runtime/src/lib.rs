@@ -1,16 +1,17 @@
-//! The runtime: what turns work into commands on streams.
+//! The runtime: turns work into commands on streams.
 //!
-//! It joins crates that do not know each other: it gives `memory` a driver as its upstream, and it gives a GPU
-//! an `ir` kernel as CUDA C and the simulator the same kernel as a host function. Above it no code sees a driver's handle.
+//! The runtime connects crates that do not depend on each other. It passes a driver to `memory` as its upstream, and it passes an
+//! `ir` kernel to a GPU as CUDA C and to the simulator as a host function. Code above the runtime never sees a driver's handle.
 //!
 //! - [`Device`]: a GPU, real or simulated, with its allocators, its streams and its loaded kernels.
-//! - [`Stream`], [`Event`]: order. Which stream is current is a property of the thread.
+//! - [`Stream`], [`Event`]: order. The current stream is a property of the thread.
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
-//! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
+//! - [`SharedBuffer`]: memory of another process, opened by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
-//! - [`Communicator`]: several devices together: collectives as commands of streams.
-//! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: what stands in the way of one.
-//! - [`tunable`]: the fastest algorithm of each product, found by trying; [`backends`]: precision.
+//! - [`Communicator`]: collectives across several devices, as commands of streams.
+//! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: the reasons why a region cannot be
+//!   captured.
+//! - [`tunable`]: the fastest algorithm of each product, found by measuring; [`backends`]: precision.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a sanitizer.
 //!
 //! # Invariants
@@ -68,8 +69,8 @@ pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
 pub use thalweg_driver::{Within, within};
 
 /// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
-/// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork` (unless
-/// NVML cannot tell; then, as in PyTorch, the driver is asked after all).
+/// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork` (unless NVML
+/// cannot report the devices; then, as in PyTorch, the driver is initialised after all).
 pub fn is_available() -> bool {
     use thalweg_driver::cuda::{AvailabilityReason, availability};
     if Environment::get().nvml_based_check {

@@ -1,11 +1,11 @@
 //! Library work: matrix products and attention.
 //!
-//! On a GPU with cuBLASLt a product is a library call; where the library is missing it is a kernel of our own; in the
-//! simulator it is a host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a GPU
-//! is a [`FusedMatmul`], always a kernel of our own: the library's are made for large ones.
+//! On a GPU with cuBLASLt a product is a library call; without the library it is a kernel of our own; in the simulator it is a
+//! host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a GPU is a
+//! [`FusedMatmul`], always a kernel of our own: the library's kernels are made for large products.
 //!
-//! Attention is cuDNN's where it is there and takes the shape ([`Stream::library_attention`]); in the simulator it is a host function.
-//! Its callers have kernels of our own for the rest.
+//! Attention calls cuDNN if it is installed and supports the shape ([`Stream::library_attention`]); in the simulator it is a host
+//! function. The callers have kernels of our own for all other cases.
 
 use std::sync::Arc;
 
@@ -32,28 +32,30 @@ use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// Below this no algorithm that needs scratch memory pays.
+/// The size below which no algorithm that needs scratch memory is worthwhile.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
 
-/// Up to so many rows a product that reads its weight once is a kernel of our own; with more, the library is ahead where weights are large.
+/// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
+/// is faster for large weights.
 const MOST_ROWS_BY_DEFAULT: u64 = 4;
 
 impl Stream {
     /// Queues the product that `product` describes over the matrices A, B and D at these addresses.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if there is no kernel for the dtype, and what the driver
-    /// answers.
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if there is no kernel for the dtype, and the driver's
+    /// errors.
     pub fn matmul(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
         self.matmul_as_tuned(product, &Operands { at, bias: None, is_wide: false }, label)
     }
 
-    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with a bias.
+    /// Returns whether [`matmul_with`](Self::matmul_with) supports a product with a bias.
     pub fn takes_bias(&self, product: &Matmul) -> bool {
         product.dtype != DType::F64 && !product.accumulates() && self.has_library_for(product)
     }
 
-    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with an activation; the argument of GELU has the layout of D.
+    /// Returns whether [`matmul_with`](Self::matmul_with) supports a product with an activation; the argument of GELU has the
+    /// layout of D.
     pub fn takes_activation(&self, product: &Matmul, function: Activation) -> bool {
         let is_short = matches!(product.dtype, DType::F16 | DType::Bf16);
         let has_rows = function == Activation::Relu
@@ -61,16 +63,17 @@ impl Stream {
         is_short && product.batch == 1 && has_rows && self.takes_bias(product)
     }
 
-    /// Returns whether [`matmul_into_wide`](Self::matmul_into_wide) takes a product.
+    /// Returns whether [`matmul_into_wide`](Self::matmul_into_wide) supports a product.
     pub fn takes_wide(&self, product: &Matmul) -> bool {
         matches!(product.dtype, DType::F16 | DType::Bf16) && self.has_library_for(product)
     }
 
-    /// Queues [`matmul`](Self::matmul) of 16-bit floats whose result, and what it is added to, is of f32: it is not rounded to 16 bits.
+    /// Queues a [`matmul`](Self::matmul) of 16-bit floats whose result, and the matrix that it is added to, are f32: the result
+    /// is not rounded to 16 bits.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not [taken](Self::takes_wide), and what the driver
-    /// answers.
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not [supported](Self::takes_wide),
+    /// and the driver's errors.
     pub fn matmul_into_wide(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
         if !self.takes_wide(product) {
             return Err(Error::invalid(format!("matmul {product}: no library here gives it in float32")));
@@ -78,12 +81,13 @@ impl Stream {
         self.matmul_as_tuned(product, &Operands { at, bias: None, is_wide: true }, label)
     }
 
-    /// Queues [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias, n elements that lie one after another, is added to
-    /// each row of D before it is rounded, and an activation or its gradient is taken ([`MatmulEpilogue`]). The library does so while it stores.
+    /// Queues a [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias of n contiguous elements is added
+    /// to each row of D before it is rounded, and an activation or its gradient is applied ([`MatmulEpilogue`]). The library does
+    /// so while it stores.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not taken with
-    /// [a bias](Self::takes_bias) or [an activation](Self::takes_activation), and what the driver answers.
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not supported with [a
+    /// bias](Self::takes_bias) or [an activation](Self::takes_activation), and the driver's errors.
     pub fn matmul_with(
         &self,
         product: &Matmul,
@@ -110,8 +114,8 @@ impl Stream {
         }
     }
 
-    /// Returns whether a product with A, B and D at these addresses is one of [few rows](FewRows), by a kernel of our own: not while tuning
-    /// chooses, nor where [`preferred_blas_library`] names another.
+    /// Returns whether a product with A, B and D at these addresses is computed as one of [few rows](FewRows), by a kernel of our
+    /// own: not while tuning chooses, nor if [`preferred_blas_library`] names another implementation.
     pub fn takes_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
         !tunable::is_enabled() && self.has_few_rows(product, at)
     }
@@ -145,7 +149,7 @@ impl Stream {
         self.launch_native(&Placed { kernel, at: MappedOperands { at, bias, maps } }, label)
     }
 
-    /// Returns whether a product is one of few rows where tuning does not choose.
+    /// Returns whether a product has few rows and tuning does not choose.
     fn has_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
         product.m <= MOST_ROWS_BY_DEFAULT
             && self.can_take_few_rows(product)
@@ -153,7 +157,7 @@ impl Stream {
             && preferred_blas_library() == BlasLibrary::Default
     }
 
-    /// Queues a product by the solution that tuning found, if it did.
+    /// Queues a product by the solution that tuning found, or by the default one.
     fn matmul_as_tuned(&self, product: &Matmul, operands: &Operands, label: Label) -> Result<()> {
         let precision = backends::precision_of(product);
         if !tunable::is_enabled() {
@@ -162,7 +166,7 @@ impl Stream {
         let solution = tunable::solution_of(self, product, precision, operands, label)?;
         let result = self.matmul_by(solution, precision, product, operands, label);
         match &result {
-            // The library changed, or the addresses are less aligned than those of the trial.
+            // The library has changed, or the addresses are less aligned than those of the trial.
             Err(error) if solution != Solution::Default && is_refusal(error) => {
                 tunable::refused(self.device(), product, precision, operands, error);
                 self.matmul_by(Solution::Default, precision, product, operands, label)
@@ -217,7 +221,7 @@ impl Stream {
         self.launch_native(&Placed { kernel: *product, at }, label)
     }
 
-    /// Returns algorithms that the library has for a product; none where the product is not the library's.
+    /// Returns the algorithms that the library has for a product; empty if the product is not computed by the library.
     pub(crate) fn library_algorithms(
         &self,
         product: &Matmul,
@@ -228,7 +232,7 @@ impl Stream {
         if !self.has_library_for(product) {
             return Ok(Vec::new());
         }
-        // Only the size counts: the address stands for memory as it comes from the cache.
+        // Only the size matters; the address stands for one with the alignment of the cache's memory.
         let bytes = self.workspace_bytes(product);
         let workspace = (bytes > 0).then_some((DevicePointer::new(256), bytes));
         let Operands { at, bias, is_wide } = *operands;
@@ -248,12 +252,12 @@ impl Stream {
         if wants { cublaslt_workspace_size() } else { 0 }
     }
 
-    /// Queues attention, or its gradient, as a call of the vendor's library. The first call for a shape prepares it, which may take some tenths
-    /// of a second.
+    /// Queues attention, or its gradient, as a call of the vendor's library. The first call for a shape prepares it, which may
+    /// take some tenths of a second.
     ///
     /// # Errors
-    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes and strides;
-    /// [`Error::is_invalid_argument`] for a description that no attention can have, and what the driver answers.
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes
+    /// and strides; [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
     pub fn library_attention(&self, call: &LibraryAttention, at: &Addresses, label: Label) -> Result<()> {
         let placed = Placed { kernel: *call, at: *at };
         placed.check().map_err(|fault| Error::invalid(fault.to_string()))?;
@@ -272,14 +276,15 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (&host, &words), || placed.accesses(), label)
     }
 
-    /// Queues a convolution, or one of its gradients, as a call of the vendor's library: one of input, weight and output, at these addresses in
-    /// this order, from the other two. The first call for a shape prepares it. Whether f32 may be rounded to TF32, and whether results must
-    /// repeat their bits unless `deterministic` asks for it, is what [`backends::cudnn`] says now; with its `benchmark` the first call tries
-    /// several of the library's engines, and blocks. A forward pass may add a bias, and apply the rectified linear unit.
+    /// Queues a convolution, or one of its gradients, as a call of the vendor's library. It computes one of input, weight and
+    /// output, at these addresses in this order, from the other two. The first call for a shape prepares it. [`backends::cudnn`]
+    /// decides whether f32 may be rounded to TF32, and, unless `deterministic` is set, whether results must be bitwise
+    /// reproducible. With its `benchmark` the first call tries several of the library's engines, and blocks. A forward pass may
+    /// add a bias, and apply the rectified linear unit.
     ///
     /// # Errors
-    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes;
-    /// [`Error::is_invalid_argument`] for a description that no convolution can have, and what the driver answers.
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes;
+    /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
     pub fn library_convolution(
         &self,
         shape: &ConvolutionShape,
@@ -311,8 +316,8 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (&host, &[]), || convolution::accesses(&call), label)
     }
 
-    /// Queues a call of a library with so many bytes to work in. They go back to the cache when the call is queued: later work of this
-    /// stream may have them then.
+    /// Queues a call of a library with `bytes` of workspace. The workspace returns to the cache when the call is queued: later
+    /// work of this stream may use it then.
     fn submit_with_workspace<A: IntoIterator<Item = Access>>(
         &self,
         bytes: u64,
@@ -371,7 +376,7 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` where there is nothing to compute.
+/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],
@@ -383,19 +388,19 @@ fn placed_call(
     Some((placed, matmul_call(product, at, epilogue, None, method)?))
 }
 
-/// The way in which products are accumulated, and which ways of adding up parts there may be.
+/// The format in which products are accumulated, and the allowed reductions.
 pub(crate) type Precision = (ComputeFormat, ReductionSchemes);
 
 fn is_aligned_for_rows([a, b, _]: [DevicePointer; 3]) -> bool {
     few_rows::is_aligned(a.address(), b.address())
 }
 
-/// Returns whether an error says that the library does not run an algorithm.
+/// Returns whether an error means that the library does not support an algorithm.
 fn is_refusal(error: &Error) -> bool {
     error.driver_error().is_some_and(|error| error.code() == Code::NotSupported)
 }
 
-/// Returns the library's call for a product; `None` for a dtype that it does not take.
+/// Returns the library's call for a product; `None` for a dtype that the library does not support.
 fn matmul_call(
     product: &Matmul,
     at: [DevicePointer; 3],
@@ -435,7 +440,7 @@ fn element_format(dtype: DType) -> Option<ElementFormat> {
     }
 }
 
-/// Returns a call without its workspace; `None` where the library has no format for the elements.
+/// Returns a call without its workspace; `None` if the library has no format for the elements.
 fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCall> {
     let attention = &call.attention;
     let of = |address: u64, Strides { batch, head, row }: Strides| AttentionOperand {

@@ -10,15 +10,15 @@ use thalweg_ir::{Class, DType, Kernel};
 
 use crate::accesses::Extent;
 
-/// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
-/// class. Looking one up must be cheap, so this is all numbers.
+/// The key of a kernel of a device: the body (by a number that the caller keeps unique), the dtypes, and the class. A look-up
+/// must be cheap, so the key consists only of numbers.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct KernelKey {
-    /// The body, by a number that the caller chose.
+    /// The body, by a number that the caller has chosen.
     pub body: u64,
-    /// The dtypes that it was built for.
+    /// The dtypes that the kernel was built for.
     pub dtypes: SmallVec<[DType; 8]>,
-    /// The class that it was compiled for.
+    /// The class that the kernel was compiled for.
     pub class: Class,
 }
 
@@ -45,12 +45,13 @@ impl LoadedKernel {
 pub(crate) struct KernelTable {
     pub(crate) loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
     pub(crate) natives: RwLock<FxHashMap<String, FunctionHandle>>,
-    /// The modules behind them, to be unloaded with the device.
+    /// The modules of the kernels, which are unloaded with the device.
     pub(crate) modules: Mutex<Vec<ModuleHandle>>,
 }
 
 impl KernelTable {
-    /// Unloads everything: the device is dropped, so nothing can launch any more. *Blocks* until running kernels are done.
+    /// Unloads everything when the device is dropped, so that nothing can be launched any more. *Blocks* until running kernels
+    /// are done.
     pub(crate) fn unload(&mut self, driver: &dyn Driver) {
         for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A module that a lost device cannot unload is lost with it.
@@ -58,7 +59,7 @@ impl KernelTable {
         }
     }
 
-    /// Notes a module that is to be unloaded with the device.
+    /// Notes a module that must be unloaded with the device.
     pub(crate) fn loaded(&self, module: ModuleHandle) {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
     }

@@ -1,4 +1,4 @@
-//! Kernels of the loop IR as host functions: what the simulator runs where a GPU would run the printed kernel.
+//! Kernels of the loop IR as host functions, which the simulator runs where a GPU would run the printed kernel.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::accesses::{accesses, extents};
 use crate::elements::Elements;
 use crate::out_of_range::HostWords;
 
-/// The number of elements, counted once for each step of a program, that are worth a thread: some 30 µs, where waking one takes 5.
+/// The amount of work, in elements times program steps, that justifies a thread: some 30 µs, while waking one takes 5.
 const WORK_OF_A_THREAD: u64 = 100_000;
 
 /// A kernel of the loop IR as a host function.
 pub(crate) struct LoopKernel {
     kernel: Arc<Kernel>,
     program: HostProgram,
-    /// The words in which it tells of indices out of range.
+    /// The words in which the kernel reports indices out of range.
     out_of_range: HostWords,
 }
 
@@ -37,7 +37,7 @@ impl HostKernel for LoopKernel {
             HostFault(format!("{}: the arguments are not in this kernel's layout", self.kernel.name))
         })?;
         let geometry = &arguments.geometry;
-        // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
+        // As the launch declared them: an input within a written range may overlap an output, or an input that overlaps one.
         let extents = extents(&self.kernel, geometry, false);
         let mut declared = Accesses::new();
         let pointers = |addresses: &[u64]| {
@@ -54,7 +54,7 @@ impl HostKernel for LoopKernel {
     }
 }
 
-/// A launch that runs.
+/// A launch in progress.
 struct Running<'r> {
     kernel: &'r LoopKernel,
     launch: &'r HostLaunch<'r>,
@@ -64,7 +64,7 @@ struct Running<'r> {
     spans: SmallVec<[u64; 8]>,
 }
 
-/// An input as a thread has it: elements that no part writes, or those of an output of its own part.
+/// An input as a thread sees it: elements that no part writes, or those of an output of its own part.
 enum PartInput<'a> {
     Slice(Slice<'a>),
     Output(usize),
@@ -79,7 +79,7 @@ struct PartOfLaunch<'a> {
 }
 
 impl Running<'_> {
-    /// Returns the scalars of the body, and the slot that reports go to: it follows them.
+    /// Returns the scalars of the body, and the slot for reports, which follows them.
     fn scalars(&self) -> (&[u64], u64) {
         let (scalars, slot) = self.arguments.scalars.split_at(self.kernel.kernel.body.scalars.len());
         (scalars, slot.first().copied().unwrap_or_default())
@@ -90,13 +90,13 @@ impl Running<'_> {
         Access::read(DevicePointer::new(self.arguments.inputs[input]), self.spans[input])
     }
 
-    /// Returns whether an input may meet what the launch writes.
+    /// Returns whether an input may overlap memory that the launch writes.
     fn is_written(&self, input: usize) -> bool {
         let read = self.read(input);
         self.declared.iter().any(|range| range.conflicts(&read))
     }
 
-    /// Runs the launch on this thread.
+    /// Runs the complete launch on this thread.
     fn whole(&self) -> Result<Result<(), Fault>, HostFault> {
         let Self { kernel, launch, arguments, .. } = self;
         let (body, geometry) = (&kernel.kernel.body, &arguments.geometry);
@@ -132,8 +132,8 @@ impl Running<'_> {
         Ok(ran)
     }
 
-    /// Returns the parts that threads of their own are worth, where what they write and read is apart: an input that is written is
-    /// an output, place by place, and outputs are apart from each other and from all other inputs.
+    /// Returns parts that are large enough for a thread each, if they do not conflict: an input that is written has exactly the
+    /// elements of one output, and outputs do not overlap each other or any other input.
     fn parts(&self) -> Option<Vec<Part>> {
         let geometry = &self.arguments.geometry;
         if self.launch.has_tickets() {
@@ -156,7 +156,7 @@ impl Running<'_> {
         Access::write(DevicePointer::new(self.arguments.outputs[output]), bytes)
     }
 
-    /// Returns the output whose elements are those of an input, if it meets no other.
+    /// Returns the output that has exactly the elements of an input, if the input overlaps no other output.
     fn output_of_input(&self, input: usize) -> Option<usize> {
         let (body, arguments) = (&self.kernel.kernel.body, self.arguments);
         let read = self.read(input);
@@ -182,7 +182,7 @@ impl Running<'_> {
         Ok(ran.into_iter().try_for_each(|(ran, _)| ran))
     }
 
-    /// Returns what a thread needs to run a part.
+    /// Returns the data that a thread needs to run a part.
     fn part(&self, part: Part) -> Result<PartOfLaunch<'_>, HostFault> {
         let (body, arguments) = (&self.kernel.kernel.body, self.arguments);
         let (whole, count) = (&arguments.geometry, arguments.inputs.len());
@@ -207,8 +207,8 @@ impl Running<'_> {
         Ok(PartOfLaunch { part, geometry, inputs, outputs })
     }
 
-    /// Says which elements data chose of each operand that the launch declared for itself. One that was declared together with
-    /// others, which it overlaps, stays unknown.
+    /// Reports the elements that data chose of each operand that the launch declared separately. The elements of an operand that
+    /// was declared together with overlapping ones stay unknown.
     fn say_what_was_chosen(&self, chosen: &[Elements]) {
         let Self { kernel, launch, arguments, .. } = self;
         let (body, geometry) = (&kernel.kernel.body, &arguments.geometry);

@@ -1,10 +1,10 @@
-//! [`MemPool`]: memory that a part of a program has to itself (`torch.cuda.MemPool`, `use_mem_pool`).
+//! [`MemPool`]: memory reserved for a part of a program (`torch.cuda.MemPool`, `use_mem_pool`).
 //!
-//! While a [`MemPoolScope`] lives, what its thread allocates on the device comes from the pool, and goes back to it when it is
-//! freed. Scopes nest. A pool may have segments of its own kind: managed memory ([`crate::ManagedMemory`]), or memory that is registered with
-//! communicators ([`MemPool::for_collectives`]).
+//! While a [`MemPoolScope`] lives, allocations of its thread on the device come from the pool, and return to it when they are
+//! freed. Scopes nest. A pool may have segments of a kind of its own: managed memory ([`crate::ManagedMemory`]), or memory that
+//! is registered with communicators ([`MemPool::for_collectives`]).
 //!
-//! What is not here: pools for captured graphs, whose memory must stay put ([`crate::GraphPool`]).
+//! Pools for captured graphs, whose memory must not move, are [`crate::GraphPool`].
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::graph::{GraphPool, OverwritePolicy};
 use crate::memory::CollectiveMemory;
 use crate::{Communicator, Device, Error, Label, Result};
 
-/// A private memory pool. Dropping it gives its cached memory back as soon as its last block is freed and no scope uses it.
+/// A private memory pool. After it is dropped, its cached memory is released as soon as its last block is freed and no scope uses
+/// it.
 #[derive(Debug)]
 pub struct MemPool {
     device: Device,
@@ -23,7 +24,7 @@ pub struct MemPool {
     collective: Option<Arc<CollectiveMemory>>,
 }
 
-/// While it lives, its thread allocates from a [`MemPool`].
+/// A scope: while it lives, its thread allocates from a [`MemPool`].
 #[derive(Debug)]
 #[must_use = "dropping the scope ends it"]
 pub struct MemPoolScope(#[expect(dead_code, reason = "its drop is what it is for")] PoolScope);
@@ -35,8 +36,8 @@ impl MemPool {
         Self { device: device.clone(), id, collective: None }
     }
 
-    /// Creates a pool of memory that can be registered with communicators (`torch.cuda.MemPool(backend.mem_allocator)`); NCCL allocates it. The source in the
-    /// options is not looked at.
+    /// Creates a pool of memory that can be registered with communicators (`torch.cuda.MemPool(backend.mem_allocator)`); NCCL
+    /// allocates it. The source in the options is ignored.
     pub fn for_collectives(device: &Device, options: PoolOptions) -> Self {
         let memory = Arc::new(CollectiveMemory::new(device));
         let mut pool = Self::new(device, PoolOptions { source: Some(memory.clone()), ..options });
@@ -44,22 +45,24 @@ impl MemPool {
         pool
     }
 
-    /// Registers the memory of the pool with a communicator, what it has and what it takes later: collectives that use it may do without copies. It stays
-    /// registered until it is freed or [deregistered](Self::deregister), or the communicator is dropped.
+    /// Registers the current and future memory of the pool with a communicator: collectives that use it may avoid copies. It
+    /// stays registered until it is freed or [deregistered](Self::deregister), or the communicator is dropped.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the pool was not made by [`MemPool::for_collectives`], is of another device or is registered already;
-    /// [`Error::is_not_supported`] where NCCL is older than 2.19.
+    /// [`Error::is_invalid_argument`] if the pool was not made by [`MemPool::for_collectives`], is of another device or is
+    /// registered already; [`Error::is_not_supported`] if NCCL is older than 2.19.
     pub fn register(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
         let memory = self.memory_for(communicator, label)?;
         self.registered(memory.register(communicator, label), label)
     }
 
-    /// Registers the memory that the pool has, and did not have at an earlier call, as symmetric memory: one with what the other ranks register in the same
-    /// call, which all of them make, each with as many [`segments`](Self::segment_bytes) of the same sizes in the same order. *Blocks* on GPUs until all have come.
+    /// Registers the memory that the pool has gained since the last such call as symmetric memory, together with the memory that
+    /// the other ranks register in the same call. All ranks must call this, each with the same number of
+    /// [`segments`](Self::segment_bytes) of the same sizes in the same order. *Blocks* on GPUs until all ranks have called.
     ///
     /// # Errors
-    /// Those of [`MemPool::register`], with NCCL older than 2.27.3; [`Error::is_not_supported`] also if the GPUs do not reach each other's memory.
+    /// The errors of [`MemPool::register`], here if NCCL is older than 2.27.3; [`Error::is_not_supported`] also if the GPUs
+    /// cannot reach each other's memory.
     pub fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
         let memory = self.memory_for(communicator, label)?;
         self.registered(memory.register_symmetric(communicator, label), label)
@@ -75,12 +78,13 @@ impl MemPool {
         }
     }
 
-    /// Returns the sizes of the segments that NCCL has allocated for the pool, in the order in which they came; none of other pools.
+    /// Returns the sizes of the segments that NCCL has allocated for the pool, in the order of their allocation; empty for other
+    /// pools.
     pub fn segment_bytes(&self) -> Vec<u64> {
         self.collective.as_ref().map(|memory| memory.segment_bytes()).unwrap_or_default()
     }
 
-    /// Takes the registration with a communicator back. No collective that uses the pool's memory is under way.
+    /// Removes the registration with a communicator. No collective that uses the pool's memory may be under way.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the pool is not registered with it.
@@ -111,17 +115,18 @@ impl MemPool {
         })
     }
 
-    /// Returns the pool as one of graphs, which may share it with the rest of the program (`torch.cuda.graph(..., pool=pool.id)`).
+    /// Returns a graph pool over this pool, which graphs may share with the rest of the program (`torch.cuda.graph(...,
+    /// pool=pool.id)`).
     pub fn for_graphs(&self, policy: OverwritePolicy) -> Result<GraphPool> {
         GraphPool::over(&self.device, self.id, policy)
     }
 
-    /// Returns the allocator's name of the pool.
+    /// Returns the allocator's id of the pool.
     pub fn id(&self) -> PoolId {
         self.id
     }
 
-    /// Returns how many hold the pool: this handle, and each open scope.
+    /// Returns the number of users of the pool: this handle, and each open scope.
     pub fn use_count(&self) -> usize {
         self.device.allocator().pool_use_count(self.id)
     }
@@ -139,7 +144,7 @@ impl Drop for MemPool {
         let allocator = self.device.allocator();
         let released = allocator.release_pool(self.id);
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
-        // During a capture, or on a lost device, the memory stays cached; the next `empty_cache` gives it back.
+        // During a capture, or on a lost device, the memory stays cached; the next `empty_cache` releases it.
         let _ = allocator.empty_pool_cache(self.id);
     }
 }

@@ -8,8 +8,9 @@ use thalweg_driver::{
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
-/// A driver whose tensors have shapes, strides and dtypes and no elements: allocation, streams, events and captures are a simulated
-/// GPU's; kernels, copies and fills are accepted and forgotten. Its memory costs the host nothing, since nothing is ever written.
+/// A driver whose tensors have shapes, strides and dtypes but no elements. Allocation, streams, events and captures work as on a
+/// simulated GPU; kernels, copies and fills are accepted and ignored. Its memory costs the host nothing, since nothing is ever
+/// written.
 #[derive(Debug)]
 pub(crate) struct MetaDriver(Arc<SimDriver>);
 

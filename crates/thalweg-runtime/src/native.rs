@@ -6,12 +6,12 @@ use thalweg_kernels::NativeKernel;
 use crate::{Error, Result, Stream};
 
 impl Stream {
-    /// Queues a kernel that is written as CUDA C, or its host function on the simulated GPU. Nothing happens where there is nothing
-    /// to compute. Asynchronous; the first launch of a kernel on a device may compile it.
+    /// Queues a kernel that is written as CUDA C, or its host function on the simulated GPU. Does nothing if there is nothing to
+    /// compute. Asynchronous; the first launch of a kernel on a device may compile it.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the description cannot be carried out ([`NativeKernel::check`]), and what the compiler or the
-    /// driver answers.
+    /// [`Error::is_invalid_argument`] if the description is invalid ([`NativeKernel::check`]), and the errors of the compiler and
+    /// the driver.
     pub fn launch_native(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
         kernel.check().map_err(|fault| Error::invalid(fault.to_string()))?;
         let Some(shape) = kernel.launch_shape() else { return Ok(()) };

@@ -1,16 +1,19 @@
-//! Indices out of range, which only a device sees: kernels tell of them, and the next wait of the host for the device is an error.
+//! Indices out of range, which only a device can detect: kernels report them, and the host's next wait for the device returns an
+//! error.
 //!
-//! A kernel whose body has a [report](thalweg_ir::Report) writes the index, and the extent plus one, to two words, its launch's *slot*. A slot
-//! belongs to a line of the program: the operator, what it indexes, and where it was called. So the error names that line however
-//! late it comes, and a graph that was captured there goes on to name it. Slots are never given back; a device has [`SLOTS`] of them.
-//! The first is for launches outside of every [`Telling`], and is never read.
+//! A kernel whose body has a [report](thalweg_ir::Report) writes the index, and the extent plus one, to two words, the *slot* of
+//! its launch. A slot belongs to a line of the program: the operator, the indexed dimension or object, and the location of the
+//! call. So the error names that line however late it is reported, and a graph that was captured there continues to name it.
+//! Slots are never freed; a device has [`SLOTS`] of them. The first is for launches outside of every [`Telling`], and is never
+//! read.
 //!
-//! On a GPU the words are pinned memory, which the host reads after it has waited; a simulated one has them beside its host functions.
-//! They are not part of what a launch touches, for any of several values that are written at once will do.
+//! On a GPU the words are in pinned memory, which the host reads after it has waited; a simulated GPU has them in host memory.
+//! They are not part of the ranges that a launch touches, because any of several values that are written concurrently is good
+//! enough.
 //!
 //! # Invariants
-//! - The second word of a slot is 0, or a kernel met an index out of range at that line and no wait has told of it.
-//! - The state of the device is as good as before: a kernel reads and writes nothing at such an index.
+//! - The second word of a slot is 0, unless a kernel found an index out of range at that line and no wait has reported it.
+//! - The state of the device is not damaged: a kernel reads and writes nothing at such an index.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,16 +25,16 @@ use thalweg_driver::{Driver, HostFlags, HostPointer, ImageKind, Label};
 use crate::memory::outside_capture;
 use crate::{Error, Result};
 
-/// The number of lines of a program that have a slot. Those that come later share the last.
+/// The number of lines of a program that have a slot of their own. Further lines share the last slot.
 const SLOTS: usize = 4096;
 
-/// Bytes of a slot: the index, and the extent plus one.
+/// The bytes of a slot: the index, and the extent plus one.
 const SLOT_BYTES: u64 = 16;
 
-/// The thing that indices count.
+/// The kind of object that indices refer to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RangeOf {
-    /// Places of a dimension.
+    /// Positions along a dimension.
     Dimension(usize),
     /// All elements, row-major.
     Elements,
@@ -40,7 +43,7 @@ pub enum RangeOf {
 }
 
 impl RangeOf {
-    /// Returns what is wrong, in PyTorch's words.
+    /// Returns a description of the error, in PyTorch's words.
     fn words(self, index: i64, extent: i64) -> String {
         match self {
             Self::Dimension(dimension) => {
@@ -55,11 +58,11 @@ impl RangeOf {
 }
 
 thread_local! {
-    /// The operator whose launches tell of indices out of range, and what they index.
+    /// The operator whose launches report indices out of range, and the kind of object that they index.
     static TOLD: Cell<Option<(&'static str, RangeOf)>> = const { Cell::new(None) };
 }
 
-/// A guard: while it lives, launches of this thread tell of indices out of range.
+/// A guard: while it lives, launches of this thread report indices out of range.
 #[must_use = "launches tell only while the guard lives"]
 #[derive(Debug)]
 pub struct Telling {
@@ -67,9 +70,9 @@ pub struct Telling {
 }
 
 impl Telling {
-    /// Makes launches of this thread tell of indices out of range, in the name of an operator. Launches outside of this do not tell:
-    /// what an operator computes of checked indices, for its own sake or for a gradient. An operator that another one calls tells in
-    /// that one's name.
+    /// Makes launches of this thread report indices out of range under the name of an operator. Launches outside of such a guard
+    /// do not report: they use indices that were already checked, for example in a gradient. An operator that is called by
+    /// another one reports under the name of the caller.
     pub fn of(operator: &'static str, indexed: RangeOf) -> Self {
         let former = TOLD.get();
         TOLD.set(Some((former.map_or(operator, |(outer, _)| outer), indexed)));
@@ -86,11 +89,11 @@ impl Drop for Telling {
 /// A line of the program that has a slot.
 type Line = (Label, RangeOf);
 
-/// The lines that have a slot: they follow the first.
+/// The lines that have a slot; their slots follow the first.
 #[derive(Default)]
 struct Lines {
     list: Vec<Line>,
-    /// The slot of a line, by where its names lie: a line that has them twice has two slots.
+    /// The slot of a line, keyed by the addresses of its names: a line whose names exist at two addresses has two slots.
     slots: FxHashMap<(usize, usize, RangeOf), usize>,
 }
 
@@ -98,14 +101,14 @@ struct Lines {
 pub(crate) struct OutOfRange {
     /// The words of a simulated device.
     words: Arc<[AtomicI64]>,
-    /// Those of a GPU, from the first launch on that tells.
+    /// The words of a GPU, from the first reporting launch on.
     pinned: OnceLock<HostPointer>,
     pinning: Mutex<()>,
     lines: RwLock<Lines>,
 }
 
 impl OutOfRange {
-    /// Returns the slots of a device that takes this kind of code.
+    /// Creates the slots of a device that runs this kind of code.
     pub(crate) fn new(image_kind: ImageKind) -> Self {
         let words = if image_kind == ImageKind::Host { 2 * SLOTS } else { 0 };
         Self {
@@ -116,12 +119,12 @@ impl OutOfRange {
         }
     }
 
-    /// Returns what host functions write to.
+    /// Returns the words that host functions write to.
     pub(crate) fn words(&self) -> HostWords {
         HostWords(self.words.clone())
     }
 
-    /// Returns the last scalar of a launch whose body reports, called here: where its slot is.
+    /// Returns the last scalar of a launch whose body reports, for the calling thread: the address or the index of its slot.
     pub(crate) fn scalar(&self, driver: &Arc<dyn Driver>, label: Label) -> Result<u64> {
         let slot = match TOLD.get() {
             None => 0,
@@ -162,8 +165,8 @@ impl OutOfRange {
         Ok(*self.pinned.get_or_init(|| pointer))
     }
 
-    /// Returns an error if a kernel that is done met an index out of range. Of several lines the one that was called first is named;
-    /// all are forgotten.
+    /// Returns an error if a completed kernel found an index out of range. If several lines did, the error names the one that was
+    /// called first; all reports are cleared.
     pub(crate) fn check(&self, driver: &Arc<dyn Driver>) -> Result<()> {
         let count = self.lines.read().unwrap_or_else(PoisonError::into_inner).list.len();
         if count == 0 {
@@ -175,7 +178,7 @@ impl OutOfRange {
         Err(Error::out_of_range(indexed.words(index, extent), label))
     }
 
-    /// Takes what the slots of so many lines say: the first slot that says anything.
+    /// Takes the reports of the first `count` lines, and returns the first report found.
     fn take(&self, driver: &Arc<dyn Driver>, count: usize) -> Result<Option<(usize, i64, i64)>> {
         let mut found = None;
         let mut find = |slot: usize, [index, mark]: [i64; 2]| {
@@ -202,21 +205,21 @@ impl OutOfRange {
         Ok(found)
     }
 
-    /// Gives the pinned memory back: the device is dropped.
+    /// Frees the pinned memory, when the device is dropped.
     pub(crate) fn free(&mut self, driver: &dyn Driver) {
         if let Some(pointer) = self.pinned.take() {
-            // Memory that a lost device cannot give back is lost with it.
+            // Memory that cannot be freed on a lost device is lost with it.
             let _ = driver.host_free(pointer);
         }
     }
 }
 
-/// The words of a simulated device, as its host functions have them.
+/// The words of a simulated device, shared with its host functions.
 #[derive(Clone, Debug)]
 pub(crate) struct HostWords(Arc<[AtomicI64]>);
 
 impl HostWords {
-    /// Tells of an index that is out of range, in the slot that the launch's last scalar names.
+    /// Reports an index that is out of range, in the slot that the launch's last scalar names.
     pub(crate) fn tell(&self, slot: u64, index: i64, extent: i64) {
         let at = usize::try_from(slot).ok().and_then(|slot| slot.checked_mul(2));
         let Some([first, second]) = at.and_then(|at| self.0.get(at..at.saturating_add(2))) else { return };

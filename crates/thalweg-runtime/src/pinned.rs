@@ -12,13 +12,13 @@ use crate::{Device, Error, Result, Stream};
 
 /// Page-locked host memory from the cache: the only host memory that is copied asynchronously.
 ///
-/// The host reads and writes it through methods, because a copy may be using it: those do not wait for the device, so
-/// order them yourself (synchronise an event that was recorded behind the copy). Dropping it while a copy is under way is
-/// fine: the cache keeps the memory until the copy is done.
+/// The host reads and writes it through methods, because a copy may be using it. They do not wait for the device, so the caller
+/// must order them (synchronise an event that was recorded after the copy). The buffer may be dropped while a copy is under way:
+/// the cache keeps the memory until the copy is done.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     device: Device,
-    /// Shared with the graphs that captured a copy from or to it.
+    /// The block, shared with the graphs that captured a copy from or to it.
     block: Arc<PinnedBlock>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct PinnedBlock {
 }
 
 impl PinnedBlock {
-    /// Says that work on the stream uses it: until the free, or so far.
+    /// Records a use of the block by work on the stream: until the free, or so far.
     pub(crate) fn record(&self, stream: StreamId, kind: UseKind, label: Label) {
         match kind {
             UseKind::UntilFree => self.block.record_stream(stream),
@@ -42,14 +42,14 @@ impl PinnedBlock {
         }
     }
 
-    /// Returns the bytes that were asked for.
+    /// Returns the requested size in bytes.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.block.requested_bytes()
     }
 }
 
 impl Drop for PinnedBlock {
-    /// Reports the free before the block goes back: a moment later it may be another owner's.
+    /// Reports the free before the block is returned: immediately afterwards it may have another owner.
     fn drop(&mut self) {
         if let Some(instrument) = self.device.instrument() {
             instrument.block_freed(self.block.address(), None);
@@ -58,8 +58,7 @@ impl Drop for PinnedBlock {
 }
 
 impl PinnedBuffer {
-    /// Allocates `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the
-    /// graph's pool.
+    /// Allocates `bytes` of uninitialised pinned memory. While the current stream captures, it comes from the graph's pool.
     #[track_caller]
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
         device.check_process("PinnedBuffer::new")?;
@@ -76,7 +75,7 @@ impl PinnedBuffer {
         Ok(Self { device: device.clone(), block })
     }
 
-    /// Returns the bytes that were asked for.
+    /// Returns the requested size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.block.size_bytes()
     }
@@ -110,7 +109,7 @@ impl PinnedBuffer {
         Ok(self.device.driver().host_read(self.pointer().offset(offset_bytes), bytes)?)
     }
 
-    /// Names the line whose call of the driver comes next.
+    /// Sets the label of the next driver call.
     fn label(&self, label: Label) {
         if let Some(instrument) = self.device.instrument() {
             instrument.label_next(label);
@@ -128,8 +127,8 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Remembers that work the stream was just given uses the memory: the cache keeps it until that work is done, and a graph
-    /// that captured the work keeps it for as long as it lives.
+    /// Records that work which was just submitted to the stream uses the memory: the cache keeps it until that work is done, and
+    /// a graph that captured the work keeps it for as long as the graph lives.
     pub(crate) fn record_use(&self, stream: &Stream, label: Label) {
         self.block.record(stream.id(), UseKind::SoFar, label);
         stream.device().captures().keep(stream, &self.block);

@@ -4,10 +4,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{Driver, EventHandle};
 
-/// The most events that a device keeps to be recorded again: more than collectives are submitted between two looks of a watchdog, which drops their events.
+/// The maximum number of events that a device keeps for reuse: more than collectives are submitted between two checks of a
+/// watchdog, which drops their events.
 const SPARE: usize = 4096;
 
-/// Events without timing that the program has dropped, to be recorded again: making one takes as long as recording it.
+/// Events without timing that the program has dropped, kept for reuse: creating one takes as long as recording it.
 #[derive(Default, Debug)]
 pub(crate) struct SpareEvents(Mutex<Vec<EventHandle>>);
 
@@ -16,7 +17,7 @@ impl SpareEvents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an event that is to be recorded before anything else.
+    /// Returns an event, which must be recorded before any other use.
     pub(crate) fn take(&self) -> Option<EventHandle> {
         self.handles().pop()
     }
@@ -31,10 +32,10 @@ impl SpareEvents {
         has_room
     }
 
-    /// Destroys all.
+    /// Destroys all kept events.
     pub(crate) fn destroy(&self, driver: &dyn Driver) {
         for handle in self.handles().drain(..) {
-            // A driver that no longer knows it has lost its context, and has nothing left to leak.
+            // A driver that no longer knows the event has lost its context, and has nothing left to leak.
             let _ = driver.event_destroy(handle);
         }
     }

@@ -1,12 +1,12 @@
-//! Streams, the pool they come from, and which one is current.
+//! Streams, the pool they come from, and the current stream of a thread.
 //!
-//! A [`Stream`] is a queue of commands on one device. Work that is not told otherwise goes to the *current* stream of its
+//! A [`Stream`] is a queue of commands on one device. Unless a stream is named, work is submitted to the *current* stream of its
 //! device, which is a property of the thread and starts as the device's default stream (CUDA's legacy default stream). As in
-//! PyTorch, streams from the pool are 32 per priority, handed out in turn, non-blocking and never destroyed; a
-//! [`StreamGuard`] makes one current and restores the former on drop.
+//! PyTorch, the pool has 32 streams per priority, which are handed out in turn, non-blocking and never destroyed; a
+//! [`StreamGuard`] makes one current and restores the previous one on drop.
 //!
-//! Each stream remembers the labels of the commands that it was given since it was last known to be idle. When the driver
-//! reports that asynchronous work failed, those are the suspects that the error names.
+//! Each stream remembers the labels of the commands that were submitted to it since it was last known to be idle. When the driver
+//! reports that asynchronous work failed, the error names these commands as suspects.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -35,7 +35,8 @@ pub struct Stream {
 }
 
 impl Device {
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
+    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool are
+    /// non-blocking.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.default_stream_state().clone())
     }
@@ -51,13 +52,13 @@ impl Stream {
         Self { device: device.clone(), state }
     }
 
-    /// Creates a stream of the pool with the default priority. The 33rd is the first again, as in PyTorch.
+    /// Returns a stream of the pool with the default priority. The 33rd call returns the first stream again, as in PyTorch.
     #[track_caller]
     pub fn new(device: &Device) -> Result<Self> {
         Self::made(device, 0, Label::here("Stream::new"))
     }
 
-    /// Creates a stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
+    /// Returns a stream of the pool. Smaller numbers are more urgent; the priority is clamped to the device's range
     /// ([`thalweg_driver::DeviceProperties::stream_priority_range`]).
     #[track_caller]
     pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
@@ -74,31 +75,32 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// Names the stream, with all its clones and whatever stream the pool makes of it later, in the reports of a
-    /// [checker](thalweg_sanitizer). Nothing, where there is none. A name that is an identifier goes into the calls that a
-    /// report advises, so name it as the variable.
+    /// Names the stream in the reports of a [checker](thalweg_sanitizer), with all its clones and every later use of the same
+    /// pool stream. Does nothing without a checker. If the name is an identifier, reports use it in the calls that they advise,
+    /// so use the name of the variable.
     pub fn set_name(&self, name: &str) {
         if let Some(instrument) = self.device.instrument() {
             instrument.name_stream(self.handle(), name);
         }
     }
 
-    /// Creates the stream on which a device's captures run that were given none: always the same, so that a region that is
-    /// captured again finds the memory of before.
+    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same, so that a region that
+    /// is captured again reuses its previous memory.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Returns the stream on which a device's loaders copy: always the same, so that one after the other finds the memory of before.
+    /// Returns the stream on which a device's data loaders copy. It is always the same, so that one loader reuses the memory of
+    /// the previous one.
     pub fn for_copies(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Wraps a stream that another library made; `CUstream` 0 and 1 give the device's default stream. One wrapped twice counts as two streams for memory reuse, so
-    /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
-    /// Memory that was used on it still waits for its work.
+    /// Wraps a stream that another library made; `CUstream` 0 and 1 return the device's default stream. A stream that is wrapped
+    /// twice counts as two streams for memory reuse, so wrap it once. Dropping the last clone forgets the stream and does not
+    /// destroy it: its owner may destroy it from then on. Memory that was used on it still waits for its work.
     pub fn from_external(device: &Device, stream: ExternalStream) -> Result<Self> {
         if stream.cuda_stream() <= 1 && stream.context().is_none() {
             return Ok(device.default_stream());
@@ -110,7 +112,7 @@ impl Stream {
         state.forgotten = Some(pool.forgotten.clone());
         let state = Arc::new(state);
         let mut external = pool.external.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that are gone leave before the list would grow, so that it is never longer than twice what lives.
+        // Dropped streams are removed before the list would grow, so that it is never longer than twice the number of live ones.
         if external.len() == external.capacity() {
             external.retain(|state| state.strong_count() > 0);
         }
@@ -119,18 +121,18 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// Marks an [external](Self::from_external) stream as transient: its owner may destroy it at any moment, and not only when the last
-    /// clone is dropped. Allocators use it from now on only in calls that name it. Memory that was
-    /// made on it stays with it as long as there is other memory. Does nothing to a stream of the runtime's own.
+    /// Marks an [external](Self::from_external) stream as transient: its owner may destroy it at any moment, even before the last
+    /// clone is dropped. From now on allocators use it only in calls that name it. Memory that was allocated on it is reused for
+    /// other streams only if there is no other memory. Does nothing to a stream of the runtime's own.
     ///
-    /// The other methods of the stream are for as long as its owner keeps it.
+    /// The other methods of the stream may be called only while its owner keeps it.
     pub fn set_transient(&self) {
         if let Some(forgotten) = &self.state.forgotten {
             forgotten.set_transient(self.state.handle);
         }
     }
 
-    /// Creates the calling thread's current stream of a device.
+    /// Returns the calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
         current_stream_of(device.id()).unwrap_or_else(|| device.default_stream())
     }
@@ -151,7 +153,7 @@ impl Stream {
         self.state.handle
     }
 
-    /// Returns the name by which allocators know the stream.
+    /// Returns the id by which allocators refer to the stream.
     pub fn id(&self) -> StreamId {
         StreamId::from_raw(self.state.handle.raw())
     }
@@ -171,7 +173,7 @@ impl Stream {
         self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
-    /// Returns whether all work is done.
+    /// Returns whether all work is complete.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let label = Label::here("query");
@@ -183,10 +185,10 @@ impl Stream {
         })
     }
 
-    /// Blocks until all work is done.
+    /// Blocks until all work is complete.
     ///
     /// # Errors
-    /// What asynchronous work failed with; [`Error::is_out_of_range`] if a kernel met an index out of range.
+    /// The error of failed asynchronous work; [`Error::is_out_of_range`] if a kernel found an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let label = Label::here("synchronize");
@@ -207,8 +209,8 @@ impl Stream {
         Ok(self.capture_id()?.is_some())
     }
 
-    /// Returns the number of the capture that the stream takes part in, if it captures: see [`is_capturing`](Self::is_capturing). The body of a
-    /// conditional node has a number of its own.
+    /// Returns the number of the capture that the stream takes part in, if it captures: see [`is_capturing`](Self::is_capturing).
+    /// The body of a conditional node has a number of its own.
     #[track_caller]
     pub fn capture_id(&self) -> Result<Option<u64>> {
         self.device.called(Label::here("is_capturing"));
@@ -216,24 +218,24 @@ impl Stream {
         Ok((info.status != CaptureStatus::None).then_some(info.id))
     }
 
-    /// Launches a kernel of the program's own, asynchronously: what [`Driver::launch`](thalweg_driver::Driver::launch) does, as a command of this stream. So it is
-    /// a suspect of what fails later, and a graph knows what it touches.
+    /// Launches a kernel of the program's own, asynchronously, as [`Driver::launch`](thalweg_driver::Driver::launch) does, but as
+    /// a command of this stream. So it is a suspect of later failures, and a graph knows the ranges that it touches.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn launch_kernel(&self, launch: &Launch<'_>) -> Result<()> {
         self.submit(Command::Launch(launch), || self.device.driver().launch(self.handle(), launch))
     }
 
-    /// Says what the commands touch that the stream was given past Thalweg since its last command: through
-    /// [`Device::driver`], or by a library that has the `CUstream`. A graph that they are captured into then watches that
-    /// memory; without it the graph refuses its replays. Outside captures nothing is to be said.
+    /// Declares the ranges of the commands that were submitted to the stream past Thalweg since its last command: through
+    /// [`Device::driver`], or by a library that has the `CUstream`. A graph that captures them then watches that memory; without
+    /// a declaration the graph refuses its replays. Outside captures no declaration is needed.
     pub fn declare(&self, accesses: &[Access], label: Label) {
         self.device.captures().declared(self, accesses, label);
     }
 
-    /// Submits a command: remembers its label, makes the call, tells the capture that it became part of, waits where
-    /// `CUDA_LAUNCH_BLOCKING` asks for it.
+    /// Submits a command: records its label, makes the call, notifies the capture that it became part of, and waits if
+    /// `CUDA_LAUNCH_BLOCKING` is set.
     pub(crate) fn submit(
         &self,
         command: Command<'_>,
@@ -242,7 +244,7 @@ impl Stream {
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
-    /// Submits a command to a stream that took part in this capture, if in any, when it was asked.
+    /// Submits a command to a stream that takes part in `capture`, or in no capture, as queried before.
     fn submit_in(
         &self,
         capture: Option<CaptureInfo>,
@@ -251,14 +253,14 @@ impl Stream {
     ) -> Result<()> {
         let label = command.label();
         let Some(before) = capture else { return self.submit_numbered(label, call).map(drop) };
-        // It does not run now, so it is not a suspect of what fails later.
+        // The command does not run now, so it is not a suspect of later failures.
         self.check(call()).map_err(|error| error.context(label.operator).at(label.location))?;
         self.device.captures().submitted(self, &before, &command);
         Ok(())
     }
 
-    /// Lists the ranges of a submission where they are read: by the driver, a sanitizer, or the capture that it becomes part of,
-    /// which is returned.
+    /// Lists the ranges of a submission if they are read by the driver, a sanitizer, or a capture. Returns the capture that the
+    /// command becomes part of.
     #[inline]
     fn list_accesses(
         &self,
@@ -272,7 +274,7 @@ impl Stream {
         capture
     }
 
-    /// Submits a kernel, whose ranges are listed only where they are read: by the driver, a sanitizer, or a capture.
+    /// Submits a kernel, whose ranges are listed only if they are read: by the driver, a sanitizer, or a capture.
     pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list);
@@ -281,7 +283,7 @@ impl Stream {
         self.submit_in(capture, Command::Launch(&launch), call)
     }
 
-    /// Submits a library's call, whose ranges are listed as those of [`submit_launch`](Self::submit_launch).
+    /// Submits a library's call, whose ranges are listed only if [`submit_launch`](Self::submit_launch) would list them.
     pub(crate) fn submit_library(
         &self,
         launch: LibraryLaunch<'_>,
@@ -295,7 +297,7 @@ impl Stream {
         self.submit_in(capture, command, || self.device.driver().library_async(self.handle(), &launch))
     }
 
-    /// Submits a call that is done when it returns, and so is all that the stream was given before.
+    /// Submits a call that is complete when it returns, together with all work submitted to the stream before.
     pub(crate) fn submit_and_wait(
         &self,
         label: Label,
@@ -307,13 +309,13 @@ impl Stream {
         self.device.check_indices()
     }
 
-    /// Returns the number of the command.
+    /// Submits a command, and returns its number.
     fn submit_numbered(
         &self,
         label: Label,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<u64> {
-        // Remembered before the call: another thread may see it fail at once.
+        // Recorded before the call: another thread may see the command fail immediately.
         let number = {
             let mut log = self.state.log();
             log.push(label);
@@ -330,7 +332,7 @@ impl Stream {
         Ok(number)
     }
 
-    /// Turns a driver's answer into a result, with the suspects where asynchronous work failed.
+    /// Converts a driver's result, and adds the suspects if asynchronous work failed.
     pub(crate) fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
         self.device.check(result)
     }
@@ -344,7 +346,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-/// Returns the answer of a query, whose error says where a program polls for ever.
+/// Returns the result of a query; a timeout error gets the label of the line where a program polls for ever.
 pub(crate) fn polled(answer: Result<bool>, label: Label) -> Result<bool> {
     answer.map_err(|error| match error.driver_error() {
         Some(cause) if cause.code() == Code::Timeout => error.context(label.to_string()),
@@ -358,7 +360,8 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A guard that keeps a stream, and its device, current on this thread. Guards may be dropped in any order: the latest that is left counts.
+/// A guard that keeps a stream, and its device, current on this thread. Guards may be dropped in any order: the latest remaining
+/// one counts.
 pub struct StreamGuard {
     _entered: Entered,
 }
@@ -370,10 +373,10 @@ struct Entry {
     stream: Option<Stream>,
 }
 
-/// The entries that a thread has made and not left, the latest last.
+/// The entries that a thread has entered and not left, the latest last.
 ///
-/// Guards are dropped in any order: each leaves its own entry. The list has no destructor, so it is there in destructors of other thread-local values too, also
-/// when a guard is dropped there.
+/// Guards are dropped in any order: each removes its own entry. The list has no destructor, so it is also usable in destructors
+/// of other thread-local values, even if a guard is dropped there.
 struct Entries {
     next: u64,
     list: ManuallyDrop<SmallVec<[Entry; 4]>>,
@@ -384,13 +387,13 @@ thread_local! {
         const { RefCell::new(Entries { next: 0, list: ManuallyDrop::new(SmallVec::new_const()) }) };
 }
 
-/// A guard of an entry: dropping it leaves. It belongs to the thread that made it.
+/// A guard of an entry: dropping it removes the entry. It belongs to the thread that created it.
 pub(crate) struct Entered {
     number: u64,
     _not_send: PhantomData<*const ()>,
 }
 
-/// Makes a device, and a stream of it if there is one, current on this thread.
+/// Makes a device, and optionally a stream of it, current on this thread.
 pub(crate) fn enter(device: &Device, stream: Option<&Stream>) -> Entered {
     let (device, stream) = (device.clone(), stream.cloned());
     ENTRIES.with_borrow_mut(|entries| {
@@ -403,12 +406,12 @@ pub(crate) fn enter(device: &Device, stream: Option<&Stream>) -> Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // Dropped outside: the last handle of a device or a stream calls its driver.
+        // Dropped outside the borrow: the last handle of a device or a stream calls its driver.
         let _left = ENTRIES.with_borrow_mut(|Entries { list, .. }| {
             let place = list.iter().rposition(|entry| entry.number == self.number)?;
             let left = list.remove(place);
             if list.is_empty() && list.spilled() {
-                // Nothing frees what the list has when the thread ends.
+                // Nothing frees the list's memory when the thread ends, so an empty list must own none.
                 list.shrink_to_fit();
             }
             Some(left)
@@ -416,12 +419,12 @@ impl Drop for Entered {
     }
 }
 
-/// Returns the device that is current on this thread, if one was made so.
+/// Returns the device that was made current on this thread, if there is one.
 pub(crate) fn current_device() -> Option<Device> {
     ENTRIES.with_borrow(|entries| Some(entries.list.last()?.device.clone()))
 }
 
-/// Returns the stream of a device that is current on this thread, if one was made so.
+/// Returns the stream of a device that was made current on this thread, if there is one.
 fn current_stream_of(device: DeviceId) -> Option<Stream> {
     ENTRIES.with_borrow(|entries| {
         let of_device = |entry: &&Entry| entry.device.id() == device && entry.stream.is_some();
@@ -454,7 +457,7 @@ mod tests {
         drop(wrap());
         assert_eq!(device.stream_pool().all().len(), 1);
         assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
-        // And without a question for all.
+        // Also without a query for all streams.
         (0..1000).for_each(|_| drop(wrap()));
         let listed = device.stream_pool().external.lock().unwrap().len();
         assert!(listed <= 16, "{listed} streams are listed, and one is there");

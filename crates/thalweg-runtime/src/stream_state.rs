@@ -1,4 +1,4 @@
-//! The streams of a device as it keeps them: the driver's handles, the commands that may still be under way, and the pool.
+//! The state of a device's streams: the driver's handles, the commands that may still be under way, and the pool.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -8,7 +8,7 @@ use thalweg_driver::{Driver, Label, StreamHandle};
 use crate::Result;
 use crate::forgotten::ForgottenStreams;
 
-/// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
+/// The number of streams per priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
 pub const STREAMS_PER_PRIORITY: usize = 32;
 
 /// The number of labels that a stream remembers.
@@ -20,17 +20,17 @@ pub(crate) struct StreamState {
     pub(crate) handle: StreamHandle,
     pub(crate) priority: i32,
     pub(crate) kind: StreamKind,
-    /// The place where an external stream is remembered when it is forgotten.
+    /// The list that an external stream is added to when its last handle is dropped.
     pub(crate) forgotten: Option<Arc<ForgottenStreams>>,
     pub(crate) log: Mutex<Log>,
 }
 
-/// The labels of the commands that a stream was given and that are not known to be complete, oldest first. Commands are
-/// numbered, so that what was submitted while a thread waited is not taken for complete.
+/// The labels of the commands that were submitted to a stream and are not known to be complete, oldest first. Commands are
+/// numbered, so that a command submitted while a thread waited is not assumed to be complete.
 #[derive(Default)]
 pub(crate) struct Log {
     labels: VecDeque<Label>,
-    /// The number of the first label that is left.
+    /// The number of the first label that is kept.
     first: u64,
 }
 
@@ -102,7 +102,7 @@ impl StreamState {
         self.log().forget_before(number);
     }
 
-    /// Asks whether the stream is idle, or waits until it is: what it was given before is complete then.
+    /// Checks whether the stream is idle, or waits until it is. Then the commands submitted before are complete.
     pub(crate) fn completed(&self, is_idle: impl FnOnce() -> Result<bool>) -> Result<bool> {
         let next = self.next_command();
         let is_idle = is_idle()?;
@@ -112,8 +112,8 @@ impl StreamState {
         Ok(is_idle)
     }
 
-    /// Removes the command of this number, which was refused. If others came after it, it stays: a suspect too many does no
-    /// harm.
+    /// Removes the command of this number, which was refused. If others were submitted after it, it stays: one suspect too many
+    /// does no harm.
     pub(crate) fn retract(&self, number: u64) {
         let mut log = self.log();
         if log.next() == number + 1 {
@@ -127,7 +127,7 @@ impl Drop for StreamState {
         if let Some(forgotten) = &self.forgotten {
             forgotten.forget(self.handle);
         } else if self.kind != StreamKind::Default {
-            // A stream that cannot be given up (the driver is gone already) has nothing left to leak.
+            // A stream that cannot be destroyed (the driver is gone already) has nothing left to leak.
             let _ = self.driver.stream_destroy(self.handle);
         }
     }
@@ -137,9 +137,9 @@ impl Drop for StreamState {
 pub(crate) struct StreamPool {
     priorities: Mutex<Vec<PriorityPool>>,
     pub(crate) external: Mutex<Vec<std::sync::Weak<StreamState>>>,
-    /// The stream on which captures run that were given none.
+    /// The stream of captures for which the caller chose none.
     capture: OnceLock<Arc<StreamState>>,
-    /// The stream on which loaders of data copy.
+    /// The stream on which data loaders copy.
     copies: OnceLock<Arc<StreamState>>,
     pub(crate) forgotten: Arc<ForgottenStreams>,
 }
@@ -197,7 +197,7 @@ impl StreamPool {
         made_once(&self.copies, driver, device)
     }
 
-    /// Returns every stream that is known, the default stream apart.
+    /// Returns every known stream except the default stream.
     pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
         let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
         let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +208,7 @@ impl StreamPool {
     }
 }
 
-/// Returns the stream of a cell, which it makes the first time.
+/// Returns the stream of a cell, creating it the first time.
 fn made_once(
     cell: &OnceLock<Arc<StreamState>>,
     driver: &Arc<dyn Driver>,
@@ -219,7 +219,7 @@ fn made_once(
     }
     let handle = driver.stream_create(device, 0)?;
     let state = Arc::new(StreamState::new(driver, handle, 0, StreamKind::Pool));
-    // If another thread was faster, this one is destroyed with its state.
+    // If another thread was faster, this stream is destroyed with its state.
     Ok(cell.get_or_init(|| state).clone())
 }
 
@@ -229,14 +229,14 @@ mod tests {
 
     use super::*;
 
-    /// Commands are told apart by the last digit of their number.
+    /// Commands are distinguished by the last digit of their number.
     const NAMES: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
     fn label(number: u64) -> Label {
         Label::here(NAMES[(number % 10) as usize])
     }
 
-    /// The log beside a list of all numbers that are not forgotten.
+    /// Compares the log with a list of all numbers that are not forgotten.
     #[test]
     fn the_log_forgets_by_number() {
         for seed in 1..=50_u64 {
@@ -245,7 +245,7 @@ mod tests {
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
-                // Around the oldest, around the latest, and far beyond both.
+                // Places around the oldest number, around the latest, and far beyond both.
                 let place = (next + state / 64 % 4).saturating_sub(state / 256 % 90);
                 match state % 16 {
                     0 => {

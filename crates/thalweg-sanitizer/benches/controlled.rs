@@ -1,8 +1,8 @@
-//! How many small programs a controlled simulator runs in a second, on one core: make a driver, three streams and two
-//! events, submit twenty commands with the order between them, wait, drop the driver. With all checks (`checked`: the sanitizer
-//! in front), and without.
+//! The number of small programs that a controlled simulator runs per second, on one core: make a driver, three streams and two
+//! events, submit twenty commands with the order between them, wait, drop the driver. With all checks (`checked`: wrapped by the
+//! sanitizer), and without.
 //!
-//! `cargo bench -p thalweg-sanitizer --bench controlled` prints a table; with `-- --json`, one JSON object a line.
+//! `cargo bench -p thalweg-sanitizer --bench controlled` prints a table; with `-- --json`, one JSON object per line.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,8 +1,9 @@
 //! The cost of the sanitizer per submission: the same small scenarios on a plain simulator and on a checked one.
 //!
-//! Then what a command costs behind many: with blocks that are dropped and never reused, and on strided columns.
+//! It also measures the cost of a command after many others: with blocks that are dropped and never reused, and on strided
+//! columns.
 //!
-//! `cargo bench -p thalweg-sanitizer --bench overhead` prints a table; with `-- --json`, one JSON object a line.
+//! `cargo bench -p thalweg-sanitizer --bench overhead` prints a table; with `-- --json`, one JSON object per line.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,8 +50,8 @@ impl Bench {
         self.driver.launch(self.streams[stream], &launch)
     }
 
-    /// Submits 20 calls on 3 streams: 14 launches with three accesses each, and three hand-overs by an event. Then the machine
-    /// is waited for.
+    /// Submits 20 calls on 3 streams: 14 launches with three accesses each, and three hand-overs by an event. Then waits for the
+    /// machine.
     fn scenario(&self) -> Result<()> {
         let event = self.driver.event_create(0, EventFlags::default())?;
         for step in 0..14 {
@@ -67,7 +68,7 @@ impl Bench {
         self.driver.event_destroy(event)
     }
 
-    /// Microseconds per command, where each writes a block that is dropped and whose bytes are not given out again.
+    /// Returns the microseconds per command if each command writes a block that is dropped and whose bytes are not reused.
     fn dead_blocks(&self, commands: u64) -> Result<f64> {
         let memory = self.driver.memory_allocate(0, commands * BLOCK_BYTES)?;
         let start = Instant::now();
@@ -90,7 +91,7 @@ impl Bench {
         Ok(us)
     }
 
-    /// Microseconds per command, where each writes one of eight columns of a matrix of 1000 rows.
+    /// Returns the microseconds per command if each command writes one of eight columns of a matrix of 1000 rows.
     fn columns(&self, commands: u64) -> Result<f64> {
         const ROWS: u64 = 1000;
         let start = Instant::now();
@@ -105,7 +106,7 @@ impl Bench {
         Ok(start.elapsed().as_secs_f64() * 1e6 / commands as f64)
     }
 
-    /// Microseconds a scenario, the best of some rounds: the calls alone, and with the wait for the machine.
+    /// Returns the microseconds per scenario, the best of some rounds: the calls only, and with the wait for the machine.
     fn measure(&self) -> Result<(f64, f64)> {
         let (mut calls, mut whole) = (f64::MAX, f64::MAX);
         for _ in 0..ROUNDS {

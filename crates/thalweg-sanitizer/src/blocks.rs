@@ -1,4 +1,4 @@
-//! Blocks of allocators, and whether they are reused and freed in order.
+//! Blocks of allocators: checks that they are reused and freed in order.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -13,15 +13,15 @@ use super::site::SiteId;
 use super::space::{ELSEWHERE, Pieces};
 use super::touch::{Troubles, add, trouble};
 
-/// The number of freed blocks that are kept at least before those are forgotten whose bytes belong to others by now.
+/// The minimum number of freed blocks that are kept before those whose bytes now belong to other blocks are forgotten.
 const DEAD: usize = 4096;
 
-/// A use by another stream that the allocator was told of.
+/// A use by another stream that was recorded with the allocator.
 pub(super) struct Recorded {
     pub(super) stream: StreamId,
     pub(super) kind: UseKind,
     pub(super) site: SiteId,
-    /// The work of the stream then, if only that is waited for.
+    /// The work of the stream at that time, if only that is waited for.
     clock: Clock,
 }
 
@@ -34,22 +34,22 @@ pub(super) struct Block {
     pub(super) allocated: SiteId,
     pub(super) freed: Option<SiteId>,
     pub(super) recorded: SmallVec<[Recorded; 1]>,
-    /// The capture that it was allocated in; 0 for none.
+    /// The capture that the block was allocated in; 0 for none.
     pub(super) capture: u64,
-    /// The knowledge of the thread that freed it, then.
+    /// The clock of the thread that freed the block, at that time.
     freed_knowing: Clock,
 }
 
-/// All blocks that are alive, and those whose bytes were not given out since.
+/// All live blocks, and the freed ones whose bytes have not been reused.
 #[derive(Default)]
 pub(super) struct Blocks {
     live: FxHashMap<u64, BlockId>,
     all: FxHashMap<BlockId, Block>,
     last: BlockId,
-    /// At how many blocks freed ones are looked for that can be forgotten: twice what was left the last time, so that a search
-    /// costs each block that is allocated the same, however many there are.
+    /// The number of blocks at which the next search for forgettable freed blocks starts: twice the number left by the last
+    /// search, so that the cost of searching per allocated block is constant.
     full: usize,
-    /// The number of blocks that were looked at for that.
+    /// The number of blocks that these searches have visited.
     #[cfg(test)]
     looked_at: usize,
 }
@@ -65,7 +65,7 @@ impl Blocks {
 }
 
 impl Model {
-    /// Notes that a block was given to a caller.
+    /// Notes that a block was handed out to a caller.
     pub(super) fn block_allocated(
         &mut self,
         range: (u64, u64),
@@ -117,7 +117,7 @@ impl Model {
                     state.write = (kind.is_of_stream() && last > 0).then_some(mark);
                     state.since.clear();
                 } else {
-                    // A launch of the graph comes later still; what is not over by then is held against it.
+                    // The graph is launched later. Work that is not complete now may conflict with the launch, so its marks stay.
                     state.write.take_if(|write| write.is_before(&known));
                     state.since.retain(|read| !read.is_before(&known));
                 }
@@ -128,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Checks that all uses of some bytes are complete for the stream that gets them now.
+    /// Checks that all uses of some bytes are complete from the point of view of the stream that gets them now.
     fn check_reuse(&mut self, pieces: &Pieces, known: &Clock, mark: &Mark) {
         let mut found: SmallVec<[_; 4]> = SmallVec::new();
         self.marks(pieces, |piece, first, end, other, former| {
@@ -163,7 +163,7 @@ impl Model {
         }
     }
 
-    /// Notes that the allocator was told of another stream's use.
+    /// Notes that another stream's use was recorded with the allocator.
     pub(super) fn block_recorded(&mut self, start: u64, stream: StreamId, kind: UseKind, site: SiteId) {
         let Some(&id) = self.blocks.live.get(&start) else { return };
         let clock = match kind {
@@ -174,7 +174,7 @@ impl Model {
         let same = |recorded: &&mut Recorded| recorded.stream == stream && recorded.kind == kind;
         let recorded = Recorded { stream, kind, site, clock };
         match block.recorded.iter_mut().find(same) {
-            // A later one of the same stream covers more.
+            // A later record of the same stream covers more.
             Some(known) => *known = recorded,
             None => block.recorded.push(recorded),
         }
@@ -204,7 +204,7 @@ impl Model {
             self.marks(&pieces, |piece, first, end, mark, _| found.push((*piece, first, end, *mark)));
             for (piece, first, end, mark) in found {
                 match self.actors[mark.strand.index()] {
-                    // A thread that gives memory back knows all that host threads did with it: nothing else owned it.
+                    // A thread that frees memory knows all accesses that host threads made to it, because nothing else owned it.
                     Actor::Host(_) => knowing.learn(mark.strand, mark.number),
                     _ if mark.is_before(&known) => {}
                     actor => {
@@ -230,7 +230,7 @@ impl Model {
         }
     }
 
-    /// Forgets freed blocks whose bytes belong to others by now.
+    /// Forgets freed blocks whose bytes now belong to other blocks.
     fn bury(&mut self) {
         #[cfg(test)]
         {
@@ -251,7 +251,7 @@ impl Model {
     }
 }
 
-/// Returns what is wrong with a use that the free of a block does not wait for.
+/// Returns the kind of finding for a use that the free of a block does not wait for.
 fn kind_of_free(block: &Block, actor: Actor) -> FindingKind {
     let user = match actor {
         Actor::Stream(stream) | Actor::Chain { stream, .. } => stream,
@@ -267,8 +267,8 @@ mod tests {
     use crate::space::ObjectKind;
     use thalweg_driver::StreamHandle;
 
-    /// Allocates and frees many blocks that are never reused: as long as recorded uses do not end, an allocator takes new
-    /// memory each time, and no block can be forgotten.
+    /// Allocates and frees many blocks that are never reused: as long as recorded uses do not end, an allocator takes new memory
+    /// each time, and no block can be forgotten.
     #[test]
     fn the_search_for_blocks_to_forget_costs_each_block_the_same() {
         const COUNT: u64 = 50_000;

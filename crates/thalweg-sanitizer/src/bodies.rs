@@ -1,13 +1,13 @@
-//! Conditional nodes: their bodies, put in their places.
+//! Conditional nodes: inlining of their bodies.
 //!
-//! When a graph is instantiated the bodies of its conditional nodes are put in front of the node, as nodes of the graph: the
-//! first of a body come after what the node depends on, and the node after the last of them. Everything else is then as in any
-//! graph. Of several bodies one runs, so they are put one behind the other and never meet. The body of a loop stands there
-//! once: its rounds follow one another, so what one round does, ordered as it is, holds for all.
+//! When a graph is instantiated, the bodies of its conditional nodes are inserted before the node, as nodes of the graph: the
+//! first nodes of a body depend on the node's dependencies, and the node depends on the last nodes of the body. Everything else
+//! is then as in any graph. Of several bodies only one runs, so they are inserted one after the other and never conflict. The
+//! body of a loop is inserted once: its rounds follow one another, so the order within one round holds for all rounds.
 //!
-//! A body counts as run. So a race is found whatever the condition will be, and bytes that only a body writes count as written.
+//! A body counts as run. So a race is found whatever the condition is, and bytes that only a body writes count as written.
 //!
-//! The captures into a graph and into its bodies are a *family*: memory of one is memory of all.
+//! The captures into a graph and into its bodies are a *family*: all captures of a family share their memory.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -16,12 +16,12 @@ use thalweg_driver::{GraphHandle, GraphNodeHandle};
 use super::graph::{Graph, Node, NodeWork};
 use super::model::Model;
 
-/// The captures that are of one family, and the bodies of each.
+/// The families of captures into graphs and into bodies of conditional nodes.
 #[derive(Default)]
 pub(super) struct Families {
-    /// The first capture of the family that a capture is of, for captures into bodies.
+    /// The first capture of the family of each capture into a body.
     first: FxHashMap<u64, u64>,
-    /// The first capture of the family that a body is of, by the body's handle.
+    /// The first capture of the family of each body, by the body's handle.
     bodies: FxHashMap<u64, u64>,
 }
 
@@ -31,13 +31,13 @@ impl Families {
         self.first.get(&capture).copied().unwrap_or(capture)
     }
 
-    /// Notes that bodies lie in what a capture builds.
+    /// Notes that a capture contains these bodies.
     pub(super) fn add(&mut self, capture: u64, bodies: &[GraphHandle]) {
         let first = self.of(capture);
         self.bodies.extend(bodies.iter().map(|body| (body.raw(), first)));
     }
 
-    /// Notes that A capture into a body begins.
+    /// Notes that a capture into a body begins.
     pub(super) fn begin(&mut self, capture: u64, body: GraphHandle) {
         if let Some(&first) = self.bodies.get(&body.raw()) {
             self.first.insert(capture, first);
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// Returns the nodes of a graph with all bodies in place, and where its own nodes are among them.
+    /// Returns the nodes of a graph with all bodies inserted, and the new index of each of its own nodes.
     pub(super) fn in_place(&self, graph: &Graph) -> (Vec<Node>, FxHashMap<GraphNodeHandle, u32>) {
         let mut nodes = Vec::with_capacity(graph.nodes.len());
         let places = self.put(graph, &[], &mut nodes);
@@ -68,7 +68,7 @@ impl Model {
         (nodes, names)
     }
 
-    /// Appends a graph's nodes, the first of them behind `entry`. Where they are.
+    /// Appends a graph's nodes, the first of them depending on `entry`. Returns their indices.
     fn put(&self, graph: &Graph, entry: &[u32], nodes: &mut Vec<Node>) -> Vec<u32> {
         let mut places: Vec<u32> = Vec::with_capacity(graph.nodes.len());
         for node in &graph.nodes {
@@ -93,7 +93,7 @@ impl Model {
     }
 }
 
-/// Returns the nodes that no other comes after.
+/// Returns the nodes that no other node depends on.
 fn ends(graph: &Graph) -> impl Iterator<Item = u32> {
     let mut is_end = vec![true; graph.nodes.len()];
     for &before in graph.nodes.iter().flat_map(|node| &node.predecessors) {

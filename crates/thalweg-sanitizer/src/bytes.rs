@@ -3,14 +3,14 @@
 use smallvec::{SmallVec, smallvec};
 use thalweg_driver::{Access, Touch};
 
-/// `chunk` bytes from `start` on, again at each step, all of that at each of the next step, and so on.
+/// `chunk` bytes from `start` on, repeated at each step; each further step repeats the set so far.
 ///
-/// Invariant: a step is as long at least as what it repeats, and repeats it at least once more.
+/// Invariant: a step is at least as long as the bytes that it repeats, and its number of repetitions is at least 2.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Bytes {
     pub(super) start: u64,
     chunk: u64,
-    /// Bytes from one to the next, and how many; the shortest first.
+    /// For each step, its length in bytes and the number of repetitions; the shortest first.
     steps: SmallVec<[(u64, u64); 4]>,
 }
 
@@ -23,7 +23,7 @@ impl Bytes {
         Self { start, chunk: end - start, steps: SmallVec::new() }
     }
 
-    /// Returns what an access touches; `None` where that is not said.
+    /// Returns the bytes that an access touches; `None` if they are not declared.
     pub(super) fn of(access: &Access) -> Option<Self> {
         let (chunk, steps) = match access.touch {
             Touch::All => return Some(Self::range(access.start, access.start.saturating_add(access.bytes))),
@@ -40,24 +40,24 @@ impl Bytes {
         (chunk > 0 && bytes.reach() <= access.bytes).then_some(bytes)
     }
 
-    /// Returns the number of bytes from the first to behind the last.
+    /// Returns the distance from the first byte to the end of the last.
     pub(super) fn reach(&self) -> u64 {
         let steps = self.steps.iter().map(|(step, count)| step.saturating_mul(count - 1));
         steps.fold(self.chunk, u64::saturating_add)
     }
 
-    /// Returns how many there are.
+    /// Returns the number of bytes in the set.
     #[cfg(test)]
     fn count(&self) -> u64 {
         self.steps.iter().fold(self.chunk, |product, (_, count)| product.saturating_mul(*count))
     }
 
-    /// Returns the longest step, and how often it is taken.
+    /// Returns the longest step, and its number of repetitions.
     pub(super) fn longest(&self) -> Option<(u64, u64)> {
         self.steps.last().copied()
     }
 
-    /// Returns the end, if it is one range.
+    /// Returns the end, if the set is one contiguous range.
     pub(super) fn end_of_range(&self) -> Option<u64> {
         self.steps.is_empty().then(|| self.start + self.chunk)
     }
@@ -68,7 +68,7 @@ impl Bytes {
         Self { start, chunk: self.chunk, steps }
     }
 
-    /// Returns the bytes `count` times.
+    /// Returns the bytes repeated `count` times at a distance of `step`.
     pub(super) fn times(mut self, step: u64, count: u64) -> Self {
         debug_assert!(self.reach() <= step, "steps do not interleave");
         if count > 1 {
@@ -77,26 +77,27 @@ impl Bytes {
         self
     }
 
-    /// Shows the bytes that lie in a range too, as ranges in order, for as long as `visit` says so. Returns whether it still does.
+    /// Visits the bytes of the set that are in a range, as contiguous ranges in ascending order, until `visit` returns `false`.
+    /// Returns whether it was never `false`.
     pub(super) fn common(&self, range: (u64, u64), visit: &mut dyn FnMut(u64, u64) -> bool) -> bool {
         let Some((step, count)) = self.longest() else {
             let (start, end) = (range.0.max(self.start), range.1.min(self.start + self.chunk));
             return start >= end || visit(start, end);
         };
         let one = self.repeated(self.start);
-        // Each ends before the next begins.
+        // Each repetition ends before the next begins.
         let first = range.0.saturating_sub(self.start) / step;
         let last = range.1.saturating_sub(self.start).div_ceil(step).min(count);
         (first..last).all(|number| one.clone().moved(self.start + number * step).common(range, visit))
     }
 
-    /// Returns the bytes moved elsewhere.
+    /// Returns the same bytes, moved to begin at `start`.
     pub(super) fn moved(mut self, start: u64) -> Self {
         self.start = start;
         self
     }
 
-    /// Returns those below `at`, and those from there on.
+    /// Returns the bytes below `at`, and those from `at` on.
     pub(super) fn split(self, at: u64) -> (Parts, Parts) {
         if at <= self.start {
             return (Parts::new(), smallvec![self]);
@@ -110,7 +111,7 @@ impl Bytes {
         };
         let one = self.repeated(self.start);
         let reach = one.reach();
-        // That many end below.
+        // The number of repetitions that end below.
         let below = (at - self.start).checked_sub(reach).map_or(0, |rest| rest / step + 1);
         let (mut low, mut high) = (Parts::new(), Parts::new());
         if below > 0 {

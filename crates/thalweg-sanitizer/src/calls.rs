@@ -1,6 +1,6 @@
-//! The parts that calls of a driver have in common: work, waits, memory that is given back, what the host touches.
+//! The common parts of driver calls: work, waits, freed memory, and the host's accesses.
 //!
-//! This module and the root of the crate use each other: these are methods of [`SanitizerDriver`], whose calls they are parts of.
+//! This module and the root of the crate use each other: these are methods of [`SanitizerDriver`], which its driver calls use.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use super::touch::Manner;
 use super::{SanitizerDriver, take_label};
 
 impl SanitizerDriver {
-    /// Returns the state of the stream's capture, where it takes part in one.
+    /// Returns the state of the stream's capture, if it takes part in one.
     pub(super) fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
         self.arrive();
         if self.captures.load(Ordering::Acquire) == 0 {
@@ -64,18 +64,18 @@ impl SanitizerDriver {
         self.asks(frontier, || call().map(|()| true)).map(|_| ())
     }
 
-    /// Asks for the host whether work that a clock describes is done.
+    /// Queries for the host whether the work that a clock describes is complete.
     pub(super) fn asks(
         &self,
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
         call: impl FnOnce() -> Result<bool>,
     ) -> Result<bool> {
         self.arrive();
-        // What others submit while this call waits is not what it waits for.
+        // Taken before the call: work that other threads submit while this call waits is not waited for.
         let clock = frontier(&mut self.lock());
         let answer = call();
         self.note_standstill(&answer);
-        // Nothing runs on a lost device any more, so what it had is over.
+        // Nothing runs on a lost device any more, so its work counts as complete.
         let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
         if let (true, Some(clock)) = (is_over, clock) {
             self.seen(&clock);
@@ -84,16 +84,15 @@ impl SanitizerDriver {
         answer
     }
 
-    /// Notes a wait that was given up, which says that work which the program was owed cannot go on: a collective that a rank
-    /// has not joined, a thread that nothing wakes. That is the cause of what is found in memory that goes later, under that
-    /// work.
+    /// Notes a wait that timed out, which shows that expected work cannot continue: a collective that a rank has not joined, a
+    /// thread that nothing wakes. That is the cause of later findings about memory that is freed while that work uses it.
     pub(super) fn note_standstill<T>(&self, answer: &Result<T>) {
         if answer.as_ref().is_err_and(|error| error.code() == Code::Timeout) {
             self.lock().stands_still = true;
         }
     }
 
-    /// Notes that memory is given back by a call that waits for all that `frontier` describes.
+    /// Notes that memory is freed by a call that waits for all work that `frontier` describes.
     pub(super) fn gives_back(
         &self,
         start: u64,
@@ -116,7 +115,7 @@ impl SanitizerDriver {
         result
     }
 
-    /// Notes that A range is unmapped by a call that waits for nothing.
+    /// Notes that a range is unmapped by a call that does not wait.
     pub(super) fn unmaps(
         &self,
         start: u64,
@@ -174,7 +173,7 @@ impl SanitizerDriver {
         self.answer(&model, found, name, ())
     }
 
-    /// Enters a stream that the driver has given a handle for.
+    /// Adds a stream for which the driver has returned a handle.
     pub(super) fn enter_stream(&self, device: u32, handle: StreamHandle, is_legacy: bool) {
         let known = self.lock().stream(handle).is_some();
         if known {
@@ -186,7 +185,7 @@ impl SanitizerDriver {
         self.lock().add_stream(handle, device, cuda_stream, is_legacy, is_blocking);
     }
 
-    /// Notes a free or an allocation in stream order.
+    /// Notes an allocation or a free in stream order.
     pub(super) fn in_stream_order(
         &self,
         stream: StreamHandle,

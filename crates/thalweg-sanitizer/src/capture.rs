@@ -25,19 +25,19 @@ pub(super) enum CapturedCall<'a> {
 }
 
 impl Model {
-    /// Notes that A capture begins on a stream.
+    /// Notes that a capture begins on a stream.
     pub(super) fn begin_capture(&mut self, capture: u64, origin: u64) {
         self.captures.push(Graph { capture, origin, ..Graph::default() });
     }
 
-    /// Notes that a launch of the capture's graph may use memory of other captures, for which the program is responsible.
+    /// Notes that launches of the capture's graph may use memory of other captures, for which the program is responsible.
     pub(super) fn capture_vouched(&mut self, capture: u64) {
         if capture != 0 {
             self.vouched.insert(self.families.of(capture));
         }
     }
 
-    /// Returns the capture that began on a stream is over.
+    /// Ends the capture that began on a stream, and returns its graph.
     pub(super) fn end_capture(&mut self, origin: u64) -> Option<Graph> {
         let position = self.captures.iter().position(|capture| capture.origin == origin)?;
         let graph = self.captures.swap_remove(position);
@@ -45,7 +45,7 @@ impl Model {
         Some(graph)
     }
 
-    /// Notes that a call became a node, if the driver has one more.
+    /// Notes that a call became a node, if the driver has a new node.
     pub(super) fn captured(
         &mut self,
         driver: &dyn Driver,
@@ -99,7 +99,7 @@ impl Model {
         NodeWork::Accesses(accesses.collect())
     }
 
-    /// Checks an access when it is captured: whether its memory exists, and is the caller's.
+    /// Checks an access when it is captured: whether its memory exists, and belongs to the caller.
     fn inspect(&mut self, access: &Access, site: SiteId) {
         let mut troubles = Troubles::new();
         let mut holder = None;
@@ -237,7 +237,7 @@ impl Model {
         }
     }
 
-    /// Returns whether the memory that a node was captured with has gone to another owner. Says so.
+    /// Returns whether the memory that a node was captured with now has another owner, and reports it.
     fn is_stale(&mut self, access: &Access, owner: &Owner, mark: &Mark, clock: &Clock) -> bool {
         if owner.is_kept {
             return false;
@@ -258,7 +258,8 @@ impl Model {
     }
 }
 
-/// Returns the index of a node. What was captured behind our back is learned from the driver, with all that it depends on.
+/// Returns the index of a node. A node that was captured past the sanitizer is learned from the driver, with all its
+/// dependencies.
 fn learn(driver: &dyn Driver, handle: Option<GraphHandle>, graph: &mut Graph, node: GraphNodeHandle) -> u32 {
     let mut stack: Vec<(GraphNodeHandle, Option<Vec<GraphNodeHandle>>)> = vec![(node, None)];
     while let Some((node, predecessors)) = stack.pop() {

@@ -1,26 +1,28 @@
-//! Bytes that data chooses: of some accesses it is known only when they run which bytes they touch.
+//! Bytes chosen by data: for some accesses, the bytes that they touch are known only when they run.
 //!
 //! `index_copy_` or `embedding` touches the rows that a tensor of indices names. When such work is submitted the indices are not
-//! there yet, so it counts as touching some bytes of its operand: it is *uncertain*. What it meets without order may be a race,
-//! which is kept here as a [`Pending`] question: is there a byte that both touch? Each such access gets a *ticket*; the host
-//! function that does the work says under it which bytes they were ([`HostLaunch::touched`]), and then the question has an
-//! answer, yes or no. A question whose work never says (it never ran, or runs on a GPU or in a graph) stays a race that may be.
+//! available yet, so it counts as touching some bytes of its operand: it is *uncertain*. An unordered access to the same bytes
+//! may be a race. That is kept here as a [`Pending`] question: is there a byte that both touch? Each such access gets a *ticket*.
+//! The host function that does the work reports the bytes under this ticket ([`HostLaunch::touched`]), which answers the
+//! question, yes or no. If the work never reports (it never ran, or it runs on a GPU or in a graph), the question stays a
+//! possible race.
 //!
-//! # Why the answers hold
-//! - *What is reported is a race.* Both accesses were made in this run, both touch the byte, one writes it, and their clocks, which
-//!   do not depend on when anything runs, leave them without order. Where the indices were themselves a matter of luck, that is
-//!   another race, or another run's.
-//! - *What is dropped was none in this run.* The bytes of both are known exactly: the question holds the bytes of the span, in which
-//!   all that is certain touches every byte, and what is uncertain is narrowed down by its ticket. A host function says all that
-//!   it touches of an access, or nothing at all.
-//! - *Nothing else is lost by it.* An access hides an earlier one of the same byte only where whatever is not ordered after the
-//!   earlier is not ordered after the later either, and surely meets it. Uncertain work may not have touched the byte, so it hides
-//!   nothing: it is remembered beside what was there. Work that is certain hides uncertain work as it does any other: if both
-//!   touch the byte and are not ordered, that is a question of its own already. So each byte still has the first of its races,
-//!   as long as not more than [`UNCERTAIN`](super::shadow::UNCERTAIN) uncertain accesses of it are remembered: then the oldest go.
+//! # Why the answers are right
+//! - *Every reported race is one.* Both accesses were made in this run, both touch the byte, one writes it, and their clocks,
+//!   which do not depend on when anything runs, leave them unordered. If the indices themselves depended on chance, that is
+//!   another race, or a race in another run.
+//! - *Every dropped question was not a race in this run.* The bytes of both accesses are known exactly: the question has the
+//!   bytes of the span, of which certain accesses touch every byte, and uncertain accesses are narrowed down by their tickets. A
+//!   host function reports all bytes that it touches of an access, or nothing at all.
+//! - *No other race is lost by this.* An access hides an earlier one of the same byte only if everything that is not ordered
+//!   after the earlier is not ordered after the later either, and surely conflicts with it. Uncertain work may not have touched
+//!   the byte, so it hides nothing: it is remembered in addition to the earlier accesses. Certain work hides uncertain work as it
+//!   does any other: if both touch the byte and are not ordered, that is already a question of its own. So the first race of each
+//!   byte is found, as long as at most [`UNCERTAIN`](super::shadow::UNCERTAIN) uncertain accesses of it are remembered; beyond
+//!   that the oldest are forgotten.
 //!
-//! The same is asked of reads: bytes that no certain work has written were never written if none of the uncertain writers says
-//! that it was them.
+//! Reads are checked in the same way: bytes that no certain work has written were never written if none of the uncertain writers
+//! reports them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,29 +37,29 @@ use super::shadow::Ticket;
 use super::site::SiteId;
 use super::space::{ObjectId, Pieces};
 
-/// The key by which two findings are one: the kind, and the sites of both, each with the call that it was part of.
+/// The key by which findings count as equal: the kind, and the sites of both accesses, each with the call that it was part of.
 pub(super) type Key = (FindingKind, [SiteId; 4]);
 
-/// Some tickets.
+/// The tickets of some accesses.
 pub(super) type Tickets = SmallVec<[Ticket; 2]>;
 
-/// Questions that wait for an answer. Of more than these the oldest counts as one without.
+/// The maximum number of questions that wait for an answer. Beyond it the oldest counts as unanswered.
 const PENDING: usize = 4096;
 
-/// Accesses that are remembered, and ranges of all of them together. Of more than these the oldest are unknown again.
+/// The maximum numbers of accesses that are remembered, and of all their ranges. Beyond them the oldest are forgotten.
 const ACCESSES: usize = 1 << 16;
 const RANGES: usize = 1 << 20;
 
-/// The most pieces that a question is taken apart into; of more it has no answer.
+/// The maximum number of pieces that are examined for a question; beyond it the question has no answer.
 const PIECES: usize = 1 << 16;
 
-/// Sorted ranges that do not meet: the first byte and the end of each.
+/// Sorted, disjoint ranges: the first byte and the end of each.
 type Ranges = Vec<(u64, u64)>;
 
-/// The bytes that host functions have named, and that were not taken in yet.
+/// The reports of host functions that have not been processed yet.
 pub(super) type Said = Arc<Mutex<Vec<Touched>>>;
 
-/// A host function that passes on what it says.
+/// A host function whose reports are passed on.
 pub(super) struct Speaking {
     pub(super) kernel: Arc<dyn HostKernel>,
     pub(super) said: Said,
@@ -75,7 +77,7 @@ impl HostKernel for Speaking {
     }
 }
 
-/// Makes parts (first byte and length) sorted ones that do not touch each other.
+/// Sorts parts (first byte and length) and merges those that touch each other.
 fn unite(parts: &mut Vec<(u64, u64)>) {
     parts.retain(|part| part.1 > 0);
     parts.sort_unstable();
@@ -88,21 +90,21 @@ fn unite(parts: &mut Vec<(u64, u64)>) {
     });
 }
 
-/// Bytes of an object of which something is asked.
+/// The bytes of an object that a question is about.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) object: ObjectId,
-    /// By their places in the object.
+    /// The bytes, as offsets in the object.
     pub(super) bytes: Bytes,
-    /// The number to add to a place to get its address.
+    /// The number to add to an offset to get its address.
     pub(super) address: u64,
-    /// Whether all of these touched a byte of them.
+    /// The accesses that must all have touched the byte.
     pub(super) touched: Tickets,
-    /// And none of these.
+    /// The accesses that must not have touched the byte.
     pub(super) spared: Tickets,
 }
 
-/// A finding that is one if there is such a byte in any of the parts.
+/// A possible finding, which is certain if one of the parts contains such a byte.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: Key,
@@ -112,40 +114,40 @@ pub(super) struct Pending {
 
 /// The answer to a question.
 pub(super) enum Answer {
-    /// There are such bytes: the first address and how many.
+    /// There are such bytes: the first address and the number of bytes.
     Yes(u64, u64),
     No,
-    /// It is not known yet.
+    /// The answer is not known yet.
     Open,
-    /// It will not be known.
+    /// The answer will never be known.
     Never,
 }
 
 /// The bytes of an access with a ticket.
 struct Access {
     pieces: Pieces,
-    /// Those that it touched, by object, once that is known.
+    /// The bytes that the access touched, by object, once they are known.
     known: Option<SmallVec<[(ObjectId, Ranges); 1]>>,
 }
 
-/// The accesses whose bytes data chooses, and the questions that depend on them.
+/// The accesses whose bytes are chosen by data, and the questions that depend on them.
 #[derive(Default)]
 pub(super) struct Chosen {
     pub(super) said: Said,
-    /// The last ticket that was given.
+    /// The last ticket that was assigned.
     last: Ticket,
     accesses: FxHashMap<Ticket, Access>,
-    /// Their tickets, the oldest first.
+    /// The tickets of the accesses, the oldest first.
     order: VecDeque<Ticket>,
-    /// The number of ranges that are known in all.
+    /// The total number of known ranges.
     ranges: usize,
     pub(super) pending: VecDeque<Pending>,
-    /// The number of those that may be pending until they are looked through again.
+    /// The number of pending questions at which they are examined again.
     patience: usize,
 }
 
 impl Chosen {
-    /// Returns the ticket of an access to these pieces, whose bytes will be known.
+    /// Returns a ticket for an access to these pieces, whose bytes will be reported.
     pub(super) fn enter(&mut self, pieces: Pieces) -> Ticket {
         self.hear();
         self.last += 1;
@@ -160,7 +162,7 @@ impl Chosen {
         ticket
     }
 
-    /// Takes in what host functions have said.
+    /// Processes the reports of host functions.
     pub(super) fn hear(&mut self) {
         let said = std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner));
         for Touched { ticket, parts } in said {
@@ -178,26 +180,26 @@ impl Chosen {
                     None => known.push((piece.object, within.collect())),
                 }
             }
-            // Pieces of one object may come in any order.
+            // The pieces of one object may be in any order.
             known.iter_mut().for_each(|(_, ranges)| ranges.sort_unstable());
             self.ranges += known.iter().map(|(_, ranges)| ranges.len()).sum::<usize>();
             access.known = Some(known);
         }
     }
 
-    /// Adds a question. Returns whether it is time to look for answers.
+    /// Adds a question. Returns whether the questions should be examined now.
     pub(super) fn ask(&mut self, pending: Pending) -> bool {
         self.pending.push_back(pending);
         self.pending.len() > self.patience.max(64)
     }
 
-    /// Says how many questions are left: it is time again when there are twice as many.
+    /// Replaces the pending questions by those that are still open; the next examination is due when there are twice as many.
     pub(super) fn left(&mut self, pending: VecDeque<Pending>) {
         self.patience = (2 * pending.len()).min(PENDING);
         self.pending = pending;
     }
 
-    /// Returns the oldest of too many questions.
+    /// Returns the oldest question if there are too many.
     pub(super) fn excess(&mut self) -> Option<Pending> {
         if self.pending.len() > PENDING { self.pending.pop_front() } else { None }
     }
@@ -224,7 +226,7 @@ impl Chosen {
         Answer::No
     }
 
-    /// Returns the ranges of an object that an access touched, as far as they meet one.
+    /// Returns the ranges of an object that an access touched and that overlap the given range.
     fn ranges(&self, ticket: Ticket, object: ObjectId, (start, end): (u64, u64)) -> &[(u64, u64)] {
         let known = self.accesses.get(&ticket).and_then(|access| access.known.as_ref());
         let ranges = known.and_then(|known| known.iter().find(|(other, _)| *other == object));
@@ -262,10 +264,10 @@ impl Chosen {
     }
 }
 
-/// A question was too long.
+/// The error of a question with too many pieces.
 struct TooMany;
 
-/// Returns what is in both of two lists of sorted ranges.
+/// Returns the intersection of two lists of sorted ranges.
 fn intersection(a: &[(u64, u64)], b: &[(u64, u64)]) -> Ranges {
     let (mut i, mut j, mut both) = (0, 0, Ranges::new());
     while i < a.len() && j < b.len() {
@@ -282,7 +284,7 @@ fn intersection(a: &[(u64, u64)], b: &[(u64, u64)]) -> Ranges {
     both
 }
 
-/// Returns the first bytes of a range that are in none of some ranges, sorted by their beginnings.
+/// Returns the first bytes of a range that are outside all of some ranges, which are sorted by their beginnings.
 fn first_outside((mut start, end): (u64, u64), ranges: &[(u64, u64)]) -> Option<(u64, u64)> {
     for &(from, past) in ranges {
         if from > start {

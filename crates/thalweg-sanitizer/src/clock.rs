@@ -1,11 +1,11 @@
-//! Vector clocks: what each thread and stream knows of the work of others.
+//! Vector clocks: the work of others that each thread and stream is known to come after.
 //!
 //! Everything that does work in an order of its own is a *strand*: a stream, a host thread, a chain of nodes of an executable
-//! graph. Every piece of work has a number, and numbers only grow, over all strands. A [`Clock`] says of each strand up to
-//! which number its work is known to come before: work `n` of strand `s` comes before an actor whose clock has with `s` at `n` or
-//! above. So one number and one strand name a piece of work (an *epoch*), and asking about it is one look at a clock.
+//! graph. Every piece of work has a number, and numbers only grow, over all strands. A [`Clock`] stores for each strand the
+//! number up to which its work is known to come before: work `n` of strand `s` comes before an actor whose clock is at least `n`
+//! for `s`. So one number and one strand identify a piece of work (an *epoch*), and a query is one look-up in a clock.
 
-/// Something that works in an order of its own.
+/// An actor that works in an order of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Strand(pub(super) u32);
 
@@ -15,12 +15,12 @@ impl Strand {
     }
 }
 
-/// Up to which number the work of each strand is known. Strands that are not mentioned are not known at all.
+/// The number up to which the work of each strand is known. Strands that are not listed are not known at all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// Returns up to which number the strand's work is known; 0 for nothing.
+    /// Returns the number up to which the strand's work is known; 0 if none is.
     pub(super) fn of(&self, strand: Strand) -> u64 {
         self.0.get(strand.index()).copied().unwrap_or(0)
     }
@@ -30,7 +30,7 @@ impl Clock {
         self.of(strand) >= number
     }
 
-    /// Learns of a strand's work up to a number.
+    /// Adds a strand's work up to a number.
     pub(super) fn learn(&mut self, strand: Strand, number: u64) {
         if self.0.len() <= strand.index() {
             self.0.resize(strand.index() + 1, 0);
@@ -39,7 +39,7 @@ impl Clock {
         *known = number.max(*known);
     }
 
-    /// Learns all that another clock knows.
+    /// Adds everything that another clock covers.
     pub(super) fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);

@@ -1,12 +1,12 @@
-//! Collectives: which parts meet, and what that orders.
+//! Collectives: which parts belong together, and the order that results.
 //!
-//! A part is work of its stream, judged with what that stream knows when the part is submitted. When the last part of a
-//! collective is submitted, the streams of the ranks that receive data learn what the streams of those that gave it knew before
-//! theirs: not the parts themselves, since a rank goes on when its own is done.
+//! A part is work of its stream, and is checked against the clock that the stream has when the part is submitted. When the last
+//! part of a collective is submitted, the streams of the receiving ranks learn the clocks that the sending ranks' streams had
+//! before their parts. They do not learn of the parts themselves, since a rank continues when its own part is done.
 //!
-//! Until then the order is not there yet, though it will be. Races between what follows an early part and work of the ranks
-//! that have not come are therefore not reported in the meantime. What an event carried away from an early rank's stream in
-//! that time does not learn of the order later.
+//! Before that, the order does not exist yet, although it will. So races between work after an early part and work of the ranks
+//! that have not arrived are not reported in the meantime. An event that was recorded on an early rank's stream in that time does
+//! not learn of the order later.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -22,11 +22,11 @@ use super::touch::Manner;
 /// The communicators that the program has made.
 #[derive(Default)]
 pub(super) struct Communicators {
-    /// Communicator and rank of each handle.
+    /// The communicator and the rank of each handle.
     ranks: FxHashMap<u64, (u64, u32)>,
     all: FxHashMap<u64, Communicator>,
     by_id: FxHashMap<CommunicatorId, u64>,
-    /// The parts of splits that some of their ranks have, by communicator, number and ranks.
+    /// The splits that only some of their ranks have called, by communicator, number and ranks.
     by_split: FxHashMap<(u64, u64, Vec<u32>), u64>,
     made: u64,
 }
@@ -34,13 +34,13 @@ pub(super) struct Communicators {
 struct Communicator {
     /// The device of each rank, `None` until it joins.
     devices: Vec<Option<u32>>,
-    /// The number of collectives that each rank was given.
+    /// The number of collectives that each rank has submitted.
     calls: Vec<u64>,
     /// The number of splits that each rank has called.
     splits: Vec<u64>,
     /// The number of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
-    /// The meetings to which some ranks have come, and others not.
+    /// The collectives that some ranks have submitted, and others have not.
     open: FxHashMap<Key, Vec<Option<Seat>>>,
 }
 
@@ -57,7 +57,7 @@ impl Communicator {
     }
 }
 
-/// The key by which parts meet.
+/// The key by which parts are matched.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     All(u64),
@@ -70,7 +70,7 @@ struct Seat {
     operation: CollectiveOperation,
     stream: StreamId,
     number: u64,
-    /// The work that it comes after.
+    /// The work that the part comes after.
     entry: Clock,
 }
 
@@ -81,7 +81,7 @@ impl Communicators {
         self.ranks.extend((0..).zip(handles).map(|(rank, handle)| (handle.raw(), (self.made, rank))));
     }
 
-    /// Takes in a rank that joined by itself.
+    /// Adds a rank that joined with an identifier.
     pub(super) fn join(
         &mut self,
         id: &CommunicatorId,
@@ -100,7 +100,8 @@ impl Communicators {
         self.ranks.insert(handle.raw(), (communicator, rank));
     }
 
-    /// Takes in that a rank has split a communicator: into a part of these ranks, with this handle of its own, if it is in one.
+    /// Notes that a rank has split a communicator into parts. If the rank is in a part, it has these ranks, and a handle of its
+    /// own.
     pub(super) fn split(
         &mut self,
         own: CommunicatorHandle,
@@ -135,13 +136,13 @@ impl Communicators {
         }
     }
 
-    /// Returns what a part touches.
+    /// Returns the memory that a part touches.
     pub(super) fn accesses(&self, call: &Collective) -> Option<[Access; 2]> {
         let (communicator, rank) = self.ranks.get(&call.communicator.raw())?;
         call.accesses(*rank, self.all.get(communicator)?.devices.len() as u32)
     }
 
-    /// Takes a part in. All parts of its meeting, if this was the last.
+    /// Adds a part. Returns all parts of its collective, if this was the last.
     fn seat(&mut self, handle: CommunicatorHandle, seat: Seat) -> Option<Vec<Seat>> {
         let (communicator, _) = self.ranks.get(&handle.raw())?;
         let communicator = self.all.get_mut(communicator)?;
@@ -171,7 +172,7 @@ impl Communicators {
 }
 
 impl Model {
-    /// Notes a group of parts on streams that do not capture, and what they touch.
+    /// Notes a group of parts on streams that do not capture, and the memory that they touch.
     pub(super) fn collectives(&mut self, group: &[(&Collective, StreamId)], host: HostId) {
         let mut entries: SmallVec<[(StreamId, Clock); 4]> = SmallVec::new();
         for &(call, id) in group {
@@ -183,7 +184,7 @@ impl Model {
             if is_first {
                 entries.push((id, entry.clone()));
             }
-            // The parts of a group on one stream are not ordered: each but the first is a strand of its own.
+            // The parts of a group on one stream are not ordered: each part except the first is a strand of its own.
             let number = self.next();
             let own = self.streams[id as usize].strand;
             let strand = if is_first { own } else { self.strand(Actor::Stream(id)) };
@@ -227,8 +228,8 @@ impl Model {
         }
     }
 
-    /// Returns whether a collective that is still open may put one of two pieces of work before the other: one follows a part,
-    /// and the other is work of a device whose rank has not come to it.
+    /// Returns whether a collective that is still open may order one of two pieces of work before the other: one follows a part,
+    /// and the other is work of a device whose rank has not submitted its part.
     pub(super) fn may_yet_be_ordered(&self, first: &Mark, second: &Mark) -> bool {
         let stream = |mark: &Mark| match self.actors[mark.strand.index()] {
             Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(stream),

@@ -1,7 +1,7 @@
-//! The [`Driver`] of the sanitizer: each call goes to the driver inside, and what it means goes to the model.
+//! The [`Driver`] of the sanitizer: each call is passed to the inner driver, and its meaning to the model.
 //!
-//! The model is not locked while the driver inside works: calls that wait would keep all other threads out. Calls that hand
-//! something out enter the model afterwards, calls that give something up leave it beforehand and come back if the driver
+//! The model is not locked while the inner driver works, because calls that wait would block all other threads. Calls that create
+//! something enter it into the model afterwards. Calls that destroy something remove it beforehand, and restore it if the driver
 //! refuses.
 
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Driver for SanitizerDriver {
         Some(&*self.inner)
     }
 
-    // What is not here orders nothing and touches nothing, and goes to the driver inside.
+    // Calls that are not listed here order nothing and touch nothing, and are passed to the inner driver.
 
     fn version(&self) -> Version {
         self.inner.version()
@@ -97,7 +97,7 @@ impl Driver for SanitizerDriver {
         stream: thalweg_driver::ExternalStream,
     ) -> Result<StreamHandle> {
         let wrapped = self.inner.stream_from_external(device, stream)?;
-        // The legacy stream has ties even where it was not asked for by name.
+        // The legacy stream synchronises with others even if its handle was never requested.
         self.default_stream(device)?;
         self.enter_stream(device, wrapped, stream.cuda_stream() <= 1 && stream.context().is_none());
         Ok(wrapped)
@@ -121,7 +121,7 @@ impl Driver for SanitizerDriver {
         self.arrive();
         let label = take_label();
         self.inner.stream_wait_event(stream, event)?;
-        // In a capture the driver knows what the next node depends on.
+        // In a capture the driver knows the dependencies of the next node.
         if self.capture_of(stream) == 0 {
             let host = self.host();
             let mut model = self.lock();
@@ -270,7 +270,7 @@ impl Driver for SanitizerDriver {
         let pointer = self.inner.ipc_open(device, handle)?;
         let mut model = self.lock();
         let known = model.exported.get(&handle.0).copied();
-        // Memory of another process is of unknown size: it counts as elsewhere.
+        // Memory of another process has an unknown size: it counts as outside.
         if let Some((object, serial)) = known
             && let Some(bytes) = model.space.bytes_of(object, serial)
         {
@@ -396,7 +396,7 @@ impl Driver for SanitizerDriver {
         if let (true, Some(mut frontier)) = (is_over, frontier) {
             let host = self.host();
             let mut model = self.lock();
-            // What the stream was given before, and the copy itself.
+            // All work that was submitted to the stream before, and the copy itself.
             if let Some(id) = model.stream(stream) {
                 let stream = &model.streams[id as usize];
                 frontier.learn(stream.strand, stream.clock.of(stream.strand));

@@ -1,7 +1,7 @@
-//! [`Finding`]: what a checker says, for people who have never read this code.
+//! [`Finding`]: the report of a checker, for readers who have never read this code.
 //!
-//! A finding names two accesses, the memory's history, the order that is missing and one call that would add it. Its text is at
-//! most [`WIDTH`] columns wide.
+//! A finding names two accesses, the memory's history, the missing order and one call that would add it. Its text is at most
+//! [`WIDTH`] columns wide.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use thalweg_driver::{AccessMode, Label, SourceLine};
 /// The width of a report, in columns.
 pub const WIDTH: usize = 100;
 
-/// A place in the program that work comes from.
+/// The place in the program that submits work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Site {
-    /// The operator (`add`), or the driver's call where none was named.
+    /// The operator (`add`), or the driver's call if no operator was named.
     pub operator: &'static str,
-    /// The line of source, where it is known.
+    /// The source line, if it is known.
     pub location: Option<SourceLine>,
 }
 
@@ -39,36 +39,36 @@ impl fmt::Display for Site {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// Two accesses to the same bytes, one of them a write, and nothing says which comes first.
+    /// Two accesses to the same bytes, one of them a write, are not ordered.
     Race,
     /// Memory is used on a stream that does not wait for the allocation.
     UseBeforeAllocation,
-    /// Memory is used after it was given back.
+    /// Memory is used after it was freed.
     UseAfterFree,
-    /// Memory is given back in stream order, and a use of it may come later.
+    /// Memory is freed in stream order, and a use of it may come later.
     FreeBeforeLastUse,
     /// The driver's memory is unmapped or closed while work that uses it may be under way.
     UnmapInUse,
-    /// An allocator gave memory out again before the last use by its former owner was over.
+    /// An allocator reused memory before the last use by its former owner was complete.
     ReuseBeforeLastUse,
-    /// An allocator gave out memory that is still held.
+    /// An allocator handed out memory that is still held.
     OverlappingBlocks,
-    /// Memory was given back while another stream's work may use it, and the allocator was not told of that stream.
+    /// Memory was freed while another stream's work may use it, and that use was not recorded with the allocator.
     MissingRecord,
-    /// The allocator was told of a use by another stream before the last such use.
+    /// A use by another stream was recorded with the allocator before the last such use.
     EarlyRecord,
-    /// A graph uses memory that was given back since it was captured.
+    /// A graph uses memory that was freed after the capture.
     StaleGraphInput,
     /// Memory that only a graph writes is read before the graph was ever launched.
     OutputBeforeLaunch,
     /// Bytes are read that were never written since they were allocated.
     Uninitialised,
-    /// A command touches bytes beside the block that it uses.
+    /// A command touches bytes outside the block that it uses.
     OutOfBounds,
 }
 
 impl FindingKind {
-    /// Returns what it is called in reports.
+    /// Returns the title of the kind in reports.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Race => "data race",
@@ -88,74 +88,75 @@ impl FindingKind {
     }
 }
 
-/// One of the two pieces of work that a finding is about.
+/// One of the two pieces of work of a finding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Work {
-    /// The place that it comes from.
+    /// The place that submitted the work.
     pub site: Site,
-    /// The graph launch that it was part of.
+    /// The graph launch that the work was part of.
     pub launch: Option<Site>,
-    /// The call of the program that it was part of, where that is another: a backward pass, say. See [`within`](thalweg_driver::within).
+    /// The call of the program that the work was part of, if that is a different call: a backward pass, say. See
+    /// [`within`](thalweg_driver::within).
     pub within: Option<Site>,
-    /// The way in which it touches the memory; `None` for work that does not (an allocation, a free).
+    /// The way in which the work touches the memory; `None` for work that does not (an allocation, a free).
     pub mode: Option<AccessMode>,
-    /// The first address that it touches.
+    /// The first address that the work touches.
     pub start: u64,
-    /// The number of bytes that it touches.
+    /// The number of bytes that the work touches.
     pub bytes: u64,
-    /// Whether it touches some of them only, and which is not known.
+    /// Whether the work touches only some of them, and it is not known which.
     pub is_some: bool,
-    /// The stream, host thread or graph that it is part of.
+    /// The stream, host thread or graph that the work is part of.
     pub actor: String,
-    /// Its number among all the program's work, in the order of submission.
+    /// The number of the work among all the program's work, in the order of submission.
     pub number: u64,
 }
 
 /// The history of the memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct History {
-    /// The first address and the bytes of the allocation or block.
+    /// The first address and the size in bytes of the allocation or block.
     pub range: Option<(u64, u64)>,
-    /// The place where it was allocated, and for which stream.
+    /// The place where the memory was allocated, and the stream that it was allocated for.
     pub allocated: Option<(Site, String)>,
-    /// Each `record_stream` and `record_use` that it had, with the stream.
+    /// Each `record_stream` and `record_use` of the memory, with the stream.
     pub recorded: Vec<(Site, String)>,
-    /// The place where it was freed.
+    /// The place where the memory was freed.
     pub freed: Option<Site>,
 }
 
-/// One thing that is wrong with a program, said once per run.
+/// One error in a program, reported once per run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
     /// The kind of the finding.
     pub kind: FindingKind,
-    /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range, and
-    /// nothing has said which.
+    /// Whether the finding is certain. If not, it is only possible, because one of the two accesses is only known to touch some
+    /// bytes of a range, which were not reported.
     pub is_certain: bool,
-    /// Whether another host thread knows that the first is over, and may have told the one that submitted the second: by a
-    /// mutex, a channel or a flag that the sanitizer was not told of. Then it is not certain either.
+    /// Whether another host thread has seen the first complete, and may have notified the one that submitted the second: by a
+    /// mutex, a channel or a flag that the sanitizer cannot observe. Then the finding is not certain either.
     pub is_between_threads: bool,
-    /// The work that came first in the order of submission, where there are two.
+    /// The work that came first in the order of submission, if there are two.
     pub first: Option<Work>,
-    /// The work at which it showed.
+    /// The work at which the error was detected.
     pub second: Work,
     /// The first address and the number of the bytes that both touch.
     pub range: (u64, u64),
     /// The history of the memory.
     pub history: History,
-    /// The places where the streams were made that it names, as far as that is known.
+    /// The names of the streams in the finding, with the places where they were made, as far as these are known.
     pub streams: Vec<(String, Site)>,
-    /// The order that is missing, in one sentence.
+    /// The missing order, in one sentence.
     pub missing: String,
-    /// The one call that would add it, and where it goes.
+    /// The one call that would add the order, and the place for it.
     pub advice: String,
 }
 
 impl Finding {
-    /// Returns whether it is no more than possible: two commands touch some rows each that data chooses, and nothing has said
-    /// whether they are the same ones; or one thread has seen the first complete, and may have told the other so by means that
-    /// the sanitizer does not see.
+    /// Returns whether the finding is only possible. Either two commands touch rows that are chosen by data, and it was not
+    /// reported whether these are the same rows; or one thread has seen the first complete, and may have notified the other by
+    /// means that the sanitizer does not see.
     pub fn is_possible(&self) -> bool {
         !self.is_certain
     }

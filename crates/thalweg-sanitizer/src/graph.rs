@@ -1,9 +1,9 @@
-//! Captured work: nodes as they were captured, and the chains that an executable is cut into.
+//! Captured work: nodes as they were captured, and the chains that an executable is divided into.
 //!
-//! What a node depends on is learned from the driver, which knows (`stream_capture_info` before and after each captured call),
-//! so that the rules of capture need not be known here. At a launch the nodes are checked as if they were submitted then. Nodes
-//! of one chain follow one another, so a chain is one strand; it keeps its strand from launch to launch, since the launches of
-//! an executable follow one another too.
+//! The dependencies of a node are learned from the driver (`stream_capture_info` before and after each captured call), so that
+//! the rules of capture need not be implemented here. At a launch the nodes are checked as if they were submitted then. The nodes
+//! of a chain are ordered, so a chain is one strand. It keeps its strand from launch to launch, since the launches of an
+//! executable are ordered too.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use super::site::SiteId;
 /// The owner of memory that a captured access touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
-    /// The block that held the bytes; 0 for none.
+    /// The block that contained the bytes; 0 for none.
     pub(super) block: BlockId,
-    /// The object behind the address.
+    /// The serial number of the object at the address.
     pub(super) serial: u64,
     /// Whether the graph's own pool keeps the memory: it was allocated in the capture.
     pub(super) is_kept: bool,
@@ -36,23 +36,23 @@ pub(super) struct Captured {
 /// The work of a node.
 #[derive(Clone, Debug)]
 pub(super) enum NodeWork {
-    /// It touches memory, or nothing.
+    /// Touches these bytes of memory, or nothing.
     Accesses(Vec<Captured>),
-    /// It allocates memory of the graph.
+    /// Allocates memory of the graph.
     Allocate { start: u64, bytes: u64 },
-    /// It frees it.
+    /// Frees memory of the graph.
     Free { start: u64 },
-    /// It runs one of these graphs. In an executable they are in front of it, and the node does nothing more.
+    /// Runs one of these graphs. In an executable their nodes are inserted before this node, which does nothing more.
     Bodies(SmallVec<[GraphHandle; 2]>),
 }
 
 /// A captured call.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
-    /// Indices into the graph's nodes, all smaller than its own.
+    /// Indices into the graph's nodes, all smaller than the node's own.
     pub(super) predecessors: SmallVec<[u32; 2]>,
     pub(super) site: SiteId,
-    /// The call that it was captured in, where that is another; 0 for none.
+    /// The call that the node was captured in, if that is a different call; 0 for none.
     pub(super) within: SiteId,
     pub(super) work: NodeWork,
 }
@@ -79,7 +79,7 @@ impl Graph {
     }
 }
 
-/// The place where a node is in its chain.
+/// The position of a node in its chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPosition {
     pub(super) chain: u32,
@@ -89,22 +89,22 @@ pub(super) struct ChainPosition {
 
 /// An executable graph.
 pub(super) struct Executable {
-    /// The capture that built the graph that it was instantiated from.
+    /// The capture of the graph that the executable was instantiated from.
     pub(super) capture: u64,
     pub(super) nodes: Vec<Node>,
-    /// Its nodes by the names that they have in that graph.
+    /// The indices of the executable's nodes, by their handles in that graph.
     pub(super) names: FxHashMap<GraphNodeHandle, u32>,
     pub(super) places: Arc<[ChainPosition]>,
-    /// One a chain.
+    /// The strands of the chains.
     pub(super) strands: SmallVec<[Strand; 2]>,
-    /// The end of the last launch, which comes before the next.
+    /// The end of the last launch, which comes before the next launch.
     pub(super) last: Clock,
 }
 
-/// Cuts a graph into chains, and says how many there are.
+/// Divides a graph into chains, and returns the position of each node and the number of chains.
 pub(super) fn chains(nodes: &[Node]) -> (Vec<ChainPosition>, u32) {
     let mut places: Vec<ChainPosition> = Vec::with_capacity(nodes.len());
-    // The chain that a node is the last of.
+    // For each node that is the last of a chain, that chain.
     let mut ends: FxHashMap<u32, u32> = FxHashMap::default();
     let mut count = 0;
     for (index, node) in nodes.iter().enumerate() {

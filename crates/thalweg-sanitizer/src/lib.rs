@@ -1,38 +1,40 @@
-//! The sanitizer: a [`Driver`] around any other that finds races, lifetime bugs and reads of nothing.
+//! The sanitizer: a [`Driver`] that wraps any other and finds races, lifetime bugs and reads of uninitialised memory.
 //!
-//! [`SanitizerDriver`] forwards every call to a driver, simulated or real, and keeps a model of its own of what the program has
-//! ordered. It works when work is *submitted*: every order that CUDA promises is known then, so what it finds does not depend on
-//! how the device happens to run things. It shares no code with the simulator: it must not repeat the simulator's mistakes.
+//! [`SanitizerDriver`] forwards every call to a driver, simulated or real, and keeps a model of the orders that the program has
+//! established. It checks work when it is *submitted*: every order that CUDA guarantees is known then, so its findings do not
+//! depend on how the device happens to run the work. It shares no code with the simulator, so that it does not repeat the
+//! simulator's mistakes.
 //!
-//! # What orders work
-//! A stream's own order; the record of an event and the waits that found it; what a host thread has seen complete
-//! (synchronisation, queries that answered `true`, blocking copies, calls that wait for the device) and whatever it submits
-//! afterwards; the ties between the legacy default stream and blocking streams; the edges of a graph, its place in the launching
-//! stream, and the launches of one executable, which follow one another; the data of collectives, which a rank receives after
-//! what its givers did before. Nothing else does.
+//! # Sources of order
+//! The order of a stream; the record of an event and the waits for that record; everything that a host thread has seen complete
+//! (synchronisation, queries that returned `true`, blocking copies, calls that wait for the device) before everything that it
+//! submits afterwards; the implicit synchronisation between the legacy default stream and blocking streams; the edges of a graph,
+//! its place in the launching stream, and the order of the launches of one executable; the data of collectives, which a rank
+//! receives after the earlier work of the senders. Nothing else orders work.
 //!
 //! # What it finds
-//! Each [`FindingKind`] is explained in `docs/simulator.md`. For what the driver cannot see (blocks of a caching allocator, host
-//! threads that wait for one another) it learns through [`Instrument`].
+//! Each [`FindingKind`] is explained in `docs/simulator.md`. [`Instrument`] reports what the driver cannot see (blocks of a
+//! caching allocator, host threads that wait for one another).
 //!
-//! # How it is built
-//! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
+//! # Modules
+//! - `clock`: vector clocks. `shadow`: the state of every byte. `space`: the mapping from addresses to bytes, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
-//! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `threads`: which thread is which
-//!   host. `touch`: accesses. `chosen`: bytes that data chooses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
-//! - `collective`: which parts meet. `told`: programs that do not go through this driver.
-//! - `finding` is the report, `report` writes it. `driver` is the trait, thin; `calls` is what its methods share.
+//! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `threads`: host threads and their clocks.
+//!   `touch`: accesses. `chosen`: bytes chosen by data. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`:
+//!   captured work.
+//! - `collective`: parts of collectives and their order. `told`: programs that submit work past this driver.
+//! - `finding` is the report, `report` writes it. `driver` implements the trait, thinly; `calls` has what its methods share.
 //!
-//! `model` is the hub of the one circle of modules: it holds what `blocks`, `bodies`, `collective` and `report` keep, and they, as
-//! `touch`, change it.
+//! `model` is the hub of the only circle of modules: it contains the state of `blocks`, `bodies`, `collective` and `report`, and
+//! these and `touch` change it.
 //!
-//! Memory is bounded by the layout of the program's memory: of each byte the last write is remembered, and those reads since
-//! which do not come before another of them.
+//! The sanitizer's memory is bounded by the layout of the program's memory: for each byte it remembers the last write, and those
+//! later reads that do not come before another of them.
 //!
 //! # What it does not do
-//! It sees no races between threads of one kernel, and believes the accesses that a launch declares. Memory that is imported
-//! twice under two handles counts as two. An order that a program makes by other means than the driver's calls (a flag in
-//! memory that a kernel spins on) is not seen.
+//! The sanitizer sees no races between threads of one kernel, and trusts the accesses that a launch declares. Memory that is
+//! imported twice under two handles counts as two. An order that a program establishes by other means than the driver's calls (a
+//! flag in memory that a kernel spins on) is not seen.
 
 #![forbid(unsafe_code)]
 
@@ -76,29 +78,29 @@ use self::model::Model;
 pub use self::told::Completed;
 pub use thalweg_driver::SourceLine;
 
-/// A driver that checks what it is asked to do. See the [module](self).
+/// A driver that checks the calls it forwards. See the [module](self).
 ///
-/// Calls answer as the driver inside answers. Findings are collected, each once, and do not fail a call unless
-/// [`fail_on_findings`](Self::fail_on_findings) says so.
+/// Calls return the results of the inner driver. Findings are collected, each once, and do not fail a call unless
+/// [`fail_on_findings`](Self::fail_on_findings) is set.
 pub struct SanitizerDriver {
     inner: Arc<dyn Driver>,
     model: Arc<Mutex<Model>>,
-    /// The number of captures that are under way.
+    /// The number of captures under way.
     captures: AtomicUsize,
     fails: AtomicBool,
-    /// Whether host functions say which bytes data chooses.
+    /// Whether host functions report the bytes chosen by data.
     speaks: AtomicBool,
 }
 
 thread_local! {
     /// The label of the next call without one.
     static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
-    /// The place where the thread is in a program that tells of its work.
+    /// The position of the thread in a program that reports its work.
     static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
 impl SanitizerDriver {
-    /// Returns a sanitizer around a driver. What happened before it is unknown to it, so put it there before the first call.
+    /// Returns a sanitizer that wraps a driver. It does not know what happened before, so wrap the driver before the first call.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
         Arc::new(Self {
             model: Arc::new(Mutex::new(Model::new(inner.device_count()))),
@@ -109,36 +111,37 @@ impl SanitizerDriver {
         })
     }
 
-    /// Sets whether a call at which something is found answers [`Code::Finding`], with the report. The driver has done what it
-    /// was asked for all the same.
+    /// Sets whether a call that causes a finding returns [`Code::Finding`], with the report. The driver has executed the call all
+    /// the same.
     pub fn fail_on_findings(&self, fails: bool) {
         self.fails.store(fails, Ordering::Relaxed);
     }
 
-    /// Looks up the line of the program at which each block is freed from now on, for reports of what comes later. This takes
-    /// milliseconds each time; without it, the line of a drop is known where something is wrong with the drop itself.
+    /// Enables or disables looking up the line of the program at which each block is freed, for later reports. This takes
+    /// milliseconds each time; without it, the line of a drop is known only if something is wrong with the drop itself.
     pub fn trace_drops(&self, traces: bool) {
         self.lock().traces_drops = traces;
     }
 
-    /// Counts all host threads as one that is not introduced: for programs whose threads tell each other what the sanitizer does not
-    /// hear of. Say so before the first call.
+    /// Treats all host threads as one unregistered thread. Use this when threads synchronise in ways that the sanitizer cannot
+    /// observe. Call it before the first driver call.
     pub fn count_threads_as_one(&self) {
         self.lock().threads_are_one = true;
     }
 
-    /// Returns what was found so far, each once: in order, but for what depends on bytes that data chooses, which is found when the
-    /// work has run. Races of work that has not run yet may be none ([`Finding::is_possible`]), and come last.
+    /// Returns the findings so far, each once, in order. Those that depend on bytes chosen by data are found when the work has
+    /// run. Possible races of work that has not run yet ([`Finding::is_possible`]) come last.
     pub fn findings(&self) -> Vec<Finding> {
         self.lock().found()
     }
 
-    /// Calls `observer` with each finding, as it is found. It is called while the sanitizer is locked: it must not call the driver.
+    /// Calls `observer` with each finding, when it is found. It is called while the sanitizer is locked, so it must not call the
+    /// driver.
     pub fn on_finding(&self, observer: impl Fn(&Finding) + Send + Sync + 'static) {
         self.lock().findings.observer = Some(Box::new(observer));
     }
 
-    /// Returns the driver inside.
+    /// Returns the inner driver.
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
     }
@@ -147,7 +150,7 @@ impl SanitizerDriver {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the end of a call: its answer, or what was found since there were `before` findings.
+    /// Returns the result of a call: its value, or the first finding since there were `before` findings.
     fn answer<T>(&self, model: &Model, before: usize, call: &'static str, value: T) -> Result<T> {
         match model.findings.list.get(before) {
             Some(finding) if self.fails.load(Ordering::Relaxed) => {
@@ -157,11 +160,11 @@ impl SanitizerDriver {
         }
     }
 
-    /// Returns the accesses of a launch with a ticket for each whose bytes data chooses; `None` where there is none, or where it
-    /// will not be known which bytes they are.
+    /// Returns the accesses of a launch with a ticket for each whose bytes are chosen by data; `None` if there is no such access,
+    /// or if the bytes will not be reported.
     fn with_tickets(&self, stream: StreamHandle, accesses: &[Access]) -> Option<SmallVec<[Access; 4]>> {
         let is_chosen = |access: &Access| matches!(access.touch, Touch::Chosen { .. });
-        // A launch of a graph runs what was captured once, many times.
+        // A launch of a graph runs the captured work many times.
         if !accesses.iter().any(is_chosen)
             || !self.speaks.load(Ordering::Relaxed)
             || self.capture_of(stream) != 0
@@ -173,14 +176,14 @@ impl SanitizerDriver {
         for access in &mut accesses {
             if let Touch::Chosen { ticket, .. } = &mut access.touch {
                 let pieces = model.space.translate(access.start, access.bytes);
-                // Before the work can run, and say what it is asked.
+                // Before the work can run and report its bytes.
                 *ticket = model.chosen.enter(pieces);
             }
         }
         Some(accesses)
     }
 
-    /// Returns the capture that a stream takes part in, if any is under way; 0 for none.
+    /// Returns the capture that a stream takes part in; 0 for none.
     fn capture_of(&self, stream: StreamHandle) -> u64 {
         if self.captures.load(Ordering::Acquire) == 0 {
             return 0;
@@ -201,7 +204,7 @@ impl fmt::Debug for SanitizerDriver {
     }
 }
 
-/// Returns the label that was left for the next call without one.
+/// Returns the label that was set for the next call without one.
 fn take_label() -> Option<Label> {
     LABEL.take()
 }
@@ -272,7 +275,7 @@ impl Instrument for SanitizerDriver {
     }
 
     fn host_acquire(&self, clock: &HostClock) {
-        // A clock of another kind comes from another driver, and says nothing here.
+        // A clock of another type comes from another driver, and has no meaning here.
         let Some(clock) = clock.0.downcast_ref::<Clock>() else { return };
         let host = self.host();
         self.lock().tell(host, clock);

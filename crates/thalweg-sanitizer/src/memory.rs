@@ -1,4 +1,4 @@
-//! Memory that comes and goes by calls of the driver.
+//! Memory that is allocated and freed by calls of the driver.
 
 use smallvec::SmallVec;
 use thalweg_driver::{AccessMode, ShareableHandle};
@@ -20,7 +20,7 @@ impl Model {
         self.space.map(start, bytes, object, 0);
     }
 
-    /// Takes away the memory that is mapped at an address, and remembers that it was there.
+    /// Removes the memory that is mapped at an address, and remembers that it was there.
     pub(super) fn depart(&mut self, start: u64, freed: SiteId) -> Taken {
         match self.space.starting_at(start) {
             Some(mapping) => self.depart_range(start, mapping.end, freed),
@@ -28,7 +28,7 @@ impl Model {
         }
     }
 
-    /// Takes away what is mapped in a range.
+    /// Removes everything that is mapped in a range.
     pub(super) fn depart_range(&mut self, start: u64, end: u64, freed: SiteId) -> Taken {
         let taken = self.space.take(start, end);
         for mapping in &taken {
@@ -38,7 +38,7 @@ impl Model {
         taken
     }
 
-    /// Notes whether the driver has released the memory.
+    /// Notes whether the driver has released the memory, and restores the mappings if it has not.
     pub(super) fn departed(&mut self, taken: Taken, is_done: bool) {
         if !is_done {
             return self.space.restore(taken);
@@ -56,7 +56,7 @@ impl Model {
         }
     }
 
-    /// Returns the object behind a handle that was opened, kept once more, if it was given away here.
+    /// Returns the object of a handle that was opened, with one more reference, if it was exported here.
     pub(super) fn opened(&mut self, handle: &ShareableHandle) -> Option<ObjectId> {
         let &(object, serial) = self.given_away.get(&Shared::of(handle)?)?;
         self.space.bytes_of(object, serial)?;
@@ -64,7 +64,7 @@ impl Model {
         Some(object)
     }
 
-    /// Checks whether the host has seen all work complete that uses a range, which is about to be unmapped.
+    /// Checks whether the host has seen all work complete that uses a range which is about to be unmapped.
     pub(super) fn check_unmap(&mut self, start: u64, bytes: u64, host: HostId, site: SiteId) {
         if self.stands_still {
             return;
@@ -75,7 +75,7 @@ impl Model {
         let mut found: SmallVec<[_; 4]> = SmallVec::new();
         self.marks(&pieces, |piece, first, end, mark, block| {
             let is_work = mark.kind == MarkKind::Command && piece.object != ELSEWHERE;
-            // The bytes may be mapped elsewhere too, and used there.
+            // The bytes may also be mapped at another address, and used there.
             let by_this_address = mark.start < start.saturating_add(bytes) && start < mark.start + mark.bytes;
             if is_work && by_this_address && !mark.is_before(&known) {
                 found.push((*piece, first, end, *mark, block));
@@ -107,8 +107,8 @@ impl Model {
         }
     }
 
-    /// Notes that stream-ordered memory exists from this piece of work on. In a graph that is launched again, what others
-    /// still do with the memory of the launch before must be over.
+    /// Notes that stream-ordered memory exists from this piece of work on. In a graph that is launched again, uses of the
+    /// previous launch's memory by other work must be complete.
     pub(super) fn given_out(&mut self, clock: &Clock, mark: Mark, start: u64, bytes: u64) {
         debug_assert!(mark.is_before(clock), "an actor knows of itself");
         let mark = Mark { start, bytes, mode: AccessMode::Write, ..mark };
@@ -121,7 +121,7 @@ impl Model {
             }
             let shadow = &mut self.space.object(piece.object).shadow;
             shadow.each(&Bytes::range(piece.start, piece.end), true, |Seen { first, end, state, .. }| {
-                // The address stays the graph's, no matter what gave up what a launch left there.
+                // The address stays the graph's, whichever call freed the memory that a launch left there.
                 let is_use = |other: &&Mark| matches!(other.kind, MarkKind::Command | MarkKind::Host);
                 let late = state.marks().filter(is_use).find(|other| !other.is_before(&known)).copied();
                 if let Some(other) = late {
@@ -143,7 +143,7 @@ impl Model {
         let bytes = mapping.end - start;
         let mark = Mark { start, bytes, mode: AccessMode::Write, kind: MarkKind::Free, ..mark };
         let (mut known, mut troubles) = (clock.clone(), Troubles::new());
-        // An allocator that saw a use complete may free behind it.
+        // An allocator that saw a use complete may free after it.
         known.join(&self.observed);
         for piece in self.space.translate(start, bytes) {
             let shadow = &mut self.space.object(piece.object).shadow;

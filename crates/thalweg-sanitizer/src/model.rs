@@ -1,9 +1,9 @@
-//! The sanitizer's model of a machine: streams, events and host threads with their clocks, and what orders what.
+//! The sanitizer's model of a machine: streams, events and host threads with their clocks, and the orders between them.
 //!
-//! The model works at submission. Every order that CUDA promises is known when a call is made, whatever the device does later,
-//! so nothing here depends on how the driver below schedules its work. Calls enter the model after the driver has accepted
-//! them; calls that give something up leave it before the driver hears of them, since another thread may get the same handle or
-//! address the moment that the driver is done.
+//! The model works at submission. Every order that CUDA guarantees is known when a call is made, whatever the device does later,
+//! so nothing here depends on how the driver below schedules its work. Calls enter the model after the driver has accepted them.
+//! Calls that destroy something are entered before the driver is called, since another thread may get the same handle or address
+//! as soon as the driver is done.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ use super::shadow::{Mark, MarkKind};
 use super::site::{SiteId, Sites};
 use super::space::{Shared, Space};
 
-/// The index of a host thread; 0 is the first that calls without being introduced.
+/// The index of a host thread; 0 is the first that makes a call without being registered.
 pub(super) type HostId = u32;
 
 /// The index of a stream.
@@ -30,13 +30,13 @@ pub(super) type StreamId = u32;
 pub(super) struct Host {
     pub(super) strand: Strand,
     pub(super) name: String,
-    /// The work that it knows of: its own, what it saw complete, and what other threads passed on to it.
+    /// The work that the thread knows of: its own, the work it saw complete, and the work that other threads passed on to it.
     pub(super) clock: Clock,
-    /// Counts the changes of the clock.
+    /// The number of changes of the clock.
     pub(super) version: u64,
-    /// Its place among all threads in the order of their making, where that is known.
+    /// The thread's position among all threads in the order of their creation, if that is known.
     pub(super) age: Option<u64>,
-    /// Whether it was not introduced: then only part of its order is seen.
+    /// Whether the thread was not registered: then only part of its order is seen.
     pub(super) is_attached: bool,
 }
 
@@ -47,15 +47,15 @@ pub(super) struct Stream {
     pub(super) name: String,
     pub(super) is_legacy: bool,
     pub(super) is_blocking: bool,
-    /// The work that its next command comes after.
+    /// The work that the stream's next command comes after.
     pub(super) clock: Clock,
-    /// The place where it was made; 0 if that was not said.
+    /// The place where the stream was made; 0 if it was not reported.
     pub(super) made: SiteId,
-    /// The last of its waits for each other stream, the latest last.
+    /// The last of the stream's waits for each other stream, the latest last.
     pub(super) waits: Vec<Wait>,
-    /// The host thread, at which version of its clock, that this stream knows already.
+    /// The host thread, and the version of its clock, that the stream's clock includes already.
     heard: (HostId, u64),
-    /// Handles that mean it.
+    /// The number of handles of the stream.
     handles: u32,
     cuda_stream: u64,
 }
@@ -83,11 +83,11 @@ pub(super) enum Actor {
     },
 }
 
-/// A wait of a stream for an event of another, where the program is known to have said so.
+/// A wait of a stream for an event of another, if the program is known to have requested it.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) earlier: StreamId,
-    /// The other's last work that it is for.
+    /// The last work of the other stream that the wait covers.
     pub(super) number: u64,
     pub(super) site: SiteId,
 }
@@ -95,11 +95,11 @@ pub(super) struct Wait {
 /// The latest record of an event.
 pub(super) enum Record {
     Live(Clock, StreamId),
-    /// In a capture: it orders nodes, and the driver tells us of those.
+    /// A record in a capture: it orders nodes, and the driver reports these.
     Captured,
 }
 
-/// All that the sanitizer knows.
+/// The complete state of the sanitizer.
 pub(super) struct Model {
     pub(super) sites: Sites,
     pub(super) actors: Vec<Actor>,
@@ -107,13 +107,13 @@ pub(super) struct Model {
     retired: Vec<(Strand, u64)>,
     pub(super) number: u64,
     pub(super) hosts: Vec<Host>,
-    /// Those that are not over, as far as one can see.
+    /// The threads that have not ended, as far as can be seen.
     pub(super) living: Vec<HostId>,
-    /// The number of threads that called without having been introduced.
+    /// The number of threads that made a call without being registered.
     pub(super) attached: u32,
-    /// The knowledge of threads that have ended.
+    /// The clock of the threads that have ended.
     pub(super) known_to_ended: Clock,
-    /// Whether all threads that is not introduced count as one.
+    /// Whether all unregistered threads count as one.
     pub(super) threads_are_one: bool,
     pub(super) streams: Vec<Stream>,
     handles: FxHashMap<u64, StreamId>,
@@ -128,25 +128,25 @@ pub(super) struct Model {
     pub(super) graphs: FxHashMap<u64, Graph>,
     pub(super) executables: FxHashMap<u64, Executable>,
     pub(super) families: Families,
-    /// Captures whose graphs' launcher answers for memory of other captures.
+    /// The captures for whose graphs the program vouches that they may use memory of other captures.
     pub(super) vouched: FxHashSet<u64>,
     /// The device of each module.
     pub(super) modules: FxHashMap<u64, u32>,
     /// The physical object of each handle.
     pub(super) physical: FxHashMap<u64, u32>,
-    /// The plain object behind each exported handle, with its serial number.
+    /// The plain object of each exported handle, with its serial number.
     pub(super) exported: FxHashMap<[u8; 64], (u32, u64)>,
-    /// The physical object behind each handle that was given away, with its serial number.
+    /// The physical object of each exported identity, with its serial number.
     pub(super) given_away: FxHashMap<Shared, (u32, u64)>,
     pub(super) communicators: Communicators,
     pub(super) findings: Findings,
-    /// Bytes that data chooses, and questions about them.
+    /// The accesses whose bytes are chosen by data, and questions about them.
     pub(super) chosen: Chosen,
     /// The captures whose graphs have been launched.
     pub(super) launched: FxHashSet<u64>,
-    /// Whether a wait was given up since nothing could go on.
+    /// Whether a wait timed out because nothing could continue.
     pub(super) stands_still: bool,
-    /// Whether the line of each drop is looked up, and not only of those that something is found at.
+    /// Whether the line of each drop is looked up, and not only of drops that cause a finding.
     pub(super) traces_drops: bool,
     /// Whether advice is written for a Python program.
     pub(super) speaks_python: bool,
@@ -200,7 +200,7 @@ impl Model {
         self.number
     }
 
-    /// Returns a strand for a new actor: one that is no longer used, whose work the host has seen complete, or a new one.
+    /// Returns a strand for a new actor: one that is no longer used and whose work the host has seen complete, or a new one.
     pub(super) fn strand(&mut self, actor: Actor) -> Strand {
         let observed = &self.observed;
         if let Some(index) = self.retired.iter().position(|&(strand, last)| observed.covers(strand, last)) {
@@ -219,7 +219,7 @@ impl Model {
 
     // ---- Host threads ---------------------------------------------------------------------------------------------
 
-    /// Returns a new host thread, which knows nothing yet.
+    /// Registers a new host thread, which knows nothing yet, and returns it.
     pub(super) fn introduce(&mut self, name: &str) -> HostId {
         let id = self.hosts.len() as HostId;
         let strand = self.strand(Actor::Host(id));
@@ -229,13 +229,13 @@ impl Model {
         id
     }
 
-    /// Notes that a host thread saw all this complete.
+    /// Notes that a host thread saw all this work complete.
     pub(super) fn saw(&mut self, host: HostId, clock: &Clock) {
         self.observed.join(clock);
         self.tell(host, clock);
     }
 
-    /// Notes that a host thread learned of all this.
+    /// Notes that a host thread learned of all this work.
     pub(super) fn tell(&mut self, host: HostId, clock: &Clock) {
         let host = &mut self.hosts[host as usize];
         host.clock.join(clock);
@@ -253,7 +253,7 @@ impl Model {
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    /// Returns a stream of the driver, under its handle and its `CUstream`.
+    /// Adds a stream of the driver, under its handle and its `CUstream`, and returns it.
     pub(super) fn add_stream(
         &mut self,
         handle: StreamHandle,
@@ -311,7 +311,7 @@ impl Model {
         self.handles.get(&handle.raw()).copied()
     }
 
-    /// Drops a handle. The stream goes with its last one; its work does not.
+    /// Drops a handle. The stream is removed with its last handle; its work is not.
     pub(super) fn forget_stream(&mut self, handle: StreamHandle) {
         let Some(id) = self.handles.remove(&handle.raw()) else { return };
         let stream = &mut self.streams[id as usize];
@@ -335,7 +335,8 @@ impl Model {
         self.retire(strand, last);
     }
 
-    /// Returns what the next command of a stream comes after, with the ties of the legacy default stream, as its own clock.
+    /// Updates a stream's clock by the synchronisation with the legacy default stream: all work that its next command comes
+    /// after.
     pub(super) fn settle(&mut self, id: StreamId) -> &mut Stream {
         let stream = &self.streams[id as usize];
         let device = &self.devices[stream.device as usize];
@@ -353,7 +354,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// Returns the host thread speaks to the stream: what it knows comes before what the stream does next.
+    /// Notes that a host thread submits to the stream: everything in the thread's clock comes before the stream's next work.
     pub(super) fn address(&mut self, id: StreamId, host: HostId) -> &mut Stream {
         let speaker = &self.hosts[host as usize];
         let stream = &mut self.streams[id as usize];
@@ -367,7 +368,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// Numbers a command that a stream gets, and returns the number. The stream's clock is then the command's.
+    /// Numbers a command that is submitted to a stream, and returns the number. The stream's clock is then the command's.
     pub(super) fn submit(&mut self, id: StreamId, host: HostId) -> u64 {
         let number = self.next();
         let stream = self.address(id, host);
@@ -375,12 +376,12 @@ impl Model {
         number
     }
 
-    /// Returns what comes after all that a stream has been given.
+    /// Returns the clock of everything that was submitted to a stream.
     pub(super) fn frontier(&mut self, id: StreamId) -> Clock {
         self.settle(id).clock.clone()
     }
 
-    /// Returns what comes after all that a device has been given.
+    /// Returns the clock of everything that was submitted to a device.
     pub(super) fn device_frontier(&self, device: u32) -> Clock {
         let Some(device) = self.devices.get(device as usize) else { return Clock::default() };
         let mut clock = device.orphans.clone();
@@ -390,7 +391,7 @@ impl Model {
         clock
     }
 
-    /// Returns what comes after all that every device has been given.
+    /// Returns the clock of everything that was submitted to any device.
     pub(super) fn whole_frontier(&self) -> Clock {
         let mut clock = Clock::default();
         for device in 0..self.devices.len() as u32 {
@@ -421,7 +422,7 @@ impl Model {
         }
     }
 
-    /// Returns what the event's latest record comes after.
+    /// Returns the clock of the event's latest record.
     pub(super) fn recorded(&self, event: u64) -> Option<Clock> {
         match self.events.get(&event) {
             Some(Record::Live(clock, _)) => Some(clock.clone()),

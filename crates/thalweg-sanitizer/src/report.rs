@@ -1,4 +1,4 @@
-//! From trouble to words: the finding with its accesses, its history, the missing order and the call that would add it.
+//! Turns troubles into reports: the finding with its accesses, its history, the missing order and the call that would add it.
 
 use std::collections::VecDeque;
 
@@ -13,14 +13,14 @@ use super::shadow::{Mark, MarkKind};
 use super::site::SiteId;
 use super::touch::Trouble;
 
-/// Findings that are kept.
+/// The maximum number of findings that are kept.
 const FINDINGS: usize = 1000;
 
 /// The findings, each once.
 #[derive(Default)]
 pub(super) struct Findings {
     known: FxHashSet<Key>,
-    /// Those of which it will not be known whether they are findings.
+    /// The possible findings that will never be decided and were already reported.
     noted: FxHashSet<Key>,
     pub(super) list: Vec<Finding>,
     pub(super) observer: Option<Observer>,
@@ -39,15 +39,14 @@ impl Findings {
 }
 
 impl Model {
-    /// Says that something is wrong with the work of this mark, unless it was said already. `clock` is what the work comes
-    /// after.
+    /// Reports a trouble with the work of this mark, unless it was reported already. `clock` is the clock of the work.
     pub(super) fn report(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) {
         let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
         let finding = self.finding(&trouble, mark, clock);
         self.say(key, finding);
     }
 
-    /// Says that something is wrong with the work of this mark if the bytes that data chose are such, once they are known.
+    /// Reports a trouble with the work of this mark if the bytes chosen by data confirm it, once they are known.
     pub(super) fn ask(&mut self, trouble: &Trouble, parts: Vec<Part>, mark: &Mark, clock: &Clock) {
         let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
         let will_be_known = parts.iter().all(|part| !part.touched.contains(&0) && !part.spared.contains(&0));
@@ -62,7 +61,7 @@ impl Model {
         }
     }
 
-    /// Returns what a trouble is called, and what makes it one with others; `None` if nothing is to be said of it.
+    /// Returns the key of a trouble, by which it is reported once, and its final kind; `None` if it must not be reported.
     fn unsaid(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
         let mut trouble = *trouble;
         let is_race = trouble.kind == FindingKind::Race;
@@ -105,9 +104,9 @@ impl Model {
         }
     }
 
-    /// Says what may be wrong, and of which it will not be known.
+    /// Reports a possible finding that will never be decided.
     fn note(&mut self, key: Key, finding: Finding) {
-        // Of a read of bytes that may not have been written nothing is said: most often they were.
+        // A read of bytes that may not have been written is not reported: usually they were written.
         if finding.kind == FindingKind::Race
             && self.findings.list.len() < FINDINGS
             && !self.findings.known.contains(&key)
@@ -117,7 +116,7 @@ impl Model {
         }
     }
 
-    /// Says what has turned out to be wrong, now that more is known of the bytes that data chose.
+    /// Reports the pending findings that are now decided, from the known bytes chosen by data.
     pub(super) fn decide(&mut self) {
         if self.chosen.pending.is_empty() {
             return;
@@ -145,7 +144,7 @@ impl Model {
         }
     }
 
-    /// Says what may be wrong of all that is not known by now.
+    /// Reports all findings that are still pending as possible.
     pub(super) fn give_up(&mut self) {
         self.decide();
         for pending in std::mem::take(&mut self.chosen.pending) {
@@ -153,7 +152,7 @@ impl Model {
         }
     }
 
-    /// Returns what was found so far, and what may be wrong as far as it is known by now.
+    /// Returns the findings so far, and the possible ones that are still pending.
     pub(super) fn found(&mut self) -> Vec<Finding> {
         self.decide();
         let mut list = self.findings.list.clone();
@@ -188,7 +187,7 @@ impl Model {
         }
     }
 
-    /// Returns the call of the program that the work is part of: where a wait belongs.
+    /// Returns the call of the program that the work is part of: the place for a wait.
     fn call(&self, mark: &Mark) -> Site {
         let around = self.sites.get(mark.launch).or_else(|| self.sites.get(mark.within));
         around.unwrap_or_else(|| self.site(mark.site))
@@ -201,7 +200,7 @@ impl Model {
         }
     }
 
-    /// Returns where the streams of a trouble were made.
+    /// Returns the places where the streams of a trouble were made.
     fn made(&self, trouble: &Trouble, mark: &Mark) -> Vec<(String, Site)> {
         let owner = self.blocks.get(trouble.block).map(|block| block.stream);
         let streams = [trouble.other.and_then(|other| self.stream_of(&other)), self.stream_of(mark), owner];
@@ -262,7 +261,7 @@ impl Model {
         History { allocated, ..History::default() }
     }
 
-    /// Returns the thread that may have told the one that submits the later work of the earlier, where that is all that could
+    /// Returns the thread that may have notified the one that submits the later work of the earlier work, if only that could
     /// order them.
     fn teller(&self, trouble: &Trouble) -> Option<&str> {
         let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
@@ -355,7 +354,7 @@ impl Model {
         executable(first).is_some() && executable(first) == executable(second)
     }
 
-    /// Returns how far the second actor knows the first.
+    /// Describes how much of the first actor's work the second is ordered after.
     fn reach(&self, first: &Mark, second: &Mark, clock: &Clock) -> String {
         let (a, b) = (self.actor_name(first), self.actor_name(second));
         let (earlier, later) = (self.stream_of(first), self.stream_of(second));
@@ -489,7 +488,7 @@ impl Model {
     }
 }
 
-/// Returns which streams the names in that call are, where they are not the program's own.
+/// Returns a text that identifies the streams in that call whose names are not the program's own.
 fn legend(later: &str, earlier: &str) -> String {
     match (is_identifier(later), is_identifier(earlier)) {
         (true, true) => String::new(),

@@ -1,16 +1,16 @@
-//! Shadow memory: what is known of every byte of one piece of memory.
+//! Shadow memory: the state of every byte of one piece of memory.
 //!
 //! A [`Shadow`] divides its bytes into spans whose bytes have the same history: the last write, the reads since, whether they
-//! have been written since they were given out, and the block of a caching allocator that they belong to. Spans are cut where an
-//! access begins or ends inside one, and fused again where a write makes them alike. So their number is bounded by the layout of
-//! what a program keeps there, and not by how much it does.
+//! have been written since they were allocated, and the block of a caching allocator that they belong to. Spans are cut where an
+//! access begins or ends inside one, and merged again where a write makes them equal. So their number is bounded by the layout of
+//! the data that a program stores there, and not by the number of its accesses.
 //!
 //! # Strided accesses
-//! A column of a matrix has a piece in every row, and the rows are alike: whatever is done with columns is done in each of them.
-//! So a span may be *rows*: as many bytes as a row has, again and again, whose history is that of one row, a shadow of its own.
-//! An access that takes steps of the length of the row is then an access to a range of that row, however many rows there are.
-//! Rows may be made of rows, as those of a block of a tensor are. An access that takes other steps, or leaves some rows out, cuts
-//! them off, and in the end writes them out one by one: what is known is exact for every access.
+//! A column of a matrix has a piece in every row, and the rows are alike: an access to columns is the same in each of them. So a
+//! span may be *rows*: repetitions of one row's bytes, with the history of a single row, which is a shadow of its own. An access
+//! whose step is the length of the row is then an access to a range of that row, however many rows there are. Rows may consist of
+//! rows, as those of a block of a tensor do. An access with other steps, or one that leaves some rows out, splits the rows, in
+//! the worst case into single ones: the state is exact for every access.
 //!
 //! Invariants: the spans cover all bytes without gap or overlap; a span of rows has at least two.
 
@@ -31,15 +31,15 @@ pub(super) type BlockId = u32;
 pub(super) enum MarkKind {
     /// A command of a stream, or a node of a graph.
     Command,
-    /// The memory was given out there: its uses come after.
+    /// The allocation of the memory: its uses come after.
     Allocation,
-    /// The memory was taken back there.
+    /// The free of the memory.
     Free,
     /// A host thread.
     Host,
 }
 
-/// The number of an access whose bytes data chooses; 0 if it will not be known which.
+/// The number of an access whose bytes are chosen by data; 0 if they will never be known.
 pub(super) type Ticket = u64;
 
 /// A piece of work that touched bytes.
@@ -47,26 +47,26 @@ pub(super) type Ticket = u64;
 pub(super) struct Mark {
     pub(super) strand: Strand,
     pub(super) site: SiteId,
-    /// The call that it was part of, where that is another; 0 for none.
+    /// The call that the work was part of, if that is a different call; 0 for none.
     pub(super) within: SiteId,
     pub(super) number: u64,
     /// The range that the work touched, as an address.
     pub(super) start: u64,
     pub(super) bytes: u64,
-    /// The launch that it was part of, for nodes of graphs.
+    /// The launch that the work was part of, for nodes of graphs.
     pub(super) launch: SiteId,
     pub(super) mode: AccessMode,
     pub(super) kind: MarkKind,
-    /// Whether it touched these bytes for certain, and not some of the range.
+    /// Whether the work touched these bytes for certain, and not only some bytes of the range.
     pub(super) is_certain: bool,
-    /// Whether it touched every byte of the range.
+    /// Whether the work touched every byte of the range.
     pub(super) is_whole: bool,
-    /// Of one that is not certain: under which ticket it will be known which bytes it touched; 0 if never.
+    /// The ticket under which the bytes of an uncertain access will be reported; 0 if they never will.
     pub(super) ticket: Ticket,
 }
 
 impl Mark {
-    /// Returns whether it and another, that meets it, touch a byte in common for certain.
+    /// Returns whether this access and another one that overlaps it touch a common byte for certain.
     pub(super) fn surely_meets(&self, other: &Self) -> bool {
         let holds = |whole: &Self, some: &Self| {
             whole.is_whole
@@ -81,13 +81,13 @@ impl Mark {
         }
     }
 
-    /// Returns whether it comes before an actor with this clock.
+    /// Returns whether the work comes before an actor with this clock.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)
     }
 }
 
-/// The knowledge whether bytes have been written since they were given out.
+/// The state of bytes: whether they have been written since they were allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Written {
     /// None of them.
@@ -95,11 +95,11 @@ pub(super) enum Written {
     No,
     /// All of them.
     Yes,
-    /// Of all bytes with this number no more than `most_bytes`; which ones is not known.
+    /// Of all bytes with this number, at most `most_bytes` were written; which ones is not known.
     Some { number: u64, most_bytes: u64 },
 }
 
-/// The number of accesses to some bytes of a range that are remembered of each byte since the last write that is certain.
+/// The maximum number of uncertain accesses that are remembered for each byte since the last certain write.
 pub(super) const UNCERTAIN: usize = 64;
 
 /// The known state of the bytes of a span.
@@ -107,34 +107,35 @@ pub(super) const UNCERTAIN: usize = 64;
 pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
-    /// The accesses since then, without reads that come before others which are certain: reads, and writes of some bytes of a range.
+    /// The accesses since that write, except reads that come before other certain ones: reads, and uncertain writes.
     pub(super) since: SmallVec<[Mark; 1]>,
-    /// Whether the bytes have been written since they were given out.
+    /// Whether the bytes have been written since they were allocated.
     pub(super) written: Written,
-    /// The block that they belong to, or belonged to last.
+    /// The block that the bytes belong to, or belonged to last.
     pub(super) block: BlockId,
 }
 
 impl ShadowState {
-    /// Returns all that is remembered.
+    /// Returns all remembered marks.
     pub(super) fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.write.iter().chain(&self.since)
     }
 
     /// Remembers a read of all these bytes by an actor with this clock.
     pub(super) fn read(&mut self, mark: &Mark, clock: &Clock) {
-        // What comes before this read comes before whatever comes after this read; but a read does not stand for a write.
+        // Work after this read also comes after the reads before it, so those can be forgotten; but a read does not replace a
+        // write.
         self.since.retain(|other| other.mode.writes() || !other.is_before(clock));
         self.since.push(*mark);
     }
 
-    /// Remembers a read of some bytes, these or others. It stands for no other.
+    /// Remembers an uncertain read, which may not have touched these bytes. It replaces no other access.
     pub(super) fn may_have_been_read(&mut self, mark: &Mark) {
         self.forget_uncertain();
         self.since.push(*mark);
     }
 
-    /// Forgets the oldest access to some bytes if there are too many.
+    /// Forgets the oldest uncertain access if there are too many.
     fn forget_uncertain(&mut self) {
         let is_uncertain = |mark: &&Mark| !mark.is_certain;
         if self.since.len() < UNCERTAIN || self.since.iter().filter(is_uncertain).count() < UNCERTAIN {
@@ -142,7 +143,7 @@ impl ShadowState {
         }
         let oldest = self.since.iter().position(|mark| !mark.is_certain).expect("there are many");
         if self.since.remove(oldest).mode.writes() {
-            // It may have been what wrote them.
+            // The forgotten access may have written the bytes.
             self.written = Written::Yes;
         }
     }
@@ -154,7 +155,7 @@ impl ShadowState {
         self.written = Written::Yes;
     }
 
-    /// Remembers a write of some bytes, these or others. It stands for no other.
+    /// Remembers an uncertain write, which may not have touched these bytes. It replaces no other access.
     pub(super) fn may_have_been_written(&mut self, mark: &Mark, written: Written) {
         self.forget_uncertain();
         self.since.push(*mark);
@@ -164,7 +165,7 @@ impl ShadowState {
     }
 }
 
-/// Bytes of a span, shown to be changed: the first and the end of those of its first row, and in how many rows they are.
+/// The bytes of a span, passed to a visitor that may change their state: the range within its first row, and the number of rows.
 pub(super) struct Seen<'a> {
     pub(super) first: u64,
     pub(super) end: u64,
@@ -174,7 +175,7 @@ pub(super) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Returns all of its bytes, in all rows.
+    /// Returns all bytes, in all rows.
     pub(super) fn bytes(&self) -> Bytes {
         let (mut bytes, mut around) = (Bytes::range(self.first, self.end), self.around);
         while let Some(Around { frame, step, count }) = around {
@@ -199,7 +200,7 @@ enum Content {
 #[derive(Clone, PartialEq, Eq)]
 struct Rows {
     step: u64,
-    /// That of one row: `step` bytes.
+    /// The history of one row: `step` bytes.
     row: Shadow,
 }
 
@@ -212,11 +213,11 @@ struct Span {
 /// The shadow of the bytes of one piece of memory.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Shadow {
-    /// By their first byte.
+    /// The spans, by their first byte.
     spans: BTreeMap<u64, Span>,
 }
 
-/// The places where a shadow lies.
+/// The position of a shadow in the outermost one.
 #[derive(Clone, Copy)]
 struct Frame<'a> {
     base: u64,
@@ -225,7 +226,7 @@ struct Frame<'a> {
     around: Option<Around<'a>>,
 }
 
-/// The rows that a shadow is one of.
+/// The rows of which a shadow is one.
 #[derive(Clone, Copy)]
 struct Around<'a> {
     frame: &'a Frame<'a>,
@@ -234,7 +235,7 @@ struct Around<'a> {
 }
 
 impl Shadow {
-    /// Creates a shadow of `bytes` that were never touched.
+    /// Creates a shadow of `bytes` bytes that were never touched.
     pub(super) fn new(bytes: u64, is_written: bool) -> Self {
         let written = if is_written { Written::Yes } else { Written::No };
         Self::even(bytes, ShadowState { written, ..ShadowState::default() })
@@ -289,7 +290,8 @@ impl Shadow {
         }
     }
 
-    /// Shows every span of some bytes, cut to them, to be changed. Where `fuses` says so, what is alike then is one again.
+    /// Visits every span of some bytes, cut to them; the visitor may change their states. With `fuses`, spans that are equal
+    /// afterwards are merged.
     pub(super) fn each(&mut self, bytes: &Bytes, fuses: bool, mut visit: impl FnMut(Seen<'_>)) {
         self.each_of(bytes, Frame { base: 0, rows: 1, fuses, around: None }, &mut visit);
     }
@@ -302,7 +304,7 @@ impl Shadow {
     }
 
     fn each_in(&mut self, start: u64, end: u64, frame: Frame<'_>, visit: Visit<'_>) {
-        // Mostly an access has the range of the one before.
+        // Usually an access has the same range as the one before.
         if let Some(span) = self.spans.get_mut(&start)
             && span.end == end
         {
@@ -320,7 +322,7 @@ impl Shadow {
         }
     }
 
-    /// Shows what takes steps: as many of them together as meet the same rows.
+    /// Visits the pieces of a strided access, together as many as fall into the same rows.
     fn each_row(&mut self, bytes: &Bytes, frame: Frame<'_>, visit: Visit<'_>) {
         let Some((step, count)) = bytes.longest() else { return };
         let one = bytes.repeated(bytes.start);
@@ -357,8 +359,8 @@ impl Shadow {
         }
     }
 
-    /// Returns how `left` pieces of `reach` bytes, the first at `at` and each a step behind the one before, meet the span that
-    /// the first is in. Makes it rows of that length, if it can be.
+    /// Determines how `left` pieces of `reach` bytes, the first at `at` and each a step after the previous one, fall into the
+    /// span of the first. Makes the span rows of that length if possible.
     fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
         let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
         let end = span.end;
@@ -390,7 +392,7 @@ impl Shadow {
             let count = pieces / group;
             return if count >= 2 { Meeting::Grouped { step: rows, group, count } } else { Meeting::One };
         }
-        // Rows of rows, that both fit into.
+        // Rows of a common multiple of both lengths.
         let Some(common) = (step / gcd(step, rows)).checked_mul(rows) else { return Meeting::One };
         let count = (end - row) / common;
         if count < 2 || left < 2 * (common / step) {
@@ -400,7 +402,7 @@ impl Shadow {
         self.meet(at, reach, step, left)
     }
 
-    /// Makes what is even, or rows of which several make one of these, `count` rows of `step` bytes.
+    /// Makes an even span, or rows of which several fit into one new row, `count` rows of `step` bytes.
     fn make_rows(&mut self, start: u64, step: u64, count: u64) {
         let end = start + step * count;
         self.cut(start);
@@ -411,7 +413,7 @@ impl Shadow {
         span.content = Content::Rows(Box::new(Rows { step, row }));
     }
 
-    /// Shows every span that meets a range, uncut.
+    /// Visits every span that overlaps a range, without cutting.
     pub(super) fn look(&self, start: u64, end: u64, mut visit: impl FnMut(u64, u64, &ShadowState)) {
         self.look_in(start, end, 0, &mut visit);
     }
@@ -431,7 +433,7 @@ impl Shadow {
                     let (past, step) = (within + (to - from), rows.step);
                     rows.row.look_in(within, past.min(step), row, visit);
                     if past > step {
-                        // The rows that follow; the first of them, up to where the range begins in it, says all.
+                        // The remaining rows; the first of them, up to the offset where the range begins in it, represents all.
                         let rest = (past - step).min(within);
                         if rest > 0 {
                             rows.row.look_in(0, rest, row + step, visit);
@@ -442,7 +444,7 @@ impl Shadow {
         }
     }
 
-    /// Makes spans of a range one where they are alike.
+    /// Merges equal adjacent spans of a range.
     fn fuse(&mut self, start: u64, end: u64) {
         let mut spans = self.spans.range(start..end);
         let Some((&first, head)) = spans.next() else { return };
@@ -470,7 +472,7 @@ impl Shadow {
         }
     }
 
-    /// Returns how many spans there are, those of rows included.
+    /// Returns the number of spans, including those of rows.
     #[cfg(test)]
     fn size(&self) -> usize {
         let size = |span: &Span| match &span.content {
@@ -481,20 +483,20 @@ impl Shadow {
     }
 }
 
-/// The way in which an access with steps meets a span.
+/// The way in which the pieces of a strided access fall into a span.
 enum Meeting {
-    /// One piece is for itself.
+    /// The first piece must be handled on its own.
     One,
-    /// That many pieces have the same place in rows, the first of which begins here.
+    /// This many pieces have the same position in rows, the first of which begins here.
     Rows { row: u64, count: u64 },
-    /// The pieces have the same place in rows, and reach over the end of their row, the first here.
+    /// The pieces have the same position in rows, and extend over the end of their row. `end` is the end of the first row.
     Across { end: u64 },
-    /// The rows are longer, and have a group of pieces each.
+    /// The rows are longer, and each contains a group of pieces.
     Grouped { step: u64, group: u64, count: u64 },
 }
 
 impl Span {
-    /// Shows all of it.
+    /// Visits all of the span.
     fn show(&mut self, first: u64, frame: Frame<'_>, visit: Visit<'_>) {
         match &mut self.content {
             Content::Even(state) => {
@@ -508,7 +510,7 @@ impl Span {
         }
     }
 
-    /// Shows the same bytes of each of its rows.
+    /// Visits the same bytes of each of the span's rows.
     fn show_in_rows(&mut self, first: u64, part: &Bytes, frame: Frame<'_>, visit: Visit<'_>) {
         let Content::Rows(rows) = &mut self.content else { unreachable!("a span of rows was asked for") };
         let count = (self.end - first) / rows.step;
@@ -582,7 +584,7 @@ mod tests {
         assert_eq!(shadow.size(), 1);
     }
 
-    /// Returns a random set of bytes below `bytes`, of nested steps, as it is and listed.
+    /// Returns a random set of bytes below `bytes`, with nested steps, and the list of its bytes.
     fn random_set(random: &mut SplitMix, bytes: u64) -> (Bytes, Vec<u64>) {
         loop {
             let mut below = |end: u64| random.below(end as usize) as u64;
@@ -591,7 +593,7 @@ mod tests {
             let (mut reach, mut steps) = (chunk_bytes, [StrideStep::NONE; thalweg_driver::STEPS]);
             let mut list: Vec<u64> = (start..start + chunk_bytes).collect();
             for step in steps.iter_mut().take(below(4) as usize) {
-                // Steps that others have too are more likely, as in programs.
+                // Steps that other sets have too are more likely, as in programs.
                 let length = [12, 24, 48, 96, reach, reach + below(20)][below(6) as usize].max(reach);
                 *step = StrideStep { bytes: length, count: 1 + below(7) };
                 list = list.iter().flat_map(|at| (0..step.count).map(move |i| at + i * length)).collect();
@@ -612,7 +614,7 @@ mod tests {
         for _ in 0..300 {
             let (mut shadow, mut model) = (Shadow::new(BYTES, false), vec![0; BYTES as usize]);
             for block in 1..30 {
-                // Few values, so that much is alike.
+                // Few values, so that many spans are equal.
                 let block = 1 + block % 4;
                 let (set, list) = random_set(&mut random, BYTES);
                 assert_eq!(

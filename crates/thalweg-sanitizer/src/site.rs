@@ -1,4 +1,4 @@
-//! Sites: the places in a program that work comes from, each kept once and named by a number.
+//! Sites: the places in a program that submit work, each stored once and identified by a number.
 
 use std::backtrace::Backtrace;
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Sites {
         self.number((operator, line, 0), label.into())
     }
 
-    /// Returns the number of a site that a program told of.
+    /// Returns the number of a site that a program reported.
     pub(super) fn told(&mut self, site: Site) -> SiteId {
         let Some(line) = site.location else { return self.call(site.operator) };
         self.number((site.operator.as_ptr() as usize, line.file.as_ptr() as usize, line.line), site)
@@ -38,14 +38,14 @@ impl Sites {
         current_call().map_or(0, |label| self.of(label))
     }
 
-    /// Returns the number of a call without a label, with the line of the program that it comes from, if the stack tells it.
-    /// Takes milliseconds.
+    /// Returns the number of a call without a label, with the line of the program that made it, if the stack shows it. Takes
+    /// milliseconds.
     pub(super) fn traced(&mut self, operator: &'static str) -> SiteId {
         let Some((file, line)) = line_of_program() else { return self.call(operator) };
         let file = match self.files.get(file.as_str()) {
             Some(known) => known,
             None => {
-                // A name stays: there are as many as the program has files.
+                // The name is never freed: there are only as many as the program has files.
                 let file: &'static str = Box::leak(file.into_boxed_str());
                 self.files.insert(file);
                 file
@@ -62,7 +62,7 @@ impl Sites {
         }
     }
 
-    /// Returns the number of a label's site, or of the call where there is no label.
+    /// Returns the number of a label's site, or of the call if there is no label.
     pub(super) fn labelled(&mut self, label: Option<Label>, operator: &'static str) -> SiteId {
         match label {
             Some(label) => self.of(label),
@@ -83,7 +83,7 @@ impl Sites {
     }
 }
 
-/// Returns the innermost line of the calling thread's stack that is of the program, and not of these crates or the standard
+/// Returns the innermost line of the calling thread's stack that belongs to the program, and not to these crates or the standard
 /// library.
 fn line_of_program() -> Option<(String, u32)> {
     let here = std::env::current_dir().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Which bytes an address means: the sanitizer's own table of what is mapped where.
+//! The mapping from addresses to bytes: the sanitizer's own table of mapped memory.
 //!
 //! An *object* is a piece of memory with bytes of its own: a plain allocation, physical memory, pinned memory. Addresses are
-//! mapped to objects; physical memory may be mapped at several, which are then the same bytes. What was not announced (memory
-//! that another library allocated) is one object that covers every address.
+//! mapped to objects; physical memory may be mapped at several addresses, which then refer to the same bytes. Memory that was not
+//! announced (another library allocated it) is one object that covers every address.
 //!
 //! Invariant: mappings do not overlap.
 
@@ -16,10 +16,10 @@ use thalweg_driver::ShareableHandle;
 use super::shadow::Shadow;
 use super::site::SiteId;
 
-/// The number of ranges that are remembered after they were given back.
+/// The number of ranges that are remembered after they were freed.
 const DEPARTED: usize = 256;
 
-/// The identity of exported physical memory: equal ones open the same memory.
+/// The identity of exported physical memory: equal identities open the same memory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Shared {
     /// A file, by its device and number.
@@ -28,8 +28,8 @@ pub(super) enum Shared {
 }
 
 impl Shared {
-    /// Returns the identity behind a handle; `None` for a file that has no number of its own, as the drivers of GPUs export
-    /// them: memory that comes by it counts as another's.
+    /// Returns the identity of a handle. `None` for a file without a number of its own, as GPU drivers export them: memory that
+    /// is imported through it counts as another's.
     pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
         match handle {
             ShareableHandle::Fabric(bytes) => Some(Self::Fabric(bytes.clone())),
@@ -44,7 +44,7 @@ impl Shared {
 /// The index of an object.
 pub(super) type ObjectId = u32;
 
-/// The object that covers every address with no other object behind it.
+/// The object of every address that belongs to no other object.
 pub(super) const ELSEWHERE: ObjectId = 0;
 
 /// The kind of an object.
@@ -63,21 +63,21 @@ pub(super) enum ObjectKind {
 /// A piece of memory.
 pub(super) struct Object {
     pub(super) kind: ObjectKind,
-    /// The device that it is of; 0 for pinned memory.
+    /// The device of the memory; 0 for pinned memory.
     pub(super) device: u32,
     pub(super) bytes: u64,
-    /// Unique among all objects that ever were.
+    /// A number that is unique among all objects that ever existed.
     pub(super) serial: u64,
     pub(super) shadow: Shadow,
-    /// The place where it was allocated.
+    /// The place where the object was allocated.
     pub(super) allocated: SiteId,
-    /// Whether blocks of a caching allocator are cut from it: then whatever is used belongs to one.
+    /// Whether blocks of a caching allocator are carved from it: then every used byte belongs to one.
     pub(super) has_blocks: bool,
-    /// Handles and mappings that keep it.
+    /// The number of handles and mappings that refer to it.
     keepers: u32,
 }
 
-/// The meaning of an address range.
+/// The object and offset of an address range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {
     pub(super) start: u64,
@@ -86,10 +86,10 @@ pub(super) struct Mapping {
     offset: u64,
 }
 
-/// Mappings that were taken away, until it is known whether the driver agrees.
+/// Mappings that were removed, until it is known whether the driver agrees.
 pub(super) type Taken = SmallVec<[Mapping; 2]>;
 
-/// A range that was given back.
+/// A range that was freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Departed {
     pub(super) start: u64,
@@ -98,7 +98,7 @@ pub(super) struct Departed {
     pub(super) freed: SiteId,
 }
 
-/// A part of one object, and the address by which it was reached.
+/// A part of one object, and the address through which it was reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Piece {
     pub(super) object: ObjectId,
@@ -107,10 +107,10 @@ pub(super) struct Piece {
     pub(super) address: u64,
 }
 
-/// A list of pieces; mostly there is one.
+/// A list of pieces, usually one.
 pub(super) type Pieces = SmallVec<[Piece; 2]>;
 
-/// All that is mapped.
+/// The table of all mappings.
 pub(super) struct Space {
     mappings: BTreeMap<u64, Mapping>,
     objects: Vec<Option<Object>>,
@@ -140,7 +140,7 @@ impl Space {
         }
     }
 
-    /// Returns a new object, kept once.
+    /// Returns a new object with one reference.
     pub(super) fn create(
         &mut self,
         kind: ObjectKind,
@@ -172,12 +172,12 @@ impl Space {
         }
     }
 
-    /// Returns the object that something kept keeps.
+    /// Returns an object that is known to have a reference.
     pub(super) fn object(&mut self, id: ObjectId) -> &mut Object {
         self.objects[id as usize].as_mut().expect("something keeps it")
     }
 
-    /// Returns how many bytes an object has, if it is still the one of this serial number.
+    /// Returns the size of an object in bytes, if it still has this serial number.
     pub(super) fn bytes_of(&self, id: ObjectId, serial: u64) -> Option<u64> {
         let object = self.objects.get(id as usize)?.as_ref()?;
         (object.serial == serial).then_some(object.bytes)
@@ -188,7 +188,7 @@ impl Space {
         self.object(id).keepers += 1;
     }
 
-    /// Removes a reference to the object. The last one drops it.
+    /// Removes a reference to the object. Removing the last one drops it.
     pub(super) fn let_go(&mut self, id: ObjectId) {
         let object = self.object(id);
         object.keepers -= 1;
@@ -198,7 +198,7 @@ impl Space {
         }
     }
 
-    /// Maps a part of an object, which the mapping takes over from its maker. What was there before is gone.
+    /// Maps a part of an object. The mapping takes over a reference from the caller. Earlier mappings there are removed.
     pub(super) fn map(&mut self, start: u64, bytes: u64, object: ObjectId, offset: u64) {
         let end = start.saturating_add(bytes);
         self.unmap(start, end);
@@ -206,7 +206,7 @@ impl Space {
         self.mappings.insert(start, Mapping { start, end, object, offset });
     }
 
-    /// Unmaps every mapping that lies in a range, or meets it.
+    /// Unmaps every mapping that overlaps a range.
     pub(super) fn unmap(&mut self, start: u64, end: u64) {
         let first = self.mappings.range(..=start).next_back().map_or(start, |(&first, _)| first);
         let found: SmallVec<[u64; 4]> = self
@@ -226,7 +226,7 @@ impl Space {
         self.mappings.get(&start).copied()
     }
 
-    /// Takes the mappings away that lie inside a range.
+    /// Removes and returns the mappings inside a range.
     pub(super) fn take(&mut self, start: u64, end: u64) -> Taken {
         let inside = self.mappings.range(start..end).filter(|(_, mapping)| mapping.end <= end);
         let taken: Taken = inside.map(|(_, mapping)| *mapping).collect();
@@ -236,14 +236,14 @@ impl Space {
         taken
     }
 
-    /// Gives back what was taken.
+    /// Restores removed mappings.
     pub(super) fn restore(&mut self, taken: Taken) {
         for mapping in taken {
             self.map(mapping.start, mapping.end - mapping.start, mapping.object, mapping.offset);
         }
     }
 
-    /// Remembers that a range is gone.
+    /// Remembers a range that was freed.
     pub(super) fn remember(&mut self, departed: Departed) {
         if self.departed.len() == DEPARTED {
             self.departed.pop_front();
@@ -251,12 +251,12 @@ impl Space {
         self.departed.push_back(departed);
     }
 
-    /// Returns a range that was given back and that holds the address.
+    /// Returns a freed range that contains the address.
     pub(super) fn departed(&self, address: u64) -> Option<Departed> {
         self.departed.iter().rev().find(|range| range.start <= address && address < range.end).copied()
     }
 
-    /// Returns the bytes behind a range of addresses.
+    /// Returns the bytes of a range of addresses.
     pub(super) fn translate(&self, start: u64, bytes: u64) -> Pieces {
         let end = start.saturating_add(bytes);
         let mut pieces = Pieces::new();

@@ -1,13 +1,13 @@
-//! Host threads: which one is calling, and what one thread knows of another.
+//! Host threads: which one is calling, and how threads are ordered with each other.
 //!
-//! A thread that was not introduced is a host of its own from its first call on. What orders two such threads the sanitizer
-//! mostly cannot see, so it believes what it must not deny:
-//! - a new thread knows all that any thread knew at its first call, since it was started by one of them;
-//! - a thread that has ended may have been joined: older ones and those that come later know what it knew. A younger one does
+//! An unregistered thread is a host of its own from its first call on. The sanitizer usually cannot see how two such threads are
+//! ordered, so it assumes every order that may exist:
+//! - a new thread knows everything that any thread knew at its first call, since one of them started it;
+//! - a thread that has ended may have been joined: older threads and later ones know everything that it knew. A younger one does
 //!   not, since only the thread that started a thread waits for its end.
 //!
-//! So a program that joins its threads raises no false alarm, and a race with a thread that is over may be missed. Mutexes,
-//! channels and flags are seen where the program says so; else what they order is reported as a race that may be one.
+//! So a program that joins its threads causes no false alarm, and a race with a thread that has ended may be missed. Mutexes,
+//! channels and flags are seen if the program reports them; otherwise accesses that they order are reported as possible races.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,19 +18,20 @@ use super::SanitizerDriver;
 use super::clock::Clock;
 use super::model::{HostId, Model};
 
-/// A thread as a checker knows it.
+/// A thread as one checker knows it.
 struct Seen {
     checker: Weak<Mutex<Model>>,
     host: HostId,
-    /// Whether its end is noticed.
+    /// Whether its end will be noticed.
     is_watched: bool,
 }
 
 thread_local! {
-    /// As which host this thread is known, to which checkers.
+    /// The host number of this thread in each checker.
     static SEEN: RefCell<Vec<Seen>> = const { RefCell::new(Vec::new()) };
-    /// As which host the checkers hear of this thread's end. Made after the driver inside has seen the thread, so that a machine
-    /// which waits for the thread's end waits for this too: what was made last goes first.
+    /// The hosts whose end is reported to their checkers when this thread ends. It is initialised after the inner driver has seen
+    /// the thread, so that a machine which waits for the thread's end waits for this too: thread-local values are dropped in
+    /// reverse order of their initialisation.
     static ENDS: RefCell<Ends> = const { RefCell::new(Ends(Vec::new())) };
     /// The work that comes before the host function that this thread runs.
     static FUNCTION: RefCell<Option<Clock>> = const { RefCell::new(None) };
@@ -50,25 +51,25 @@ impl Drop for Ends {
     }
 }
 
-/// Says whether the calls of this thread are an allocator's own; what was said before.
+/// Sets whether the calls of this thread are an allocator's own, and returns the previous value.
 pub(super) fn exchange_internal(is_internal: bool) -> bool {
     INTERNAL.replace(is_internal)
 }
 
-/// Returns the place of the calling thread in the order in which threads were made, where that is known.
+/// Returns the position of the calling thread in the order in which threads were created, if it is known.
 fn age() -> Option<u64> {
-    // The standard library numbers threads as they are made, and shows the number in this way only.
+    // The standard library numbers threads as they are created, and exposes the number only in this way.
     let text = format!("{:?}", std::thread::current().id());
     text.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 
 impl SanitizerDriver {
-    /// Returns the calling host thread. Called after the driver inside has seen the thread, where there is such a call.
+    /// Returns the calling host thread. Called after the inner driver has seen the thread, if the call reaches it.
     pub(super) fn host(&self) -> HostId {
         self.see(true)
     }
 
-    /// Notes that the calling thread is there, before the driver inside makes it wait: what others do meanwhile it does not know.
+    /// Notes the calling thread before the inner driver makes it wait, so that it does not know what others do meanwhile.
     pub(super) fn arrive(&self) {
         self.see(false);
     }
@@ -88,7 +89,7 @@ impl SanitizerDriver {
             seen.push(Seen { checker: Arc::downgrade(&self.model), host, is_watched: watches });
             (host, watches)
         });
-        // A thread whose own variables are gone is at its end, and has no parent.
+        // A thread whose thread-local values are destroyed is at its end, and has no parent.
         let (host, begins) = seen.unwrap_or_default();
         if begins {
             let _ = ENDS.try_with(|ends| {
@@ -128,7 +129,7 @@ impl SanitizerDriver {
         self.lock().saw(host, clock);
     }
 
-    /// Returns what the calling thread knows, or the host function that it runs.
+    /// Returns the clock of the calling thread, or of the host function that it runs.
     pub(super) fn knows(&self) -> HostClock {
         if let Ok(Some(clock)) = FUNCTION.try_with(|clock| clock.borrow().clone()) {
             return HostClock(Arc::new(clock));
@@ -138,7 +139,7 @@ impl SanitizerDriver {
     }
 }
 
-/// Returns the host function, as one that knows what it comes after.
+/// Wraps a host function so that it runs with the clock of the work before it.
 pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
     Arc::new(move || {
         FUNCTION.set(Some(clock.clone()));
@@ -157,7 +158,7 @@ impl Drop for FunctionGuard {
 }
 
 impl Model {
-    /// Adds a thread that calls for the first time and was not introduced, and returns its number.
+    /// Adds an unregistered thread at its first call, and returns its number.
     fn attach(&mut self, age: Option<u64>) -> HostId {
         if self.threads_are_one && self.attached > 0 {
             return 0;
@@ -179,7 +180,7 @@ impl Model {
         id
     }
 
-    /// Returns what any host thread knows that was not introduced, or has known that is over.
+    /// Returns everything that any unregistered thread knows, or knew when it ended.
     pub(super) fn known_to_some(&self) -> Clock {
         let mut clock = self.known_to_ended.clone();
         for &host in &self.living {
@@ -188,7 +189,7 @@ impl Model {
         clock
     }
 
-    /// Notes that a thread that was not introduced has ended, and may have been joined.
+    /// Notes that an unregistered thread has ended, and may have been joined.
     fn thread_ended(&mut self, id: HostId) {
         if self.threads_are_one {
             return;
@@ -206,14 +207,14 @@ impl Model {
                 other.version += 1;
             }
         }
-        // What it touched keeps its name.
+        // A strand with work keeps its name.
         if clock.of(strand) == 0 {
             self.retire(strand, 0);
         }
     }
 
-    /// Returns the thread that has seen complete, or done itself, what another comes after as far as is known: one that
-    /// was not introduced, so that it may have told the other in a way that is not seen.
+    /// Returns an unregistered thread that has done or seen complete the work of a mark, so that it may have notified another
+    /// thread in a way that is not seen.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;

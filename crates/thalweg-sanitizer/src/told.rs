@@ -1,12 +1,13 @@
-//! Programs that give a device work without this driver, and tell of it: PyTorch under a caching allocator of ours, say.
+//! Programs that submit work to a device without this driver, and report it: for example PyTorch under a caching allocator of
+//! ours.
 //!
-//! Their memory comes from this driver, so the model knows it; their streams are external ones. What else orders and touches is
-//! told here, when it is submitted, in the order of submission of each stream. Nothing told calls the driver, but for one
-//! question: work on a stream that captures is not work yet, and is left out.
+//! Their memory comes from this driver, so the model knows it; their streams are external ones. Other orders and accesses are
+//! reported here when they are submitted, in the order of submission of each stream. The reports make no driver calls, except one
+//! query: work on a stream that captures is not work yet, and is ignored.
 //!
 //! # What it does not do
-//! Memory may have been written by work that is not reported, so no read counts as one of uninitialised bytes, and no access as
-//! one beside its block. What a CUDA graph does when it is launched is not told.
+//! Memory may have been written by work that is not reported, so no read counts as a read of uninitialised bytes, and no access
+//! as one outside its block. The work of a launched CUDA graph is not reported.
 
 use thalweg_driver::{Access, StreamHandle};
 
@@ -16,25 +17,25 @@ use super::shadow::MarkKind;
 use super::touch::Manner;
 use super::{SanitizerDriver, Site, TOLD, work};
 
-/// Something that a host thread has seen complete.
+/// Work that a host thread has seen complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Completed {
     /// An event's latest record, by the event's `CUevent`.
     Event(u64),
-    /// All that a stream was given so far.
+    /// All work that was submitted to a stream so far.
     Stream(StreamHandle),
-    /// All that a device was given so far.
+    /// All work that was submitted to a device so far.
     Device(u32),
 }
 
-/// Returns the key of an event of another library. Such events stand beside the driver's own, which count from 1.
+/// Returns the key of an event of another library. Such events are stored together with the driver's own, which count from 1.
 const fn key(event: u64) -> u64 {
     event | 1 << 63
 }
 
 impl SanitizerDriver {
-    /// Tells of work that touches memory: it was just given to `stream`, or is about to be. What it finds is in
-    /// [`findings`](Self::findings). In a capture it is left out, and the answer is `false`.
+    /// Reports work that touches memory, which was just submitted to `stream`, or is about to be. Errors are added to
+    /// [`findings`](Self::findings). In a capture the work is ignored, and the result is `false`.
     pub fn told_work(&self, stream: StreamHandle, site: Site, accesses: &[Access]) -> bool {
         if self.captures_natively(stream) {
             return false;
@@ -54,7 +55,7 @@ impl SanitizerDriver {
         true
     }
 
-    /// Tells that an event, by its `CUevent`, was recorded on a stream.
+    /// Reports that an event, by its `CUevent`, was recorded on a stream.
     pub fn told_record(&self, event: u64, stream: StreamHandle) {
         let is_captured = self.captures_natively(stream);
         let host = self.host();
@@ -66,7 +67,7 @@ impl SanitizerDriver {
         }
     }
 
-    /// Tells that a stream waits for the latest record of an event, if it has one.
+    /// Reports that a stream waits for the latest record of an event, if it has one.
     pub fn told_wait(&self, stream: StreamHandle, event: u64) {
         if self.captures_natively(stream) {
             return;
@@ -79,7 +80,7 @@ impl SanitizerDriver {
         }
     }
 
-    /// Tells that the calling thread has seen this complete: it waited, or asked and the answer was yes.
+    /// Reports that the calling thread has seen this complete: it waited, or a query returned true.
     pub fn told_complete(&self, what: Completed) {
         let host = self.host();
         let mut model = self.lock();
@@ -93,27 +94,27 @@ impl SanitizerDriver {
         }
     }
 
-    /// Tells that an event was destroyed: another may get its handle.
+    /// Reports that an event was destroyed: another may get its handle.
     pub fn told_event_destroyed(&self, event: u64) {
         self.lock().events.remove(&key(event));
     }
 
-    /// Says where the calling thread is in its program, for what is allocated, recorded and freed from now on; `None` ends that.
+    /// Sets the position of the calling thread in its program, for later allocations, records and frees; `None` clears it.
     pub fn told_site(site: Option<Site>) {
         TOLD.set(site);
     }
 
-    /// Returns whether the calling thread has said where it is.
+    /// Returns whether the calling thread has set its position.
     pub fn has_told_site() -> bool {
         TOLD.get().is_some()
     }
 
-    /// Returns what was found so far, but for the first `from` findings.
+    /// Returns the findings so far, except the first `from`.
     pub fn findings_from(&self, from: usize) -> Vec<super::Finding> {
         self.lock().findings.list.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Makes advice name calls as Python writes them.
+    /// Makes advice name calls in Python's syntax.
     pub fn speak_python(&self) {
         self.lock().speaks_python = true;
     }
@@ -125,7 +126,7 @@ impl SanitizerDriver {
 }
 
 impl Model {
-    /// Returns the number of the site that the calling thread has told of, or of another.
+    /// Returns the number of the site that the calling thread has set, or of another.
     pub(super) fn site_or(
         &mut self,
         other: impl FnOnce(&mut Self) -> super::site::SiteId,

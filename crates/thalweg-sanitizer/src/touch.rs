@@ -1,4 +1,4 @@
-//! Accesses to bytes: every access is held against the shadow of the bytes that it touches.
+//! Accesses to bytes: every access is checked against the shadow of the bytes that it touches.
 
 use smallvec::{SmallVec, smallvec};
 use thalweg_driver::{Access, AccessMode, Touch};
@@ -12,57 +12,59 @@ use super::model::Model;
 use super::shadow::{BlockId, Mark, MarkKind, Seen, ShadowState, Written};
 use super::space::{ELSEWHERE, ObjectId, ObjectKind, Piece, Pieces};
 
-/// Something is wrong with an access.
+/// A problem with an access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trouble {
     pub(super) kind: FindingKind,
     /// The other work.
     pub(super) other: Option<Mark>,
-    /// The block that it is about; 0 for none.
+    /// The block of the trouble; 0 for none.
     pub(super) block: BlockId,
     pub(super) object: ObjectId,
-    /// The bytes that it is about, as addresses.
+    /// The bytes of the trouble, as addresses.
     pub(super) start: u64,
     pub(super) end: u64,
 }
 
-/// The problems of an access; mostly none.
+/// The problems of an access, usually none.
 pub(super) type Troubles = SmallVec<[Trouble; 1]>;
 
-/// The way in which an access is judged.
+/// The rules by which an access is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Manner {
     /// As work that is submitted now.
     Submitted,
-    /// As a node of a graph that is launched now: the owner of the memory was judged otherwise.
+    /// As a node of a graph that is launched now: the owner of the memory was checked separately.
     Launched,
-    /// As work that a program tells of: others may have written there, too.
+    /// As work that a program reports: unreported work may have written there, too.
     Told,
 }
 
-/// An access in progress: what it finds in the bytes that it touches, and the marks that it leaves.
+/// The check of an access: the findings in the bytes that it touches, and the marks that it leaves.
 struct Look<'a> {
     clock: &'a Clock,
     mark: Mark,
     reads_before: bool,
     writes: bool,
     manner: Manner,
-    /// The state of the bytes afterwards, if it writes.
+    /// The state of the bytes after the access, if it writes.
     written: Written,
-    /// Whether any was written before.
+    /// Whether any of the bytes was written before.
     found_written: bool,
-    /// Of those bytes of which some were written: which those are, how many may have been written, and how many it reads.
+    /// For each [`Written::Some`] that was found: its number, its `most_bytes`, and the number of its bytes that this access
+    /// reads.
+    /// access reads.
     found_some: SmallVec<[(u64, u64, u64); 1]>,
-    /// The block that the first of them belongs to.
+    /// The block that the first of the bytes belongs to.
     holder: Option<BlockId>,
-    /// The questions that depend on bytes that data chooses.
+    /// The questions that depend on bytes chosen by data.
     questions: Questions,
 }
 
-/// Something that is wrong if the bytes that data chose are such; mostly there is nothing.
+/// The questions of an access, usually none.
 type Questions = SmallVec<[Question; 1]>;
 
-/// A question about the bytes that data chose.
+/// A trouble that depends on the bytes chosen by data.
 struct Question {
     trouble: Trouble,
     parts: Vec<Part>,
@@ -72,9 +74,9 @@ struct Question {
 type Conflicts = SmallVec<[Mark; 1]>;
 
 impl Look<'_> {
-    /// Returns a mark that this access is not ordered after and surely meets; or else all that it may meet.
+    /// Returns one mark that this access certainly conflicts with, if there is one; else all that it may conflict with.
     fn conflicts(&self, state: &ShadowState) -> Conflicts {
-        // What was given back stays so, however well the use of it is ordered.
+        // Freed memory stays freed, however well the use of it is ordered.
         let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
         let meets = |other: &&Mark| (self.writes || other.mode.writes()) && !other.is_before(self.clock);
         let mut all: Conflicts = write.iter().chain(state.since.iter().filter(meets)).copied().collect();
@@ -84,12 +86,13 @@ impl Look<'_> {
         all
     }
 
-    /// Returns whether it depends on data that this access and another, which it is not ordered after, race.
+    /// Returns whether it depends on data that this access and an unordered one race.
     fn is_question(&self, other: &Mark) -> bool {
         kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
     }
 
-    /// Returns what it reads if it reads bytes here that were never written, where that depends on data.
+    /// Returns the accesses by which data decides whether this one reads bytes that were never written: readers that must have
+    /// touched such bytes, and writers that must not have. `None` if data does not decide it.
     fn may_read_nothing(&self, state: &ShadowState) -> Option<(Tickets, Tickets)> {
         let reader: Tickets = if self.mark.is_certain { smallvec![] } else { smallvec![self.mark.ticket] };
         let uncertain = state.since.iter().filter(|other| other.mode.writes() && !other.is_certain);
@@ -103,7 +106,7 @@ impl Look<'_> {
         (self.reads_before && is_known).then_some((reader, writers))
     }
 
-    /// Asks what this access does to the bytes of a span, as far as that depends on data.
+    /// Adds the questions about this access to the bytes of a span, as far as they depend on data.
     fn ask(&mut self, seen: &Seen<'_>, piece: &Piece, conflicts: &[Mark]) {
         let block = seen.state.block;
         let part = |touched, spared| Part {
@@ -137,7 +140,7 @@ impl Look<'_> {
         }
     }
 
-    /// Checks which accesses it races with, and whether it reads bytes that were never written.
+    /// Returns the accesses that this one races with, and whether it reads bytes that were never written.
     fn visit(&mut self, seen: &mut Seen<'_>, piece: &Piece) -> (Conflicts, bool) {
         let mut conflicts = self.conflicts(seen.state);
         let is_plain = self.mark.is_certain && !matches!(seen.state.written, Written::Some { .. });
@@ -166,13 +169,13 @@ impl Look<'_> {
             (false, false) => state.may_have_been_read(&self.mark),
         }
         if reads_nothing {
-            // Said once is enough.
+            // Reporting it once is enough.
             state.written = Written::Yes;
         }
         (conflicts, reads_nothing)
     }
 
-    /// Returns whether it is certain, from all bytes together, that it reads some that were never written.
+    /// Returns whether the access certainly reads bytes that were never written, judged by all its bytes together.
     fn reads_nothing(&self) -> bool {
         let less_was_written = |some: &(u64, u64, u64)| some.2 > some.1;
         self.reads_before
@@ -184,7 +187,7 @@ impl Look<'_> {
 }
 
 impl Model {
-    /// Checks and marks an access by an actor with this clock.
+    /// Checks an access by an actor with this clock, and marks its bytes.
     pub(super) fn touch(&mut self, clock: &Clock, mark: Mark, access: &Access, manner: Manner) {
         if access.bytes == 0 {
             return;
@@ -240,8 +243,8 @@ impl Model {
         }
     }
 
-    /// Returns the state of bytes of which some are written: all writes of that kind together may have written so many of
-    /// them.
+    /// Returns the state of bytes after an uncertain write: the bytes of this and of earlier uncertain writes, added up, are the most
+    /// that may be written.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {
             Touch::Some { most_bytes } | Touch::Chosen { most_bytes, .. } => most_bytes,
@@ -261,7 +264,7 @@ impl Model {
         Written::Some { number, most_bytes }
     }
 
-    /// Checks the part of an access that lies in one piece of memory.
+    /// Checks the part of an access that is in one piece of memory.
     fn touch_part(&mut self, look: &mut Look<'_>, part: Bytes, piece: &Piece, troubles: &mut Troubles) {
         let is_submitted = look.manner == Manner::Submitted;
         if piece.object == ELSEWHERE && is_submitted && self.space.departed(piece.address).is_some() {
@@ -303,7 +306,7 @@ impl Model {
             return None;
         }
         let object = self.space.object(piece.object);
-        // Physical memory may be exchanged behind an address: that is what it is for.
+        // The physical memory at an address may be exchanged: that is its purpose.
         let serial = if object.kind == ObjectKind::Physical { 0 } else { object.serial };
         let mut block = 0;
         object.shadow.look(piece.start, piece.end, |_, _, state| block = state.block);
@@ -322,7 +325,7 @@ impl Model {
     }
 }
 
-/// Returns what it is to come without order after such a mark.
+/// Returns the kind of finding for unordered work after such a mark.
 fn kind_of(other: &Mark) -> FindingKind {
     match other.kind {
         MarkKind::Command | MarkKind::Host => FindingKind::Race,
@@ -344,7 +347,7 @@ pub(super) fn trouble(
     Trouble { kind, other, block, object: piece.object, start: address(first), end: address(end) }
 }
 
-/// Adds a trouble, or widens one of the same kind with the same other side.
+/// Adds a trouble, or extends one of the same kind with the same other mark.
 pub(super) fn add(troubles: &mut Troubles, new: Trouble) {
     let same = |known: &&mut Trouble| {
         known.kind == new.kind

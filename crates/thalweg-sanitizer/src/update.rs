@@ -1,9 +1,9 @@
 //! Updates of executable graphs.
 //!
-//! After an update of the whole executable its nodes are the other graph's, taken over as they are: what they touch and what
-//! orders them is then right whatever the driver paired with what. The pairing is only needed for the names that the nodes
-//! keep, so it is found when there are names to keep, and a name without a pair is forgotten: an update of that node is then
-//! one that the sanitizer does not see.
+//! After an update of a complete executable its nodes are copies of the other graph's: their accesses and their order are then
+//! right whichever nodes the driver paired. The pairing is only needed for the handles by which the nodes can still be updated,
+//! so it is computed only if there are handles. A handle without a pair is forgotten: the sanitizer does not see later updates of
+//! that node.
 
 use thalweg_driver::{GraphNodeHandle, Launch};
 
@@ -15,7 +15,7 @@ impl Model {
     /// Notes that an executable was updated to the work of a graph.
     pub(super) fn exec_updated(&mut self, handle: u64, graph: u64) {
         let Some(graph) = self.graphs.get(&graph) else {
-            // A graph of before our time: nothing is known of the executable any more.
+            // A graph from before the sanitizer was installed: nothing is known of the executable any more.
             return self.executable_destroyed(handle);
         };
         let (nodes, _) = self.in_place(graph);
@@ -53,8 +53,8 @@ impl Model {
     }
 }
 
-/// Returns for each node of a graph the node that has its place in another of the same shape: ends in their order, and what
-/// paired nodes depend on in its order.
+/// Returns for each node of a graph the corresponding node of another graph of the same shape: the ends are paired in their
+/// order, and the predecessors of paired nodes in theirs.
 fn pairs(old: &[Node], new: &[Node]) -> Vec<Option<u32>> {
     let ends = |nodes: &[Node]| {
         let mut is_end = vec![true; nodes.len()];

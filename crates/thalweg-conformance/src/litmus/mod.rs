@@ -1,25 +1,25 @@
 //! Litmus programs: small programs over streams, events and copies, with the outcomes that CUDA allows.
 //!
-//! A model of CUDA is only worth something if it is tested against CUDA. Each [`LitmusProgram`] here is a handful of calls that
-//! probes one rule, together with the set of outcomes (the values of a few words at the end) that CUDA's documentation
-//! allows, and the derivation of that set. The same program runs on the simulator and on a GPU; on both, what is
-//! [observed](Observation) must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that
-//! a synchronisation does its work. A program with several is *racy*: it shows what happens without, and keeps a driver
-//! from promising more order than CUDA does where a program is tested against it.
+//! A model of CUDA is only useful if it is tested against CUDA. Each [`LitmusProgram`] here is a handful of calls that probes one
+//! rule, together with the set of outcomes (the values of a few words at the end) that CUDA's documentation allows, and the
+//! derivation of that set. The same program runs on the simulator and on a GPU; on both, the [observed](Observation) outcomes
+//! must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that a synchronisation works. A
+//! program with several is *racy*: it shows the outcomes without synchronisation, and keeps a driver that programs are tested
+//! against from guaranteeing more order than CUDA does.
 //!
 //! # How to read a program
-//! The host threads carry out their [`HostStep`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the
-//! legacy default stream. `X`, `Y`, `Z` are words of device memory, `P`, `Q` words of pinned memory, `R` and `S` variables
-//! of the host; all are 0 at the start. At the end the device is synchronised and the observed places are read.
+//! The host threads execute their [`HostStep`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the legacy
+//! default stream. `X`, `Y`, `Z` are words of device memory, `P`, `Q` words of pinned memory, `R` and `S` variables of the host;
+//! all are 0 at the start. At the end the device is synchronised and the observed places are read.
 //!
-//! All values fit one byte, so that a torn word cannot look like another value; and no program's outcome depends on the
-//! order in which *two* places become visible to an unordered reader, since CUDA's memory model leaves that open even
-//! where whole commands would not.
+//! All values fit in one byte, so that a torn word cannot look like another value; and no program's outcome depends on the order
+//! in which *two* places become visible to an unordered reader, since CUDA's memory model leaves that order undefined even if
+//! complete commands would not.
 //!
 //! # What the runner varies
-//! Kernels wait for a random while before they touch memory, and host threads between their steps, from a seed. On a
-//! GPU and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. On a controlled
-//! simulator nothing is: [`explore`] runs a program under every schedule, and what it shows must be the allowed set exactly.
+//! Kernels wait for a random time before they touch memory, and host threads between their steps, from a seed. On a GPU and on
+//! the simulator's threads the rest is left to chance: an allowed outcome need not occur. On a controlled simulator nothing is
+//! left to chance: [`explore`] runs a program under every schedule, and the observed outcomes must be exactly the allowed set.
 
 mod programs;
 mod runner;
@@ -39,9 +39,9 @@ pub enum Stream {
     Default,
     /// A non-blocking stream.
     A,
-    /// A second one.
+    /// A second non-blocking stream.
     B,
-    /// A third one.
+    /// A third non-blocking stream.
     C,
 }
 
@@ -116,13 +116,13 @@ impl fmt::Display for Observed {
 /// The next action of a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostStep {
-    /// A kernel that sets a cell, after a random while.
+    /// A kernel that sets a cell, after a random time.
     Write(Stream, Cell, u32),
-    /// A kernel that sets a cell after a long while: where the race would otherwise almost never be lost.
+    /// A kernel that sets a cell after a long time, for races that would otherwise almost never be lost.
     WriteLate(Stream, Cell, u32),
     /// A kernel that adds to a cell, without an atomic.
     Add(Stream, Cell, u32),
-    /// A kernel that copies the second cell to the first, after a random while.
+    /// A kernel that copies the second cell to the first, after a random time.
     Move(Stream, Cell, Cell),
     /// A copy inside the device: the second cell to the first.
     Copy(Stream, Cell, Cell),
@@ -132,7 +132,7 @@ pub enum HostStep {
     CopyOut(Stream, Pinned, Cell),
     /// A fill of a cell.
     Fill(Stream, Cell, u8),
-    /// A copy of ordinary host memory, which holds the value, to the device.
+    /// A copy of ordinary host memory, which contains the value, to the device.
     Upload(Stream, Cell, u32),
     /// A copy of a cell to a variable of the host. Blocks.
     Download(Stream, Register, Cell),
@@ -142,7 +142,7 @@ pub enum HostStep {
     Record(Event, Stream),
     /// The stream waits for the event.
     Wait(Stream, Event),
-    /// The host gives the event up.
+    /// The host destroys the event.
     Destroy(Event),
     /// The host blocks until the stream is done.
     SyncStream(Stream),
@@ -150,11 +150,11 @@ pub enum HostStep {
     SyncEvent(Event),
     /// The host blocks until the device is done.
     SyncDevice,
-    /// The host asks until the stream is done.
+    /// The host polls until the stream is done.
     PollStream(Stream),
-    /// The host asks until the event is complete.
+    /// The host polls until the event is complete.
     PollEvent(Event),
-    /// The host asks once: 1 if the event is complete, else 0.
+    /// The host queries once: 1 if the event is complete, else 0.
     Query(Register, Event),
     /// The host writes pinned memory.
     HostWrite(Pinned, u32),
@@ -175,9 +175,9 @@ pub enum HostStep {
 /// A litmus program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LitmusProgram {
-    /// Its name, as in `events/wait_binds_to_the_latest_record`.
+    /// The program's name, as in `events/wait_binds_to_the_latest_record`.
     pub name: &'static str,
-    /// The rule that it probes, and why the allowed outcomes are those.
+    /// The rule that the program probes, and the reason for the allowed outcomes.
     pub about: &'static str,
     /// The steps of each host thread.
     pub threads: &'static [&'static [HostStep]],
@@ -209,12 +209,12 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Returns whether everything that was seen is allowed.
+    /// Returns whether every observed outcome is allowed.
     pub fn is_allowed(&self) -> bool {
         self.counts.keys().all(|outcome| self.program.allows(outcome))
     }
 
-    /// Returns what was seen and is not allowed.
+    /// Returns the observed outcomes that are not allowed.
     pub fn forbidden(&self) -> impl Iterator<Item = (&Vec<u32>, u64)> {
         self.counts
             .iter()
@@ -222,12 +222,12 @@ impl Observation {
             .map(|(outcome, &count)| (outcome, count))
     }
 
-    /// Returns how often the program ran.
+    /// Returns the number of runs of the program.
     pub fn repetitions(&self) -> u64 {
         self.counts.values().sum()
     }
 
-    /// Returns every allowed outcome with its count, 0 included, then what was seen and is not allowed.
+    /// Returns every allowed outcome with its count, 0 included, then the observed outcomes that are not allowed.
     fn rows(&self) -> Vec<(Vec<u32>, u64, bool)> {
         let allowed = self.program.allowed.iter().map(|outcome| {
             let count = self.counts.get(*outcome).copied().unwrap_or(0);
@@ -257,7 +257,7 @@ impl Observation {
     }
 }
 
-/// One line: the verdict, the name, and each outcome with its count. `!` marks what is not allowed.
+/// Writes one line: the verdict, the name, and each outcome with its count. `!` marks an outcome that is not allowed.
 impl fmt::Display for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.is_allowed() { "passed" } else { "FAILED" };

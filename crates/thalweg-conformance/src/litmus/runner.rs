@@ -1,5 +1,4 @@
-//! Runs litmus programs and counts outcomes: on any driver with delays by chance, on a controlled simulator with every
-//! schedule.
+//! Runs litmus programs and counts outcomes: on any driver with random delays, on a controlled simulator with every schedule.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -15,7 +14,7 @@ use thalweg_driver::{
 use thalweg_sim::SimDriver;
 use thalweg_sim::schedules::{Exhaustive, Late, SplitMix};
 
-/// Bytes from one cell to the next: cells share no cache line and no memory sector.
+/// The number of bytes from one cell to the next: cells share no cache line and no memory sector.
 const STRIDE: u64 = 256;
 const CELLS: u64 = 3;
 const PINNED: u64 = 2;
@@ -26,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Runs the program `repetitions` times, each with other delays, and counts the outcomes.
 ///
 /// # Errors
-/// What the driver answers: a litmus program makes no call that may fail.
+/// The driver's error: a litmus program makes no call that may fail.
 pub fn run(program: &LitmusProgram, fixture: &Fixture, repetitions: u64, seed: u64) -> Result<Observation> {
     let machine = Machine::new(fixture, None)?;
     let mut counts = BTreeMap::new();
@@ -40,7 +39,7 @@ pub fn run(program: &LitmusProgram, fixture: &Fixture, repetitions: u64, seed: u
 /// Runs the program under every schedule of a controlled simulator, without delays, and counts the outcomes.
 ///
 /// # Errors
-/// What the driver answers; [`Code::Timeout`] where `most_runs` were not enough.
+/// The driver's error; [`Code::Timeout`] if `most_runs` were not enough.
 pub fn explore(program: &LitmusProgram, driver: &Arc<SimDriver>, most_runs: u64) -> Result<Observation> {
     driver.begin_run(Box::new(Late::new(0)))?;
     let fixture = Fixture::new(Arc::<SimDriver>::clone(driver), 0)?;
@@ -59,7 +58,7 @@ pub fn explore(program: &LitmusProgram, driver: &Arc<SimDriver>, most_runs: u64)
     Ok(Observation { program: *program, counts })
 }
 
-/// Delays by chance, or none where a schedule decides.
+/// Random delays, or none if a schedule decides.
 #[derive(Clone)]
 struct Random(Option<SplitMix>);
 
@@ -86,7 +85,7 @@ impl Random {
         self.0.as_mut().map_or(0, |random| (random.next() % limit) as u32)
     }
 
-    /// Draws a delay: mostly nothing, sometimes a little, sometimes more than a launch takes.
+    /// Draws a delay: usually none, sometimes a short one, sometimes one longer than a launch.
     fn delay_us(&mut self) -> u32 {
         match self.below(4) {
             0 | 1 => 0,
@@ -103,7 +102,7 @@ impl Random {
 /// The objects of all programs, made once per program and reset for each repetition.
 struct Machine<'f> {
     fixture: &'f Fixture,
-    /// The simulator, where a schedule decides.
+    /// The simulator, if a schedule decides.
     controlled: Option<&'f Arc<SimDriver>>,
     streams: [StreamHandle; 4],
     cells: DevicePointer,
@@ -128,7 +127,7 @@ struct Repetition {
     events: [EventHandle; 2],
     graphs: Mutex<[Option<GraphExecHandle>; 2]>,
     barrier: Barrier,
-    /// The number of arrivals of threads at the barrier, where a schedule decides.
+    /// The number of arrivals of threads at the barrier, if a schedule decides.
     arrivals: Arc<AtomicUsize>,
     threads: usize,
 }
@@ -155,7 +154,7 @@ impl<'f> Machine<'f> {
         &*self.fixture.driver
     }
 
-    /// Makes one run; `begin` is called when all is prepared.
+    /// Makes one run; `begin` is called when everything is prepared.
     fn run_once(
         &self,
         program: &LitmusProgram,
@@ -182,7 +181,7 @@ impl<'f> Machine<'f> {
             controlled.begin_run(Box::new(Late::new(0)))?;
         }
         for event in repetition.events {
-            // The program may have given it up already.
+            // The program may have destroyed it already.
             let _ = driver.event_destroy(event);
         }
         let graphs = repetition.graphs.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -226,7 +225,7 @@ impl<'f> Machine<'f> {
                     scope.spawn(move || self.run_thread(steps, repetition, own))
                 })
                 .collect();
-            // All are joined before the first error is given.
+            // All threads are joined before the first error is returned.
             let results: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             results.into_iter().try_for_each(|result| {
                 result.unwrap_or_else(|_| {
@@ -330,7 +329,7 @@ impl<'f> Machine<'f> {
                 Ok(())
             }
             HostStep::HostCopy(to, from) => {
-                // No call of the driver: a schedule must be asked all the same.
+                // This makes no call of the driver, but the schedule must get a choice nevertheless.
                 self.controlled.map_or(Ok(()), |driver| driver.pass())?;
                 self.set(to, self.registers[from as usize].load(Ordering::SeqCst));
                 Ok(())

@@ -1,4 +1,4 @@
-//! The conformance suite on the simulator, and on a GPU where one is asked for.
+//! The conformance suite on the simulator, and on a GPU on request.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use thalweg_conformance::{Report, Stop, simulator};
 use thalweg_driver::{CaptureMode, Code, Driver, EventFlags, FillPattern, Label, cuda::CudaDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
-/// The environment variable that asks for tests on a GPU: its value is then `cuda`.
+/// The environment variable that requests tests on a GPU: its value is then `cuda`.
 pub(super) const TEST_DEVICE: &str = "THALWEG_TEST_DEVICE";
 
-/// Returns the GPU, where the environment asks for it.
+/// Returns the GPU, if the environment requests it.
 pub(super) fn gpu() -> Option<Arc<dyn Driver>> {
     if std::env::var(TEST_DEVICE).as_deref() != Ok("cuda") {
         println!("skipped: {TEST_DEVICE} is not `cuda`");
@@ -30,7 +30,7 @@ fn run(driver: &Arc<dyn Driver>, device: u32) -> Report {
     report
 }
 
-/// Two devices, so that the cases about several have something to do: then hardly any case has a reason to be skipped.
+/// Two devices, so that the cases about several devices run: then hardly any case has a reason to be skipped.
 #[test]
 fn the_simulator_conforms() {
     let report = run(&simulator(2, 2), 0);
@@ -75,7 +75,7 @@ fn a_gpu_conforms() {
     }
 }
 
-/// Two cases that must end otherwise than `passed`: whether the suite can see at all.
+/// Two cases that must not pass: checks that the suite detects failures at all.
 #[test]
 fn the_suite_tells_failures_and_panics_apart_from_success() {
     let error = thalweg_driver::Error::new(Code::Unknown, "cuNothing", "made up");
@@ -136,7 +136,7 @@ fn a_blocking_stream_that_captures_ties_up_the_default_stream() {
     driver.stream_begin_capture(blocking, CaptureMode::Relaxed).unwrap();
     assert_eq!(driver.stream_capture_info(default).unwrap_err().code(), Code::StreamCaptureImplicit);
     assert_eq!(driver.fill_async(default, &fill).unwrap_err().code(), Code::StreamCaptureImplicit);
-    // Whether the refused call also broke the capture is left open; it must end, and both streams must work again.
+    // It is not defined whether the refused call also broke the capture; it must end, and both streams must work again.
     if let Ok(graph) = driver.stream_end_capture(blocking) {
         driver.graph_destroy(graph).unwrap();
     }

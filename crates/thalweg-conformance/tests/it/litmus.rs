@@ -1,4 +1,4 @@
-//! The litmus programs on the simulator, and on a GPU where one is asked for.
+//! The litmus programs on the simulator, and on a GPU on request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,15 +39,15 @@ fn assert_allowed(observations: &[Observation]) {
 fn the_simulator_stays_inside_what_cuda_allows() {
     let observations = run_all(simulator(1, 2), 60, 1);
     assert_allowed(&observations);
-    // A simulator that ran everything at the call would pass as well: the host must be seen to get ahead. (Which of two
-    // unordered commands comes first is not such a sign: a simulator may choose the same one always.)
+    // A simulator that ran everything at the call would pass as well, so the host must be seen to run ahead. (The order of two
+    // unordered commands does not show this: a simulator may always choose the same one.)
     let seen =
         observations.iter().find(|seen| seen.program.name == "streams/a_host_function_is_asynchronous");
     let ahead = seen.and_then(|seen| seen.counts.get(&vec![0])).copied().unwrap_or_default();
     assert!(ahead > 0, "the host never got ahead of a host function: the simulator is not asynchronous");
 }
 
-/// Every schedule of every program: the simulator allows exactly what CUDA allows.
+/// Every schedule of every program: the simulator allows exactly the outcomes that CUDA allows.
 #[test]
 fn every_schedule_gives_exactly_what_cuda_allows() {
     let config = SimConfig { memory_bytes: 16 << 20, ..SimConfig::default() };
@@ -102,7 +102,7 @@ fn the_programs_are_well_formed() {
     assert!(racy >= 10 && programs.len() - racy >= 10, "{racy} racy of {}", programs.len());
 }
 
-/// A program whose only allowed outcome is wrong: the harness must see that.
+/// A program whose only allowed outcome is wrong: the harness must detect that.
 #[test]
 fn the_harness_sees_what_is_forbidden() {
     let fixture = Fixture::new(simulator(1, 1), 0).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that two processes share on a GPU, and that the simulator says it cannot share.
+//! Memory that two processes share on a GPU, and that the simulator reports as not shareable.
 
 use std::fmt::Write;
 use std::os::fd::AsRawFd;
@@ -44,7 +44,7 @@ fn is_filled(driver: &dyn Driver, source: DevicePointer, value: u8) -> bool {
     seen == [value; 4096]
 }
 
-/// The other process of the tests below; without the variable there is nothing to do.
+/// The other process of the tests below; without the variable it does nothing.
 #[test]
 fn child_process_that_receives() {
     let Ok(shared) = std::env::var(SHARED) else { return };
@@ -82,7 +82,7 @@ fn child_process_that_receives() {
     }
 }
 
-/// Shares plain and mapped memory with a child that writes to both; says what the child said.
+/// Shares plain and mapped memory with a child that writes to both; returns the child's output.
 fn share_with_child(driver: &dyn Driver) -> (DevicePointer, DevicePointer, String) {
     let plain = driver.memory_allocate(0, 4096).expect("memory");
     let flags = PhysicalFlags { share_as: Some(HandleType::FileDescriptor), ..PhysicalFlags::default() };

@@ -1,4 +1,4 @@
-//! Schedules against PyTorch's, and the traces that a loop hands over.
+//! Schedules compared with PyTorch's, and the traces that a loop passes on.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,8 @@ use crate::world::World;
 
 #[test]
 fn actions_are_those_of_pytorch() {
-    // What `torch.profiler.schedule(...)` of PyTorch 2.11 returns for steps 0 to 11: N, W, R, and S for RECORD_AND_SAVE.
+    // The actions that `torch.profiler.schedule(...)` of PyTorch 2.11 returns for steps 0 to 11: N, W, R, and S for
+    // RECORD_AND_SAVE.
     for (wait, warmup, active, repeat, skip_first, skips_wait, expected) in [
         (1, 1, 2, 0, 0, false, "NWRSNWRSNWRS"),
         (1, 1, 2, 2, 0, false, "NWRSNWRSNNNN"),
@@ -92,7 +93,7 @@ fn a_profiler_inside_another_is_refused_and_harms_neither() {
     world.fill(0, "zero_", 64);
     outer.stop().unwrap();
     assert_eq!(outer.trace().unwrap().commands.len(), 1);
-    // One that is dropped while it records lets go of the driver.
+    // A profile that is dropped while it records releases the driver.
     outer.start().unwrap();
     drop(outer);
     Profile::new(&world.driver).start().unwrap();

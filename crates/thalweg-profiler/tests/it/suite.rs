@@ -1,4 +1,4 @@
-//! The conformance suite over a driver that is recorded: the profiler changes no answer.
+//! The conformance suite over a recorded driver: the profiler changes no result.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A recorded program against a plain list of what it did.
+//! A recorded program compared with a plain list of its work.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -252,6 +252,6 @@ fn changes_of_memory_go_to_the_recordings_of_their_driver_that_keep_them() {
         curve.iter().map(|it| it["args"]["allocated"].as_u64().unwrap()).collect::<Vec<_>>(),
         [512, 0]
     );
-    // After the recording nothing is asked.
+    // After the recording the closure is not called.
     record_memory(&driver, || unreachable!("no recording keeps memory"));
 }

@@ -1,5 +1,5 @@
-//! A driver with a tracer of its own, which says what ran as CUPTI does: several activities per call, a graph's kernels, work of
-//! other libraries, names of C++.
+//! A driver with a tracer of its own, which reports activities as CUPTI does: several activities per call, a graph's kernels,
+//! work of other libraries, names of C++.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::world::World;
 /// The name of the kernel that the library of the test launches: `void gemm<float>(int)`.
 const MANGLED: &str = "_Z4gemmIfEvi";
 
-/// A simulated GPU with a tracer: what is submitted "runs" at once, for 10 µs per activity.
+/// A simulated GPU with a tracer: submitted work "runs" immediately, for 10 µs per activity.
 #[derive(Debug)]
 struct Traced {
     inner: Arc<SimDriver>,
@@ -132,7 +132,7 @@ fn world(is_taken: bool) -> (World, Arc<Traced>) {
     (World::over(Arc::clone(&traced) as Arc<dyn Driver>), traced)
 }
 
-/// Returns what ran as (name, operator, stream of the world or the tracer's number, bytes).
+/// Returns the activities as (name, operator, stream of the world or the tracer's number, bytes).
 fn ran(world: &World, trace: &Trace) -> Vec<(String, String, Result<usize, u32>, u64)> {
     let stream = |stream| match stream {
         ActivityStream::Program(raw) => {
@@ -259,7 +259,7 @@ fn calls_of_operators_have_their_time_on_the_host() {
     let (linear, mm) = (row("outer operator"), row("inner operator"));
     assert_eq!(linear.self_host_nanoseconds, linear.host_nanoseconds - mm.host_nanoseconds);
     assert!(linear.host_nanoseconds >= 5_000_000 && mm.self_host_nanoseconds >= 2_000_000, "{averages}");
-    // What `add` of the label took is part of the operator that was called.
+    // The time of `add`, the label's operator, is part of the operator that was called.
     assert_eq!((linear.count, mm.count, averages.0.iter().any(|row| row.operator == "add")), (1, 1, false));
     assert!(linear.device_nanoseconds >= 2_000_000 && linear.bytes == 64, "{averages}");
     assert!(ProfilerDriver::new(SimDriver::new(SimConfig::default()).unwrap()).stop().is_err());

@@ -1,4 +1,4 @@
-//! A simulated machine behind a profiler, with a kernel that declares what it touches and takes its time.
+//! A simulated machine wrapped by a profiler, with a kernel that declares its accesses and takes some time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 
 pub const BYTES: u64 = 4096;
 
-/// The least that the kernel takes.
+/// The minimum time that the kernel takes.
 pub const KERNEL_TIME: Duration = Duration::from_millis(2);
 
 pub struct World {

@@ -1,4 +1,4 @@
-//! `x + 1` over a contiguous buffer: the kernel that the benches launch where any will do.
+//! `x + 1` over a contiguous buffer: the kernel that the benches launch if any kernel will do.
 
 use smallvec::smallvec;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, OutputPlace};
@@ -14,7 +14,7 @@ pub struct Increment {
 }
 
 impl Increment {
-    /// Creates the kernel for so many `f32`.
+    /// Creates the kernel for `elements` elements of `f32`.
     pub fn new(elements: u64) -> Self {
         let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
         let geometry = Geometry {
@@ -26,7 +26,7 @@ impl Increment {
         Self { key, name: smallvec![elements], geometry }
     }
 
-    /// Looks the launch up and queues it, as an operator does.
+    /// Looks up the launch and queues it, as an operator does.
     pub fn launch(&self, stream: &Stream, data: &Buffer, label: Label) -> Result<()> {
         let device = stream.device();
         let prepared = device.prepared_launch(&self.name, || {

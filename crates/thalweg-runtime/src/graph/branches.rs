@@ -1,7 +1,7 @@
-//! The streams of a capture: what each was given last, and whether the origin waits for it.
+//! The streams of a capture: the last command of each, and whether the origin waits for it.
 //!
-//! CUDA answers a fork that was not joined with one number for the whole capture. Which stream, what it did last and which
-//! wait is missing is known here, because every command passes by with its stream and its label.
+//! CUDA reports a fork that was not joined with one error code for the whole capture. This module knows which stream it is, what
+//! its last command was and which wait is missing, because it sees every command with its stream and its label.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ impl Branches {
         self.branch(stream);
     }
 
-    /// Notes that a stream was given a command.
+    /// Notes that a command was submitted to a stream.
     pub(super) fn submitted(&mut self, stream: &Stream, label: Label) {
         self.branch(stream).last = Some(label);
     }
@@ -44,9 +44,9 @@ impl Branches {
         &mut self.branches[place]
     }
 
-    /// Returns which streams of the capture of this number its origin does not wait for, in words; `None` if there is none. To
-    /// be asked while the capture is under way. A capture on one stream asks nothing of the driver; one on several walks its
-    /// graph once.
+    /// Describes the streams of a capture that its origin does not wait for; `None` if there are none. To be called while the
+    /// capture is under way. A capture on one stream makes no call of the driver for this; one on several streams walks its graph
+    /// once.
     pub(super) fn unjoined(&self, origin: &Stream, capture: u64, questions: &AtomicU64) -> Option<String> {
         let driver = &**origin.device().driver();
         let ends = |stream: &Stream| {
@@ -82,7 +82,7 @@ impl Branches {
     }
 }
 
-/// Returns those of the nodes that do not lie before one of `from`, or are it.
+/// Returns the `wanted` nodes that are neither in `from` nor before a node of `from`.
 fn not_before(
     driver: &dyn Driver,
     graph: GraphHandle,

@@ -1,4 +1,4 @@
-//! How a capture begins, and how each of its ends leaves stream, allocator and pool usable.
+//! The beginning of a capture, and its possible ends, each of which leaves stream, allocator and pool usable.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,24 +23,24 @@ use crate::{Device, Error, Result, Stream};
 /// The options with which a region is captured.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureOptions {
-    /// The pool that the region allocates from. Where there is none, one of its own: a new one, or memory that is left of
-    /// the pool of a graph that is gone.
+    /// The pool that the region allocates from. If `None`, the capture gets a pool of its own: a new one, or the remaining memory
+    /// of the pool of a dropped graph.
     pub pool: Option<GraphPool>,
-    /// The policy of the pool that is made where none is given.
+    /// The policy of the pool that is made if `pool` is `None`.
     pub policy: OverwritePolicy,
     /// The calls of other threads that the capture forbids.
     pub mode: CaptureMode,
-    /// The stream that captures; where there is none, one that the device keeps for captures, or another if that captures
-    /// already. Never the default stream.
+    /// The stream that captures. If `None`, a stream that the device keeps for captures, or another one if that stream is
+    /// capturing. Never the default stream.
     pub stream: Option<Stream>,
 }
 
-/// A capture under way: what is submitted to its [stream](Self::stream), and to streams that join it, becomes a graph.
+/// A capture under way: the work that is submitted to its [stream](Self::stream), and to streams that join it, becomes a graph.
 ///
-/// [`end`](Self::end) gives the graph. Dropping the capture abandons it: the stream is usable, and the pool is released. So a
-/// capture is in one of three states, and each is a type of its own: a [`Capture`] cannot be replayed, a [`CapturedGraph`]
-/// cannot be captured into, and only a [`Graph`](super::Graph) can be launched. A capture stays on the thread that began it,
-/// because CUDA wants it ended there.
+/// [`end`](Self::end) returns the graph. Dropping the capture abandons it: the stream is usable, and the pool is released. So a
+/// capture is in one of three states, and each is a type of its own: a [`Capture`] cannot be replayed, a [`CapturedGraph`] cannot
+/// be captured into, and only a [`Graph`](super::Graph) can be launched. A capture stays on the thread that began it, because
+/// CUDA requires that the same thread ends it.
 ///
 /// ```compile_fail
 /// # fn f(capture: thalweg_runtime::graph::Capture) -> thalweg_runtime::Result<()> {
@@ -79,7 +79,7 @@ impl Capture {
 
     fn open(device: &Device, options: CaptureOptions) -> Result<Self> {
         let driver = device.driver();
-        // Held until the capture has begun, so that no other one begins while the device is waited for.
+        // Held until the capture has begun, so that no other capture begins while the device is waited for.
         let mut under_way = device.captures().lock();
         let thread = std::thread::current().id();
         if under_way.iter().any(|capture| capture.thread == thread) {
@@ -157,8 +157,8 @@ impl Capture {
     /// Ends the capture and keeps the graph.
     ///
     /// # Errors
-    /// [`Error::is_capture`] if a rule of capture was broken. Of a stream that was forked and not joined it says which one,
-    /// what its last command was, and which wait is missing. In any case the capture is over, and its streams are usable.
+    /// [`Error::is_capture`] if a rule of capture was broken. For a stream that was forked and not joined, the error names the
+    /// stream, its last command, and the missing wait. In any case the capture is over, and its streams are usable.
     pub fn end(self) -> Result<CapturedGraph> {
         self.close().map_err(|error| error.context(REGION))
     }
@@ -244,7 +244,7 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// Returns an error of the end of a capture, with which streams were not joined where that is the cause.
+/// Returns an error of the end of a capture, with the streams that were not joined if they are the cause.
 pub(super) fn explain(error: Error, unjoined: Option<String>) -> Error {
     let code = error.driver_error().map(thalweg_driver::Error::code);
     let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
@@ -274,7 +274,7 @@ fn check(device: &Device, options: &CaptureOptions) -> Result<()> {
     Ok(())
 }
 
-/// Returns the device's stream for captures, or another one if that captures just now.
+/// Returns the device's stream for captures, or another one if that stream is capturing.
 fn free_stream(device: &Device) -> Result<Stream> {
     let stream = Stream::for_captures(device)?;
     if stream.is_capturing()? { Stream::new(device) } else { Ok(stream) }
@@ -284,7 +284,7 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// Returns the streams that take part in the capture of these numbers. The one that it began on needs no question to the
+/// Returns a filter for the streams that take part in the captures of these numbers. For the origin it makes no call of the
 /// driver.
 fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
     let (driver, origin) = (origin.device().driver().clone(), origin.id());

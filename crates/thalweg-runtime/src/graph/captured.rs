@@ -1,4 +1,4 @@
-//! A capture that is over: the graph as it was captured, kept, to be looked at and instantiated as often as one likes.
+//! A finished capture: the graph as it was captured, kept for inspection and for any number of instantiations.
 
 use std::fmt;
 use std::path::Path;
@@ -20,14 +20,14 @@ use super::{Executable, Graph};
 use crate::pinned::PinnedBlock;
 use crate::{Device, Result};
 
-/// A captured region that is kept as it was captured (`keep_graph` in PyTorch). It is instantiated when it is to run; what was
-/// instantiated does not need it any more.
+/// A captured region that is kept as it was captured (`keep_graph` in PyTorch). It must be instantiated before it can run; an
+/// executable stays valid after the captured graph is dropped.
 #[derive(Debug)]
 pub struct CapturedGraph {
     pub(super) content: Arc<Content>,
 }
 
-/// The driver's graph, which no launch can use by itself. An executable's nodes go by its names, so it is kept for that.
+/// The driver's graph. It cannot be launched, but it is kept because the nodes of executables are addressed by its node handles.
 pub(super) struct Template {
     device: Device,
     pub(super) handle: GraphHandle,
@@ -47,34 +47,34 @@ impl fmt::Debug for Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        // A graph that its driver no longer knows holds nothing.
+        // A graph that its driver no longer knows owns nothing.
         let _ = self.device.driver().graph_destroy(self.handle);
     }
 }
 
-/// The content of a captured graph, with all that it keeps alive. It is shared by all that was instantiated from it.
+/// The content of a captured graph, with everything that it keeps alive. All its executables share it.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) device: Device,
     pub(super) template: Arc<Template>,
     pub(super) steps: Steps,
     pub(super) questions: u64,
-    /// Made when it is asked for: to ask the driver takes longer than all the rest of a capture.
+    /// The description, made at the first request: reading it from the driver takes longer than all the rest of a capture.
     pub(super) description: OnceLock<GraphDescription>,
     pub(super) contract: Contract,
-    /// Its part in the pool.
+    /// The graph's part in the pool.
     pub(super) member: Arc<Member>,
     /// Pinned memory that the captured copies use.
     pub(super) pinned: Vec<Arc<PinnedBlock>>,
-    /// The values that replays look after.
+    /// The values that replays keep current.
     pub(super) upkeeps: Upkeeps,
-    /// The streams on which it was replayed.
+    /// The streams on which the graph was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,
 }
 
 impl Content {
-    /// Returns nodes and edges as they were captured.
+    /// Returns the captured nodes and edges.
     pub(super) fn description(&self) -> Result<&GraphDescription> {
         if let Some(description) = self.description.get() {
             return Ok(description);
@@ -110,7 +110,7 @@ impl Drop for Content {
 }
 
 impl CapturedGraph {
-    /// Returns an executable of the graph. Each call makes another one; they use the same memory, so order their replays.
+    /// Returns a new executable of the graph. All executables use the same memory, so their replays must be ordered.
     /// *Blocks* while the driver builds it.
     pub fn instantiate(&self) -> Result<Graph> {
         let device = &self.content.device;
@@ -122,47 +122,46 @@ impl CapturedGraph {
         Ok(Graph { exec, content: self.content.clone(), updates: UpdateCounts::default() })
     }
 
-    /// Returns the nodes and edges as they were captured, with the operators that submitted them. The driver is asked when this is called
-    /// first.
+    /// Returns the captured nodes and edges, with the operators that submitted them. The first call reads them from the driver.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn description(&self) -> Result<&GraphDescription> {
         self.content.description()
     }
 
-    /// Returns whether nothing was captured. That is allowed, and seldom meant: the region's work may have gone to a stream
-    /// that does not capture.
+    /// Returns whether nothing was captured. That is allowed, but seldom intended: the region's work may have been submitted to a
+    /// stream that does not capture.
     pub fn is_empty(&self) -> bool {
         self.content.steps.is_empty()
     }
 
-    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz (`debug_dump`), `verbose` with
-    /// everything. A text that is the same on every driver is [`GraphDescription::to_dot`].
+    /// Writes the driver's view of the graph to a file, in the language of Graphviz (`debug_dump`); `verbose` writes everything.
+    /// For a text that is the same on every driver, see [`GraphDescription::to_dot`].
     ///
     /// # Errors
-    /// The driver's, for a file that cannot be written.
+    /// The driver's errors, for a file that cannot be written.
     pub fn debug_dump(&self, path: &Path, verbose: bool) -> Result<()> {
         let Content { device, template, .. } = &*self.content;
         device.check(device.driver().graph_debug_dot_print(template.handle, path, verbose))
     }
 
-    /// Returns what the capture asked of the driver.
+    /// Returns the number of driver calls that the capture made.
     pub fn cost(&self) -> CaptureCost {
         CaptureCost { commands: self.content.steps.len() as u64, driver_calls: self.content.questions }
     }
 
-    /// Returns what the graph relies on, and what it gives.
+    /// Returns the graph's contract: the memory that it relies on, and its outputs.
     pub fn contract(&self) -> &Contract {
         &self.content.contract
     }
 
-    /// Returns the pool that the graph's memory is in.
+    /// Returns the pool that owns the graph's memory.
     pub fn pool(&self) -> &GraphPool {
         &self.content.pool
     }
 
-    /// Returns what the graph takes of memory.
+    /// Returns the graph's use of memory.
     pub fn memory(&self) -> &GraphMemory {
         &self.content.member.memory
     }

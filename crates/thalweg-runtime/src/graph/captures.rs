@@ -1,7 +1,8 @@
-//! The captures of a device that are under way: what is noted of each, while its commands pass by.
+//! The captures of a device that are under way, and the notes that are taken about each as its commands are submitted.
 //!
-//! A device has them, and they have streams, pools and pinned memory, each of which has its device. So `device`, `stream`, `pinned`,
-//! `pool` and `branches` use each other in a circle, of which this is the hub; the rest of the crate is above them, or below.
+//! A device owns the captures, and they own streams, pools and pinned memory, each of which refers to its device. So `device`,
+//! `stream`, `pinned`, `pool` and `branches` use each other in a circle, of which this module is the hub; the rest of the crate
+//! is above them, or below.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,16 +23,16 @@ use crate::{Error, Result, STREAMS_PER_PRIORITY, Stream};
 /// The captures of one device that are under way.
 #[derive(Default)]
 pub(crate) struct Captures {
-    /// The number of them, to be asked without the lock.
+    /// The number of captures under way, readable without the lock.
     pub(super) count: AtomicUsize,
     under_way: Mutex<Vec<UnderWay>>,
-    /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
+    /// The latest pool that served one graph and is released. Its memory may still exist, until the next capture begins.
     left: Mutex<Option<PoolId>>,
     /// The number of replays on the device so far.
     replays: AtomicU64,
 }
 
-/// The numbers of a capture and of its bodies'.
+/// The number of a capture, followed by those of its bodies' captures.
 pub(super) type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
 
 impl UnderWay {
@@ -39,7 +40,7 @@ impl UnderWay {
         lock(&self.ids).contains(&id)
     }
 
-    /// Returns whether a number of it is that of a body of a conditional node.
+    /// Returns whether the number is that of a body of a conditional node.
     fn is_body(&self, id: u64) -> bool {
         lock(&self.ids).first() != Some(&id)
     }
@@ -49,15 +50,15 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A value in memory that a captured region has relied on. The graph keeps it alive.
+/// A value in memory that a captured region relies on. The graph keeps it alive.
 pub trait Upkeep: fmt::Debug + Send + Sync {
-    /// Notes that the capture is over, in which it was registered.
+    /// Notes that the capture in which the value was registered is over.
     fn captured(&self);
 
-    /// Sees to it that the value is right for a replay that is queued on the stream next.
+    /// Makes the value right for a replay that is queued on the stream next.
     ///
     /// # Errors
-    /// Those of what it submits: then nothing is replayed.
+    /// The errors of the work that it submits; then nothing is replayed.
     fn before_replay(&self, stream: &Stream) -> Result<()>;
 
     /// Notes that the replay was queued.
@@ -69,30 +70,30 @@ pub(super) type Upkeeps = Vec<(usize, Arc<dyn Upkeep>)>;
 
 /// The notes of a capture that is under way.
 pub(super) struct UnderWay {
-    /// Its number; and behind it those of the captures of its conditional nodes' bodies.
+    /// The number of the capture, followed by those of the captures of its conditional nodes' bodies.
     pub(crate) ids: Ids,
     pub(crate) thread: ThreadId,
     pub(crate) mode: CaptureMode,
-    /// For each of its streams on which a conditional node was captured, the one that the bodies are captured on.
+    /// For each of the capture's streams on which a conditional node was captured, the stream on which the bodies are captured.
     pub(crate) body_streams: Vec<(Stream, Stream)>,
-    /// The reason why no graph can come of it, if so.
+    /// The reason why the capture must fail, if there is one.
     pub(crate) broken: Option<String>,
     pub(crate) pool: GraphPool,
     pub(crate) branches: Branches,
     pub(crate) steps: Steps,
     pub(crate) footprint: Footprint,
-    /// The pinned memory that its copies use.
+    /// The pinned memory that the captured copies use.
     pub(crate) pinned: Vec<Arc<PinnedBlock>>,
-    /// The values that its replays look after.
+    /// The values that replays of the graph keep current.
     pub(super) upkeeps: Upkeeps,
-    /// The calls of the driver that were made for it.
+    /// The number of driver calls that were made for the capture.
     pub(crate) questions: Arc<AtomicU64>,
 }
 
 impl Stream {
-    /// Lets the graph that the stream captures look after a value, once for each number, which must be that of nothing else while the value lives.
-    /// Returns whether it will: not where the stream captures nothing or the body of a [conditional node](super::if_), which may run
-    /// more than once per replay.
+    /// Makes the graph that the stream captures keep a value current, once for each number. The number must not be used for
+    /// anything else while the value lives. Returns whether the graph will: it will not if the stream does not capture, or
+    /// captures the body of a [conditional node](super::if_), which may run more than once per replay.
     pub fn keep_up(&self, number: usize, upkeep: impl FnOnce() -> Arc<dyn Upkeep>) -> bool {
         self.device().captures().keep_up(self, number, upkeep)
     }
@@ -124,12 +125,12 @@ impl Captures {
         lock(&self.left).take()
     }
 
-    /// Returns the number of the capture that a stream takes part in; 0 for none.
+    /// Returns the number of the capture that a stream takes part in, or 0.
     pub(crate) fn of(&self, stream: &Stream) -> u64 {
         self.info(stream).map_or(0, |info| info.id)
     }
 
-    /// Returns what a stream captures, if it does.
+    /// Returns the driver's information on the capture of a stream, if the stream captures.
     #[inline]
     pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
         if self.are_under_way() { Self::ask(stream) } else { None }
@@ -159,7 +160,7 @@ impl Captures {
         });
     }
 
-    /// Makes the graph look after a value, if the stream captures, and not a body; returns whether it will.
+    /// Makes the graph keep a value current if the stream captures, and not a body; returns whether it will.
     pub(super) fn keep_up(
         &self,
         stream: &Stream,
@@ -176,10 +177,10 @@ impl Captures {
         is_kept
     }
 
-    /// Notes that the stream was given a command, when it took part in the capture `before`.
+    /// Notes that a command was submitted to a stream whose capture state had been `before`.
     pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
         self.note(stream, |capture, after| {
-            // The one before it, too.
+            // Counts the query of `before`, too.
             capture.questions.fetch_add(1, Ordering::Relaxed);
             let label = command.label();
             capture.branches.submitted(stream, label);
@@ -188,7 +189,7 @@ impl Captures {
         });
     }
 
-    /// Notes the ranges of commands that the stream was given without the runtime.
+    /// Notes the ranges of commands that were submitted to the stream past the runtime.
     pub(crate) fn declared(&self, stream: &Stream, accesses: &[Access], label: Label) {
         self.note(stream, |capture, info| {
             capture.steps.declare(&info.dependencies);
@@ -196,12 +197,12 @@ impl Captures {
         });
     }
 
-    /// Notes the work of the stream so far, since the next call looks at nothing.
+    /// Checks whether the nodes that the stream has reached are known, because the driver call that follows does not check them.
     pub(super) fn look(&self, stream: &Stream) {
         self.note(stream, |capture, info| capture.steps.look(&info.dependencies));
     }
 
-    /// Notes that a block was handed out. If it is of the pool of a capture, it is the capture's own.
+    /// Notes that a block was handed out. A block of a capture's pool belongs to that capture.
     #[inline]
     pub(crate) fn allocated(&self, block: &Block, label: Label) {
         if self.are_under_way() && !block.is_null() {
@@ -219,7 +220,7 @@ impl Captures {
     }
 
     /// Checks whether the stream may wait for an event of a capture (0 for an event outside captures). CUDA would break the
-    /// capture before it says no.
+    /// capture and only then report the error.
     pub(crate) fn check_wait(&self, stream: &Stream, capture: u64) -> Result<()> {
         let Some(info) = self.info(stream) else { return Ok(()) };
         if info.id == capture {
@@ -240,15 +241,16 @@ impl Captures {
         mode
     }
 
-    /// Makes the capture fail that a stream takes part in.
+    /// Makes the capture that a stream takes part in fail.
     pub(super) fn break_capture(&self, stream: &Stream, why: String) {
         self.note(stream, |capture, _| {
             capture.broken.get_or_insert(why);
         });
     }
 
-    /// Refuses a call that waits for a stream whose work is captured into a body of a conditional node, and breaks the capture. CUDA would break the body's,
-    /// and its drivers up to 580 at least free such a body twice when both captures end (NVIDIA's bug 6805256), which ends the process.
+    /// Refuses a call that waits for a stream whose work is captured into a body of a conditional node, and breaks the capture.
+    /// CUDA would break the body's capture, and drivers up to at least 580 free such a body twice when both captures end
+    /// (NVIDIA's bug 6805256), which ends the process.
     #[inline]
     pub(crate) fn check_in_body(&self, stream: &Stream, label: Label) -> Result<()> {
         if self.are_under_way() { self.refuse_in_body(stream, label) } else { Ok(()) }
@@ -273,7 +275,7 @@ impl Captures {
         }
     }
 
-    /// Notes that a body of a conditional node on a stream is captured under this number.
+    /// Notes the number under which a body of a conditional node on a stream is captured.
     pub(super) fn body_began(&self, stream: &Stream, id: u64) {
         self.note(stream, |capture, _| lock(&capture.ids).push(id));
     }
@@ -288,7 +290,7 @@ impl Captures {
         if let Some(found) = found {
             return Ok(found);
         }
-        // One that is not in use: those of the pool come round again.
+        // Searches for a stream that is not in use: the pool hands out its streams in turn.
         for _ in 0..STREAMS_PER_PRIORITY {
             let body = Stream::with_priority(stream.device(), stream.priority())?;
             let mut is_free = !body.is_capturing()?;
@@ -307,7 +309,7 @@ impl Captures {
         ))
     }
 
-    /// Returns which streams of a capture its origin does not wait for, in words.
+    /// Describes the streams of a capture that its origin does not wait for.
     pub(super) fn unjoined(&self, origin: &Stream, id: u64) -> Option<String> {
         let under_way = self.lock();
         let capture = under_way.iter().find(|capture| capture.has(id))?;

@@ -1,26 +1,26 @@
-//! Conditional nodes in a captured region: parts that run, or run again, as a value in device memory says at each replay.
+//! Conditional nodes in a captured region: parts that run, or run again, depending on a value in device memory at each replay.
 //!
 //! Each function here is called inside a capture, with the stream that captures, a [`Condition`] in device memory, and regions
-//! for the bodies. Every region is captured at once, whatever the value is by then, on a stream of its own that is current
-//! meanwhile; which of them run is decided at each replay. What is submitted behind the call runs behind the body.
+//! for the bodies. Every region is captured immediately, whatever the current value is, on a stream of its own that is current
+//! meanwhile. Which of them run is decided at each replay. Work that is submitted after the call runs after the body.
 //!
 //! ```text
 //! stream   ── a ── set ──[ if ]── b ──      [ if ] stands for one of its bodies, or for nothing
 //! body                 └─ region ─┘
 //! ```
 //!
-//! What a body allocates comes from the graph's pool, and each stream of a capture has a stream for its bodies and keeps it: so
-//! bodies that are captured there one after the other also run so, as the memory of a stream asks for. What the host does in a
-//! region (a counter, a print) happens once, at the capture.
+//! The memory that a body allocates comes from the graph's pool. Each stream of a capture has one stream for its bodies and keeps
+//! it: so bodies that are captured there in sequence also run in that sequence, as memory that is ordered by the stream requires.
+//! Host actions in a region (a counter, a print) happen once, at the capture.
 //!
-//! A region that fails breaks the whole capture, even if its error is swallowed: half a body is not a program.
+//! A region that fails breaks the whole capture, even if its error is swallowed, because a graph must not contain half a body.
 
 use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePointer, GraphHandle, Label};
 
 use super::steps::Command;
 use crate::{Device, Error, Result, Stream};
 
-/// The place where a conditional node finds the value that decides: memory that is read when the graph runs.
+/// The location of the value that decides on a conditional node: memory that is read when the graph runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Condition {
     pointer: DevicePointer,
@@ -28,12 +28,12 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Reads one byte: a truth value, or a number below 256.
+    /// Creates a condition of one byte: a truth value, or a number below 256.
     pub const fn u8(pointer: DevicePointer) -> Self {
         Self { pointer, format: ConditionFormat::U8 }
     }
 
-    /// Reads four bytes, aligned to four.
+    /// Creates a condition of four bytes, aligned to four.
     pub const fn u32(pointer: DevicePointer) -> Self {
         Self { pointer, format: ConditionFormat::U32 }
     }
@@ -45,8 +45,9 @@ pub type Region<'a> = &'a mut dyn FnMut() -> Result<()>;
 /// Captures a region that runs where the condition is not 0.
 ///
 /// # Errors
-/// [`Error::is_capture`] if the stream does not capture for Thalweg; [`Error::is_invalid_argument`] if the device has no such
-/// nodes (CUDA 12.4 and later, and the simulator, have them); the region's own, and then the whole capture is broken.
+/// [`Error::is_capture`] if the stream does not capture for Thalweg; [`Error::is_invalid_argument`] if the device does not
+/// support conditional nodes (CUDA 12.4 and later, and the simulator, support them); the region's own error, which breaks the
+/// whole capture.
 #[track_caller]
 pub fn if_(stream: &Stream, condition: Condition, then: impl FnOnce() -> Result<()>) -> Result<()> {
     let label = Label::here("if");
@@ -54,10 +55,10 @@ pub fn if_(stream: &Stream, condition: Condition, then: impl FnOnce() -> Result<
     Node { stream, condition, conditional: Conditional::If, label }.capture(&mut [&mut then])
 }
 
-/// Captures two regions: the first runs where the condition is not 0, the other where it is.
+/// Captures two regions: the first runs if the condition is not 0, the second if it is 0.
 ///
 /// # Errors
-/// Those of [`if_`]. (The second region needs CUDA 12.8 or later.)
+/// The errors of [`if_`]. (The second region needs CUDA 12.8 or later.)
 #[track_caller]
 pub fn if_else(
     stream: &Stream,
@@ -71,11 +72,11 @@ pub fn if_else(
     node.capture(&mut [&mut then, &mut otherwise])
 }
 
-/// Captures a region that runs as long as the condition is not 0. It is read before each round, so the region, or what comes
-/// before the loop, writes it.
+/// Captures a region that runs as long as the condition is not 0. The condition is read before each iteration, so the region and
+/// the work before the loop must write it.
 ///
 /// # Errors
-/// Those of [`if_`].
+/// The errors of [`if_`].
 #[track_caller]
 pub fn while_(stream: &Stream, condition: Condition, body: impl FnOnce() -> Result<()>) -> Result<()> {
     let label = Label::here("while");
@@ -83,11 +84,12 @@ pub fn while_(stream: &Stream, condition: Condition, body: impl FnOnce() -> Resu
     Node { stream, condition, conditional: Conditional::While, label }.capture(&mut [&mut body])
 }
 
-/// Captures regions of which the one runs whose number the condition is, counted from 0; none if there are not so many.
+/// Captures several regions. At a replay, the region runs whose index, counted from 0, equals the condition. If no region has
+/// that index, none runs.
 ///
 /// # Errors
-/// Those of [`if_`]; [`Error::is_invalid_argument`] for no region, or more than [`Conditional::MOST_CASES`]. (Needs CUDA 12.8 or
-/// later.)
+/// The errors of [`if_`]; [`Error::is_invalid_argument`] for no region, or for more than [`Conditional::MOST_CASES`]. (Needs CUDA
+/// 12.8 or later.)
 #[track_caller]
 pub fn switch(stream: &Stream, condition: Condition, cases: &mut [Region<'_>]) -> Result<()> {
     let label = Label::here("switch");
@@ -95,13 +97,13 @@ pub fn switch(stream: &Stream, condition: Condition, cases: &mut [Region<'_>]) -
     Node { stream, condition, conditional: Conditional::Switch { cases: count }, label }.capture(cases)
 }
 
-/// Returns a region that is captured once, as one that could be captured again.
+/// Wraps a region that can be captured once in the type of one that can be captured again.
 fn once(region: impl FnOnce() -> Result<()>) -> impl FnMut() -> Result<()> {
     let mut region = Some(region);
     move || region.take().map_or(Ok(()), |region| region())
 }
 
-/// A conditional node to be.
+/// A conditional node that is being added.
 struct Node<'a> {
     stream: &'a Stream,
     condition: Condition,
@@ -120,7 +122,7 @@ impl Node<'_> {
         captured
     }
 
-    /// Checks whether there can be such a node here.
+    /// Checks whether a conditional node is allowed here.
     fn check(&self) -> Result<()> {
         let device = self.stream.device();
         let support = device.properties().conditional_nodes;
@@ -176,7 +178,7 @@ impl Node<'_> {
     }
 }
 
-/// A capture into a body, which is ended in any case.
+/// A capture into a body, which is always ended.
 struct Body<'a> {
     device: &'a Device,
     stream: &'a Stream,
@@ -185,8 +187,9 @@ struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Begins the capture of a body. What threads may do meanwhile is what the capture around it says: a call that breaks that one shall not break the body's,
-    /// for the reason that [`check_in_body`](super::captures::Captures::check_in_body) gives.
+    /// Begins the capture of a body. It allows threads the same calls as the outer capture does: a call that breaks the outer
+    /// capture must not break the body's, for the reason that [`check_in_body`](super::captures::Captures::check_in_body)
+    /// documents.
     fn begin(device: &'a Device, outer: &Stream, stream: &'a Stream, body: GraphHandle) -> Result<Self> {
         let driver = device.driver();
         let mode = CaptureMode::Relaxed;
@@ -209,7 +212,7 @@ impl<'a> Body<'a> {
 impl Drop for Body<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            // The region failed; what it captured goes with the graph that it is in.
+            // The region failed; the captured nodes are destroyed with the graph that contains them.
             let _ = self.device.driver().stream_end_capture(self.stream.handle());
         }
     }

@@ -1,12 +1,12 @@
-//! The contract of a graph: the memory that it uses and does not own, what it changes of that, and its outputs.
+//! The contract of a graph: the memory that it uses and does not own, which of it the graph writes, and its outputs.
 //!
-//! A replay runs on the addresses that were captured, whatever is there by then. The [`Contract`] says which those are, and a
-//! replay that would run on memory whose holder has given it back is refused before anything is launched. The check is one
-//! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::LivenessWatch`]).
+//! A replay runs on the captured addresses, whatever they contain by then. The [`Contract`] lists these addresses, and a replay
+//! on memory whose holder has freed it is refused before anything is launched. The check is one load, whatever the number of
+//! inputs, because freeing a block notifies its watch ([`thalweg_memory::LivenessWatch`]).
 //!
-//! It is derived from the ranges that every command carries, so it needs no declaration and misses nothing that Thalweg
-//! submits. What is given to the driver directly, by the program or by a library that has the `CUstream`, carries none that
-//! Thalweg sees: such a graph cannot vouch for its replays and refuses them, unless what they touch is declared
+//! The contract is derived from the ranges that every command carries, so it needs no declaration and covers everything that
+//! Thalweg submits. Work that the program, or a library that has the `CUstream`, submits to the driver directly carries no ranges
+//! that Thalweg sees. Such a graph cannot vouch for its replays and refuses them, unless the ranges are declared
 //! ([`Stream::declare`](crate::Stream::declare)).
 
 use std::fmt;
@@ -27,7 +27,7 @@ pub struct Contract {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     watch: Arc<LivenessWatch>,
-    /// Whether there are commands of which it is not known what they touch.
+    /// Whether there are commands whose ranges are not known.
     pub(super) has_undeclared: bool,
 }
 
@@ -38,38 +38,38 @@ pub struct Input {
     pub address: u64,
     /// The buffer's size in bytes; of unknown memory, the bytes that the first command touches.
     pub size_bytes: u64,
-    /// The addresses that the graph touches, from the first to before the last.
+    /// The range of addresses that the graph touches.
     pub touched: Range<u64>,
-    /// Whether a command reads it (what the graph itself has written there, perhaps).
+    /// Whether a command reads the memory (perhaps only values that the graph itself has written there).
     pub is_read: bool,
-    /// Whether a command writes it: the graph changes its input.
+    /// Whether a command writes the memory: the graph changes its input.
     pub is_written: bool,
-    /// The first command that uses it.
+    /// The first command that uses the memory.
     pub label: Label,
-    /// The kind of its owner.
+    /// The kind of the memory's owner.
     pub kind: InputKind,
 }
 
 /// The owner of the memory of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
-    /// A buffer of the caching allocator. The graph cannot be replayed when it is dropped.
+    /// A buffer of the caching allocator. The graph cannot be replayed after the buffer is dropped.
     Buffer,
-    /// Memory of the graph's own pool that another graph left there: its output. It cannot go away, but it can be
-    /// overwritten ([`OverwritePolicy`](super::OverwritePolicy)).
+    /// Memory of the graph's own pool that holds the output of another graph. It cannot be freed, but it can be overwritten
+    /// ([`OverwritePolicy`](super::OverwritePolicy)).
     Pool,
-    /// No buffer of this allocator: memory of the driver, or of another process. It is not known when it goes away.
+    /// Memory that is not a buffer of this allocator: memory of the driver, or of another process. Its end of life is not known.
     Unknown,
 }
 
-/// A buffer that a graph leaves: allocated in the capture, and held when that ended.
+/// A buffer that a graph leaves: allocated in the capture, and still held when the capture ended.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The address at which it begins.
+    /// The address at which the buffer begins.
     pub address: u64,
-    /// Its size in bytes.
+    /// The buffer's size in bytes.
     pub size_bytes: u64,
-    /// The operator that it was allocated for.
+    /// The operator that the buffer was allocated for.
     pub label: Label,
     pub(super) watch: Arc<LivenessWatch>,
 }
@@ -91,7 +91,7 @@ impl Contract {
         &self.inputs
     }
 
-    /// Returns those of the inputs that the graph writes.
+    /// Returns the inputs that the graph writes.
     pub fn mutated(&self) -> impl Iterator<Item = &Input> {
         self.inputs.iter().filter(|input| input.is_written)
     }
@@ -101,7 +101,7 @@ impl Contract {
         &self.outputs
     }
 
-    /// Returns the input that has an address in it.
+    /// Returns the input that contains an address.
     pub fn input_at(&self, address: u64) -> Option<&Input> {
         let holds = |input: &&Input| address.wrapping_sub(input.address) < input.size_bytes;
         self.inputs.iter().find(holds)
@@ -119,8 +119,8 @@ impl Contract {
         self.watch.died().into_iter().flat_map(of_address).collect()
     }
 
-    /// Returns whether there are commands that were given to the driver directly, and without a declaration of what they
-    /// touch: then the graph cannot tell whether a replay would run on memory of others.
+    /// Returns whether there are commands that were submitted to the driver directly and whose ranges were not declared. Then the
+    /// graph cannot determine whether a replay would touch memory of other owners.
     pub fn has_undeclared_commands(&self) -> bool {
         self.has_undeclared
     }
@@ -128,8 +128,8 @@ impl Contract {
     /// Checks whether the graph may be launched.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if an input has died: which ones, what uses them, and what to do; or if the graph has
-    /// [commands without declared ranges](Self::has_undeclared_commands).
+    /// [`Error::is_invalid_argument`] if an input has died (the error lists the inputs, the commands that use them, and the
+    /// remedy), or if the graph has [commands without declared ranges](Self::has_undeclared_commands).
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.is_kept() && !self.has_undeclared { Ok(()) } else { Err(self.broken()) }

@@ -1,17 +1,17 @@
-//! Which memory the commands of a capture touch: its own, and all other.
+//! The memory that the commands of a capture touch: the capture's own, and all other.
 //!
-//! Commands name addresses. Those inside a block that the capture itself allocated are the graph's own affair; all others are
-//! an [`Input`] of the graph, one for each block that is another owner's, with what is done to it. The block is looked for
-//! when it is first touched, among all that are live then, and a [`LivenessWatch`] is set by its death from that moment on: memory
-//! that is given back before the capture ends is as dead as memory that is given back later.
+//! Commands name addresses. Addresses inside a block that the capture itself allocated concern only the graph. All others belong
+//! to an [`Input`] of the graph, one per block of another owner, with the mode of access. The block is searched for when it is
+//! first touched, among all that are live then. A [`LivenessWatch`] is triggered by its death from that moment on: memory that is
+//! freed before the capture ends counts as dead, just as memory that is freed later.
 //!
-//! The holders of blocks are looked up once per capture, and again only for an address that is not in the answer. So a command
-//! costs two look-ups in ordered maps for each range that it touches, however large the graph is.
+//! The holders of blocks are looked up once per capture, and again only for an address that the result does not contain. So a
+//! command costs two look-ups in ordered maps for each range that it touches, however large the graph is.
 //!
-//! The allocator may have put the graph's own memory together anew while it was captured, so that some of it has two addresses
-//! ([`Alias`]). The ranges that were written are reported by where the memory is in the end.
+//! The allocator may have remapped the graph's own memory during the capture, so that some of it has two addresses ([`Alias`]).
+//! The written ranges are reported by the final addresses.
 //!
-//! What is not here: pinned memory, which the graph keeps by itself.
+//! Pinned memory is not tracked here: the graph keeps it alive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,17 +26,17 @@ use super::ranges::Ranges;
 pub(super) struct Footprint {
     allocator: Arc<DeviceAllocator>,
     pool: PoolId,
-    /// Blocks that the capture allocated, by address, until another one has their place.
+    /// The blocks that the capture allocated, by address; a block is removed when another one takes its addresses.
     own: BTreeMap<u64, Own>,
-    /// The addresses at which they were.
+    /// The addresses that the capture's own blocks have occupied.
     occupied: Ranges,
-    /// The ranges of them that commands wrote.
+    /// The ranges of the capture's own blocks that commands wrote.
     written: Ranges,
-    /// The ranges that they wrote since the memory was allocated last: the content at the end.
+    /// The ranges that were written since their memory was allocated last: the content at the end.
     left: Ranges,
     allocated_bytes: u64,
     inputs: Vec<Input>,
-    /// The address at which each input ends, and its place in the list, by address.
+    /// For each input, by its address, the address at which it ends and its index in the list.
     places: BTreeMap<u64, (u64, usize)>,
     /// The holders of blocks when they were last looked up.
     live: Option<Vec<LiveBlock>>,
@@ -50,16 +50,16 @@ struct Own {
     label: Label,
 }
 
-/// The use that a capture made of memory, when it is over.
+/// The memory use of a finished capture.
 pub(super) struct Traces {
     pub(super) contract: Contract,
-    /// The ranges of its own blocks that its commands wrote.
+    /// The ranges of the capture's own blocks that its commands wrote.
     pub(super) written: Ranges,
-    /// The ranges of them that were not given to another block since.
+    /// The written ranges that were not handed to another block since.
     pub(super) left: Ranges,
-    /// The number of bytes of its own blocks.
+    /// The number of addresses that the capture's own blocks occupy, in bytes.
     pub(super) occupied_bytes: u64,
-    /// The sum of its own blocks, in bytes.
+    /// The sum of the sizes of the capture's own blocks, in bytes.
     pub(super) allocated_bytes: u64,
 }
 
@@ -80,10 +80,10 @@ impl Footprint {
         }
     }
 
-    /// Notes a block of the capture's own: `size_bytes` from `address` on.
+    /// Notes a block that the capture allocated: `size_bytes` from `address` on.
     pub(super) fn allocated(&mut self, address: u64, size_bytes: u64, requested_bytes: u64, label: Label) {
         let end = address + size_bytes;
-        // What was there before is gone.
+        // The blocks that were there before are gone.
         remove_overlapping(&mut self.own, address, end, |own| own.end);
         remove_overlapping(&mut self.places, address, end, |place| place.0);
         self.own.insert(address, Own { end, requested_bytes, label });
@@ -114,7 +114,7 @@ impl Footprint {
         }
     }
 
-    /// Adds the input that an address belongs to of which none is known yet, and returns its place.
+    /// Adds the input of an address that belongs to no known input, and returns its index.
     fn add_input(&mut self, access: &Access, label: Label) -> usize {
         let (start, end) = (access.start, access.start.saturating_add(access.bytes));
         let (address, size_bytes, until, kind) = match self.holder(start) {
@@ -132,7 +132,7 @@ impl Footprint {
         place
     }
 
-    /// Returns the live block that holds an address, and watches its liveness unless it is of the graph's own pool.
+    /// Returns the live block that contains an address, and watches it unless it is in the graph's own pool.
     fn holder(&mut self, address: u64) -> Option<LiveBlock> {
         let asked_before = self.live.is_some();
         let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
@@ -140,24 +140,24 @@ impl Footprint {
         if found.is_some() || !asked_before {
             return found;
         }
-        // It may be younger than the answer.
+        // The block may be younger than the list.
         let live = self.allocator.live_blocks();
         let found = find(&live, address).filter(|block| self.watch(block));
         self.live = Some(live);
         found
     }
 
-    /// Watches a block, unless it is of the graph's own pool: what a graph left there may be gone as a block and be there as
-    /// an output. `false` if it is live no longer.
+    /// Watches a block, unless it is in the graph's own pool: an output that a graph left there may still be valid although its
+    /// block is freed. Returns `false` if the block is not live any more.
     fn watch(&self, block: &LiveBlock) -> bool {
         block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.watch)
     }
 
-    /// Ends the capture, and returns what it touched.
+    /// Ends the capture, and returns the memory that it touched.
     pub(super) fn finish(self) -> Traces {
         let Self { allocator, pool, own, left, allocated_bytes, inputs, watch, .. } = self;
         let (mut occupied, mut written) = (self.occupied, self.written);
-        // What is written through an old address is written where the memory is now.
+        // A write through an old address is a write to where the memory is now.
         for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
             let (end, now) = (address + size_bytes, |place| place - address + now_at);
             for (start, end) in written.overlaps(address, end).collect::<Vec<_>>() {
@@ -185,7 +185,7 @@ impl Footprint {
     }
 }
 
-/// Returns the block that has an address in it, of blocks in ascending order.
+/// Returns the block that contains an address, from blocks in ascending order.
 fn find(live: &[LiveBlock], address: u64) -> Option<LiveBlock> {
     let behind = live.partition_point(|block| block.address <= address);
     let block = live[..behind].last()?;

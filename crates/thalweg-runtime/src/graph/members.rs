@@ -1,4 +1,4 @@
-//! The graphs of one pool: what each writes, leaves and reads of the pool's memory.
+//! The graphs of one pool: which of the pool's memory each one writes, leaves and reads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,16 +10,16 @@ use super::contract::{Contract, InputKind, Output};
 use super::ranges::Ranges;
 use super::report::GraphMemory;
 
-/// The policy for when a replay would overwrite a live output of another graph of its pool.
+/// The policy for a replay that would overwrite a live output of another graph of its pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum OverwritePolicy {
-    /// The replay is an error, before anything is launched.
+    /// The replay returns an error before anything is launched.
     #[default]
     Refuse,
-    /// The output is copied aside before the replay and back behind it: two copies on the device of what overlaps, in the
-    /// order of the replay's stream, and memory for it meanwhile.
+    /// The output is copied aside before the replay and back after it. This takes two copies of the overlapping part on the
+    /// device, in the order of the replay's stream, and memory for it meanwhile.
     Preserve,
-    /// Nothing: the caller knows which outputs are still wanted.
+    /// Nothing is checked: the caller knows which outputs are still needed.
     Unchecked,
 }
 
@@ -28,20 +28,20 @@ pub enum OverwritePolicy {
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) memory: GraphMemory,
-    /// The ranges of its own memory that its commands write.
+    /// The ranges of the graph's own memory that its commands write.
     pub(super) written: Ranges,
-    /// The ranges of it that are left in the end.
+    /// The written ranges that hold the graph's results at its end.
     pub(super) left: Ranges,
     pub(super) outputs: Vec<Left>,
-    /// The graphs of the pool whose outputs it reads, with those outputs.
+    /// The graphs of the pool whose outputs this graph reads, with those outputs.
     pub(super) reads: Vec<Reads>,
-    /// Whether it was replayed, and its outputs were not released since.
+    /// Whether the graph was replayed and its outputs were not released since.
     pub(super) wanted: AtomicBool,
-    /// Whether an output is lost.
+    /// Whether an output of the graph is lost.
     pub(super) any_lost: AtomicBool,
-    /// Whether a replay overwrites outputs of others.
+    /// Whether a replay of the graph overwrites outputs of others.
     pub(super) overwrites: AtomicBool,
-    /// The graph is dropped.
+    /// Whether the graph is dropped.
     pub(super) gone: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Reads {
     pub(super) producer: Arc<Member>,
-    /// Their places among its outputs, with the first command that reads them.
+    /// The indices of the outputs in the other graph, with the first command that reads each.
     pub(super) outputs: Vec<(usize, Label)>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Reads {
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) output: Output,
-    /// Overwritten since its graph was replayed.
+    /// Whether the output was overwritten since its graph was replayed.
     pub(super) lost: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl Member {
         self.wanted.store(false, Ordering::Release);
     }
 
-    /// Removes a graph that is dropped. Its outputs may live on.
+    /// Removes a graph that is dropped. Its outputs may still be held.
     pub(super) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -97,7 +97,7 @@ impl Hazard {
         &self.victim.outputs[self.output]
     }
 
-    /// Returns whether the output is still wanted.
+    /// Returns whether the output is still needed.
     pub(super) fn is_imminent(&self) -> bool {
         self.victim.wanted.load(Ordering::Acquire) && self.left().output.is_held()
     }
@@ -114,7 +114,7 @@ pub(super) struct Members {
 #[derive(Debug, Default)]
 pub(super) struct Books {
     pub(super) members: Vec<Arc<Member>>,
-    /// By the number of the graph that overwrites.
+    /// The hazards, by the number of the graph that overwrites.
     pub(super) hazards: FxHashMap<u64, Vec<Hazard>>,
 }
 
@@ -127,7 +127,7 @@ impl Members {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a graph that was captured into the pool.
+    /// Adds a graph that was captured into the pool.
     pub(super) fn join(
         &self,
         contract: &Contract,
@@ -163,7 +163,7 @@ impl Members {
         member
     }
 
-    /// Returns what the graphs that are there take of memory, oldest first.
+    /// Returns the memory use of the graphs of the pool, oldest first.
     pub(super) fn memory(&self) -> Vec<GraphMemory> {
         let books = self.books();
         let there = books.members.iter().filter(|member| !member.gone.load(Ordering::Acquire));
@@ -172,7 +172,7 @@ impl Members {
 }
 
 impl Books {
-    /// Forgets the graphs that are dropped, and of whose outputs nothing is left.
+    /// Removes the graphs that are dropped and whose outputs are all gone.
     fn prune(&mut self) {
         self.members.retain(|member| member.is_needed());
         let members = &self.members;
@@ -182,12 +182,12 @@ impl Books {
         });
     }
 
-    /// Returns the outputs of others that a graph reads.
+    /// Returns the outputs of other graphs that a graph reads.
     fn read_by(&self, contract: &Contract) -> Vec<Reads> {
         let mut reads: Vec<Reads> = Vec::new();
         let of_pool = contract.inputs().iter().filter(|input| input.kind == InputKind::Pool && input.is_read);
         for input in of_pool {
-            // The youngest that left something there: an older one's output is gone.
+            // Finds the youngest graph that left something there: an older one's output is gone.
             let producer = self.members.iter().rev().find_map(|member| {
                 let holds = |left: &Left| left.output.address == input.address;
                 Some((member, member.outputs.iter().position(holds)?))
@@ -208,7 +208,7 @@ impl Books {
     fn note_hazards(&mut self, writer: &Member, victim: &Arc<Member>) {
         for (output, left) in victim.outputs.iter().enumerate() {
             let (start, end) = left.range();
-            // Only what the victim writes there: what it leaves untouched is not its output.
+            // Only the ranges that the victim writes: memory that it leaves untouched is not its output.
             for (start, end) in victim.left.overlaps(start, end) {
                 for (start, end) in writer.written.overlaps(start, end) {
                     let hazard = Hazard { victim: Arc::clone(victim), output, start, end };

@@ -1,9 +1,9 @@
 //! CUDA graphs: a region of work is captured once and replayed many times, for the price of one launch.
 //!
-//! While a region is captured nothing runs. Its allocations come from a private pool ([`GraphPool`]), whose addresses stay
-//! put for as long as a graph or a handle of the pool lives: a replay runs on the very addresses that were captured. So a
-//! graph's inputs are written in place before a replay, and its outputs are read in place after it. Device memory that the
-//! region uses but did not allocate is the caller's to keep, and a replay on memory that was given back is refused
+//! Nothing runs while a region is captured. Its allocations come from a private pool ([`GraphPool`]), whose addresses stay fixed
+//! for as long as a graph or a handle of the pool lives: a replay runs on the addresses that were captured. So a graph's inputs
+//! are written in place before a replay, and its outputs are read in place after it. The caller must keep alive the device memory
+//! that the region uses but did not allocate; a replay on memory that was freed is refused
 //! ([`Contract`]); pinned memory that it copies from or to is kept by the graph.
 //!
 //! ```text
@@ -14,39 +14,40 @@
 //!            stream usable, pool released
 //! ```
 //!
-//! Each state is a type of its own, so what cannot be done in a state does not compile. [`Graph::capture`] goes all the way with
-//! one call, and cannot be left unbalanced.
+//! Each state is a type of its own, so an operation that a state does not allow does not compile. [`Graph::capture`] does all the
+//! steps in one call, and always ends the capture.
 //!
-//! # The rooms
+//! # Modules
 //!
-//! | module | what it knows |
+//! | module | responsibility |
 //! |---|---|
-//! | `captures`, `capture` | captures under way, how they begin and end, and the values that replays look after |
-//! | `branches` | their streams: forks that were not joined |
-//! | `footprint` | the memory that their commands touch |
-//! | `conditional` | parts that run, or run again, as a value on the device says |
-//! | `captured` | what is kept of a capture |
-//! | `contract` | inputs and outputs, and whether they are still there |
-//! | `pool`, `report` | private pools, and what is in them |
-//! | `members`, `sharing` | what graphs of one pool do to each other's outputs |
+//! | `captures`, `capture` | captures under way, how they begin and end, and the values that replays keep current |
+//! | `branches` | the streams of a capture: forks that were not joined |
+//! | `footprint` | the memory that the commands of a capture touch |
+//! | `conditional` | parts that run, or run again, depending on a value on the device |
+//! | `captured` | the parts of a capture that are kept |
+//! | `contract` | inputs and outputs, and whether they are still live |
+//! | `pool`, `report` | private pools and their memory |
+//! | `members`, `sharing` | the effects of graphs of one pool on each other's outputs |
 //! | `outputs` | outputs that borrow from their graph |
-//! | `steps`, `update` | what was captured, and how an executable becomes another capture |
+//! | `steps`, `update` | the captured commands, and how an executable is updated to another capture |
 //!
-//! This module, `captured` and `update` are the three states of one thing, and know each other and `capture`, which makes the first.
+//! This module, `captured` and `update` are the three states of a graph. They use each other and `capture`, which makes the first
+//! state.
 //!
 //! # Note: dropping a graph while a replay is under way
-//! Nothing waits. The driver runs the launch to its end; nothing but the pool has its segments until they go
-//! back to the driver, and that is behind all replays: a graph that goes tells the pool their streams. Its pinned memory has
-//! the same streams recorded as uses then, so that its cache waits for them.
+//! Dropping waits for nothing. The driver runs the launch to its end. The segments stay in the pool until they are returned to
+//! the driver, which happens after all replays: a graph that is dropped passes the streams of its replays to the pool. The same
+//! streams are recorded as uses of its pinned memory, so that its cache waits for them.
 //!
 //! # Note: several captures at once
-//! Captures of different threads may overlap. The device is waited for only where no other capture is under way (waiting
-//! would break that one), and each pool serves the streams of its own capture, which are told by the capture's number.
-//! Captures of one thread do not nest.
+//! Captures of different threads may overlap. The device is waited for only while no other capture is under way (waiting would
+//! break that one). Each pool serves the streams of its own capture, which are identified by the capture's number. Captures of
+//! one thread do not nest.
 //!
 //! # Note: what a capture costs
-//! Each command asks the driver behind which nodes it comes and which node it became, and looks up the ranges that it
-//! touches in ordered maps. Nothing walks the graph, except at the end of a capture on several streams, once.
+//! Each command queries the driver for the nodes that it depends on and the node that it became, and looks up the ranges that it
+//! touches in ordered maps. Nothing walks the graph, except once at the end of a capture on several streams.
 
 pub mod audit;
 mod branches;
@@ -113,9 +114,9 @@ pub struct Graph {
 struct Executable {
     device: Device,
     handle: GraphExecHandle,
-    /// The graph that it was instantiated from, by which its nodes are named.
+    /// The graph that the executable was instantiated from, by whose nodes it is updated.
     _template: Arc<Template>,
-    /// Those names in the order of submission; `None` if it is not known any more which is which.
+    /// The nodes of that graph in the order of submission; `None` if the order is not known any more.
     nodes: Option<Arc<[GraphNodeHandle]>>,
 }
 
@@ -133,14 +134,14 @@ impl Drop for Executable {
 }
 
 impl Graph {
-    /// Captures what `region` submits to its current stream, and gives the graph with the region's result.
+    /// Captures what `region` submits to its current stream, and returns the graph with the region's result.
     ///
-    /// *Blocks*: before it starts, all work of the device is waited for. Inside, anything that needs the host to wait is an
-    /// error (reading a value back, say); run the region once beforehand so that its kernels are compiled. An error or a
-    /// panic of the region ends the capture: the stream is usable and the pool is given back.
+    /// *Blocks*: before it starts, all work of the device is waited for. Inside the region, anything that makes the host wait is
+    /// an error (reading a value back, say); run the region once beforehand so that its kernels are compiled. If the region
+    /// returns an error or panics, the capture ends: the stream is usable and the pool is released.
     ///
     /// # Errors
-    /// Those of [`capture_begin`](Self::capture_begin) and [`Capture::end`]. The region's own error, as it is.
+    /// The errors of [`capture_begin`](Self::capture_begin) and [`Capture::end`]. The region's own error, unchanged.
     pub fn capture<T>(
         device: &Device,
         options: CaptureOptions,
@@ -154,14 +155,14 @@ impl Graph {
         Ok((capture.end()?.instantiate()?, result))
     }
 
-    /// Begins a capture: what is submitted to [its stream](Capture::stream) from now on becomes a graph. The current stream
-    /// stays what it is.
+    /// Begins a capture: the work that is submitted to [its stream](Capture::stream) from now on becomes a graph. The current
+    /// stream does not change.
     ///
     /// *Blocks*: all work of the device is waited for, unless another capture is under way.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the stream is the default stream, or captures already, or this thread is inside
-    /// another capture of the device (which goes on unharmed), or if pool and stream are not of this device.
+    /// [`Error::is_invalid_argument`] if the stream is the default stream, or already captures, or this thread is inside another
+    /// capture of the device (which continues unharmed), or if the pool and the stream are not of this device.
     pub fn capture_begin(device: &Device, options: CaptureOptions) -> Result<Capture> {
         Capture::begin(device, options)
     }
@@ -169,7 +170,7 @@ impl Graph {
     /// Queues the whole graph on the current stream.
     ///
     /// # Errors
-    /// Those of [`replay_on`](Self::replay_on).
+    /// The errors of [`replay_on`](Self::replay_on).
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
         self.launch(&self.exec.device.current_stream(), Label::here("graph replay"))
@@ -178,9 +179,9 @@ impl Graph {
     /// Queues the whole graph on a stream of its device. Replays of one graph run one after the other, whatever their streams.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or a live output of another graph of the
-    /// pool would be overwritten ([`OverwritePolicy`]), or the stream is of another device;
-    /// [`Error::is_capture`] if the stream captures: the capture goes on unharmed. Nothing is launched then.
+    /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or a live output of another graph of the pool
+    /// would be overwritten ([`OverwritePolicy`]), or the stream is of another device; [`Error::is_capture`] if the stream
+    /// captures: the capture continues unharmed. In these cases nothing is launched.
     #[track_caller]
     pub fn replay_on(&self, stream: &Stream) -> Result<()> {
         self.launch(stream, Label::here("graph replay"))
@@ -213,21 +214,22 @@ impl Graph {
         pool.members().after_replay(member, kept, stream, label)
     }
 
-    /// Says that the outputs of the last replay are not needed any more: other graphs of the pool may overwrite them
-    /// ([`OverwritePolicy`]). Buffers that are dropped need no word.
+    /// Releases the outputs of the last replay: other graphs of the pool may overwrite them ([`OverwritePolicy`]). Buffers that
+    /// are dropped are released without this call.
     pub fn release_outputs(&self) {
         self.content.member.release_outputs();
     }
 
-    /// Gives the executable up, and the memory with it unless something else keeps it: the [`CapturedGraph`], other graphs of the
-    /// pool, or a handle of it. The same as dropping the graph.
+    /// Destroys the executable, and frees the memory unless it is kept by the [`CapturedGraph`], by other graphs of the pool, or
+    /// by a handle of the pool. Dropping the graph does the same.
     pub fn reset(self) {}
 
-    /// Copies `bytes` to an input of the graph, on a stream, unless they are there already: the same address. Whether they
+    /// Copies `bytes` to an input of the graph, on a stream, unless source and input have the same address. Returns whether they
     /// were copied.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if no input of the graph holds the bytes from `input` on; and those of the copy.
+    /// [`Error::is_invalid_argument`] if no input of the graph contains `bytes` bytes from `input` on; and the errors of the
+    /// copy.
     #[track_caller]
     pub fn write_input(
         &self,
@@ -252,15 +254,15 @@ impl Graph {
         Ok(true)
     }
 
-    /// Returns the pool that the graph's memory is in.
+    /// Returns the pool that owns the graph's memory.
     pub fn pool(&self) -> &GraphPool {
         &self.content.pool
     }
 
-    /// Returns the nodes and edges as they were captured: see [`CapturedGraph::description`].
+    /// Returns the captured nodes and edges: see [`CapturedGraph::description`].
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn description(&self) -> Result<&GraphDescription> {
         self.content.description()
     }
@@ -270,12 +272,12 @@ impl Graph {
         self.content.steps.is_empty()
     }
 
-    /// Returns what the graph relies on, and what it gives.
+    /// Returns the graph's contract: the memory that it relies on, and its outputs.
     pub fn contract(&self) -> &Contract {
         &self.content.contract
     }
 
-    /// Returns what the graph takes of memory.
+    /// Returns the graph's use of memory.
     pub fn memory(&self) -> &GraphMemory {
         &self.content.member.memory
     }

@@ -1,4 +1,4 @@
-//! Outputs that borrow from their graph, so that the compiler says when they are overwritten.
+//! Outputs that borrow from their graph, so that the compiler rejects uses after they are overwritten.
 //!
 //! A graph writes its outputs to the same addresses in every replay, so a buffer of an earlier replay may hold the values of a
 //! later one. A [`BoundGraph`] owns the outputs, and a caller borrows them until the next replay: code that keeps a value longer
@@ -43,7 +43,7 @@ impl<T> BoundGraph<T> {
     /// Replays as [`Graph::replay`] does, and returns the outputs: valid in the order of the current stream.
     ///
     /// # Errors
-    /// Those of [`Graph::replay_on`].
+    /// The errors of [`Graph::replay_on`].
     #[track_caller]
     pub fn replay(&mut self) -> Result<Outputs<'_, T>> {
         self.graph.replay()?;
@@ -53,7 +53,7 @@ impl<T> BoundGraph<T> {
     /// Replays as [`Graph::replay_on`] does, and returns the outputs: valid in the order of that stream.
     ///
     /// # Errors
-    /// Those of [`Graph::replay_on`].
+    /// The errors of [`Graph::replay_on`].
     #[track_caller]
     pub fn replay_on(&mut self, stream: &Stream) -> Result<Outputs<'_, T>> {
         self.graph.replay_on(stream)?;
@@ -65,7 +65,7 @@ impl<T> BoundGraph<T> {
         &self.graph
     }
 
-    /// Returns the graph and the result of its region, apart.
+    /// Returns the graph and the result of its region as separate values.
     pub fn into_parts(self) -> (Graph, T) {
         (self.graph, self.outputs)
     }

@@ -1,4 +1,4 @@
-//! Private pools: memory whose addresses stay put for as long as a graph, or a handle of the pool, lives.
+//! Private pools: memory whose addresses stay fixed for as long as a graph, or a handle of the pool, lives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,9 +9,9 @@ use super::members::{Members, OverwritePolicy};
 use super::report::PoolMemory;
 use crate::{Device, Error, Result};
 
-/// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one reuse each other's freed memory;
-/// what happens when a replay would overwrite an output that is still wanted is the pool's [`OverwritePolicy`]. Replays of graphs of
-/// one pool on different streams are the caller's to order. Clones are the same pool.
+/// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share a pool reuse each other's freed memory;
+/// the pool's [`OverwritePolicy`] decides what happens when a replay would overwrite an output that is still needed. The caller
+/// must order replays of graphs of one pool on different streams. Clones refer to the same pool.
 #[derive(Clone, Debug)]
 pub struct GraphPool(Arc<PoolOwner>);
 
@@ -20,25 +20,25 @@ struct PoolOwner {
     device: Device,
     id: PoolId,
     members: Members,
-    /// Whether it was made for one capture.
+    /// Whether the pool was made for one capture.
     is_of_one_graph: bool,
-    /// The streams on which graphs of the pool were replayed that are gone.
+    /// The streams on which dropped graphs of the pool were replayed.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
 
 impl GraphPool {
-    /// Creates a new pool on a device, in which an output that is wanted is not overwritten ([`OverwritePolicy::Refuse`]).
+    /// Creates a new pool on a device, in which an output that is still needed is not overwritten ([`OverwritePolicy::Refuse`]).
     pub fn new(device: &Device) -> Self {
         Self::with_policy(device, OverwritePolicy::default())
     }
 
-    /// Creates a new pool whose graphs share it in this way.
+    /// Creates a new pool with this policy.
     pub fn with_policy(device: &Device, policy: OverwritePolicy) -> Self {
         Self::made(device, policy, false)
     }
 
-    /// Creates a pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone:
-    /// nothing touches its memory any more. So a program that captures again and again does not gather memory.
+    /// Creates a pool for one capture. If the device `is_idle`, this may reuse the remaining memory of the pool of a dropped
+    /// graph, since nothing touches that memory any more. So a program that captures again and again does not accumulate memory.
     pub(super) fn of_one_graph(device: &Device, policy: OverwritePolicy, is_idle: bool) -> Self {
         let allocator = device.allocator();
         let left = if is_idle { device.captures().take_left() } else { None };
@@ -47,7 +47,7 @@ impl GraphPool {
             if device.host_allocator().retain_pool(id).is_ok() {
                 return Self::named(device, id, policy, true);
             }
-            // Pinned memory of it is still held.
+            // Pinned memory of the pool is still held.
             let released = allocator.release_pool(id);
             debug_assert!(released.is_ok(), "it was revived a moment ago: {released:?}");
         }
@@ -55,10 +55,10 @@ impl GraphPool {
     }
 
     fn made(device: &Device, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
-        // Graphs that share a pool know by addresses whose memory is whose; one that has it to itself need not.
+        // Graphs that share a pool identify the owner of memory by its address; a pool of one graph does not need to.
         let options = PoolOptions { may_alias: is_of_one_graph, ..PoolOptions::default() };
         let id = device.allocator().create_pool_with(options);
-        // The graphs' pinned memory is in a pool of the same name.
+        // The graphs' pinned memory is in a pool with the same id.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
         Self::named(device, id, policy, is_of_one_graph)
@@ -69,7 +69,7 @@ impl GraphPool {
         Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
     }
 
-    /// Creates a pool of graphs whose memory is that of a part of the program too.
+    /// Creates a graph pool on an allocator's pool that a part of the program uses too.
     pub(crate) fn over(device: &Device, id: PoolId, policy: OverwritePolicy) -> Result<Self> {
         device.allocator().retain_pool(id).map_err(|error| Error::invalid(error.to_string()))?;
         let retained = device.host_allocator().retain_pool(id);
@@ -77,7 +77,7 @@ impl GraphPool {
         Ok(Self::named(device, id, policy, false))
     }
 
-    /// Returns the allocator's name of the pool.
+    /// Returns the allocator's id of the pool.
     pub fn id(&self) -> PoolId {
         self.0.id
     }
@@ -86,7 +86,7 @@ impl GraphPool {
         &self.0.device
     }
 
-    /// Returns what the pool and its graphs take of memory now.
+    /// Returns the memory that the pool and its graphs use now.
     pub fn memory(&self) -> PoolMemory {
         let held = self.0.device.allocator().live_blocks_of(self.0.id);
         PoolMemory {
@@ -100,12 +100,12 @@ impl GraphPool {
         &self.0.members
     }
 
-    /// Returns what the pool has reserved from the driver, in bytes.
+    /// Returns the bytes that the pool has reserved from the driver.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.device.allocator().pool_reserved_bytes(self.0.id)
     }
 
-    /// Notes that work of these streams touches the pool's memory, and goes on when its graph is gone.
+    /// Notes streams whose work touches the pool's memory, and continues after its graph is dropped.
     pub(crate) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
         let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in graphs_streams {

@@ -10,13 +10,13 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Adds the addresses from `start` to before `end`.
+    /// Adds the addresses `start..end`.
     pub(super) fn insert(&mut self, start: u64, end: u64) {
         let (mut start, mut end) = (start, end);
         if start >= end {
             return;
         }
-        // Those that touch it are swallowed, from the last one on.
+        // Merges the ranges that touch the new one, starting with the last.
         while let Some((&other, &other_end)) = self.ends.range(..=end).next_back()
             && other_end >= start
         {
@@ -26,7 +26,7 @@ impl Ranges {
         self.ends.insert(start, end);
     }
 
-    /// Takes the addresses from `start` to before `end` out.
+    /// Removes the addresses `start..end`.
     pub(super) fn remove(&mut self, start: u64, end: u64) {
         while let Some((from, to)) = self.overlap(start, end) {
             let (&other, &other_end) =
@@ -41,7 +41,7 @@ impl Ranges {
         }
     }
 
-    /// Returns the part of `start..end` that is in the set, as far as its first gap.
+    /// Returns the first contiguous part of `start..end` that is in the set.
     fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         if start >= end {
             return None;
@@ -61,7 +61,7 @@ impl Ranges {
         })
     }
 
-    /// Returns how many addresses there are.
+    /// Returns the number of addresses in the set.
     pub(super) fn bytes(&self) -> u64 {
         self.ends.iter().map(|(start, end)| end - start).sum()
     }
@@ -71,7 +71,7 @@ impl Ranges {
 mod tests {
     use super::*;
 
-    /// Against a plain set of numbers.
+    /// Compares the set with a plain set of numbers.
     #[test]
     fn it_is_a_set() {
         let mut random = 1_u64;

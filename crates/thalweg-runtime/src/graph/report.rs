@@ -1,15 +1,15 @@
-//! The memory of graphs, of one and of all of a pool, and the calls of the driver that a capture costs.
+//! The memory of a graph and of all graphs of a pool, and the driver calls that a capture costs.
 
 /// The memory of one graph, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GraphMemory {
     /// The bytes that the pool had reserved from the driver before the capture.
     pub reserved_before_bytes: u64,
-    /// The bytes that it had reserved after the capture.
+    /// The bytes that the pool had reserved after the capture.
     pub reserved_after_bytes: u64,
-    /// All that the capture allocated, each block for itself.
+    /// The sum of all blocks that the capture allocated.
     pub allocated_bytes: u64,
-    /// The addresses that these blocks took: less than the former where memory was reused within the capture.
+    /// The addresses that these blocks occupied: less than `allocated_bytes` if memory was reused within the capture.
     pub occupied_bytes: u64,
     /// The bytes that were held when the capture ended: the graph's outputs.
     pub output_bytes: u64,
@@ -22,11 +22,11 @@ pub struct GraphMemory {
 /// The memory of a pool, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolMemory {
-    /// The bytes that it has reserved from the driver.
+    /// The bytes that the pool has reserved from the driver.
     pub reserved_bytes: u64,
-    /// The bytes of it that callers hold: outputs.
+    /// The reserved bytes that callers hold: outputs.
     pub held_bytes: u64,
-    /// Its graphs, oldest first.
+    /// The pool's graphs, oldest first.
     pub graphs: Vec<GraphMemory>,
 }
 
@@ -35,8 +35,7 @@ pub struct PoolMemory {
 pub struct CaptureCost {
     /// The commands that were captured through Thalweg.
     pub commands: u64,
-    /// The number of times that the driver was asked where a stream stands in the capture, and behind which nodes a node
-    /// comes, beyond the commands themselves and what the allocator asks to use memory again. It grows with the commands,
-    /// and no faster.
+    /// The number of driver queries for the position of a stream in the capture and for the predecessors of a node, beyond the
+    /// commands themselves and the allocator's queries for the reuse of memory. It grows linearly with the commands.
     pub driver_calls: u64,
 }

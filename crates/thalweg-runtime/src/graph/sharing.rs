@@ -1,8 +1,8 @@
 //! Graphs of one pool that overwrite each other's outputs, and the pool's policy for it.
 //!
-//! Graphs that share a pool share addresses: what one needs only while it runs, another may use as well. An output is safe
-//! from the graphs that are captured while it is held. But a graph that was captured *earlier* may use the very addresses
-//! for something in between, and when it is replayed after the other, the output is gone:
+//! Graphs that share a pool share addresses: memory that one needs only while it runs may be used by another as well. An output
+//! is safe from graphs that are captured while it is held. But a graph that was captured *earlier* may use the same addresses for
+//! intermediate values, and when it is replayed after the other, the output is gone:
 //!
 //! ```text
 //! capture A   [ between ][ output a ]            `between` is free at the end of A
@@ -10,15 +10,15 @@
 //! replay  A, B, A                                the second A overwrites output b
 //! ```
 //!
-//! Which graph overwrites which output is known when a graph joins the pool, from the ranges that its commands write. So
-//! a graph that overwrites nothing pays one load per replay, and one that does looks at the outputs in its way: an output is
-//! in danger if its buffer is held, and it was replayed and not [released](super::Graph::release_outputs) since. What
-//! happens then is the pool's [`OverwritePolicy`].
+//! The outputs that a graph overwrites are known when it joins the pool, from the ranges that its commands write. So a graph that
+//! overwrites nothing pays one load per replay, and one that does checks the outputs in its way. An output is in danger if its
+//! buffer is held, and it was replayed and not [released](super::Graph::release_outputs) since. Then the pool's
+//! [`OverwritePolicy`] applies.
 //!
-//! An output that was overwritten when it was not wanted is *lost* until its graph is replayed again. A graph that was captured
-//! to read it is not replayed meanwhile.
+//! An output that was overwritten after it was released is *lost* until its graph is replayed again. A graph that was captured to
+//! read it is not replayed meanwhile.
 //!
-//! What is not here: the order of replays on different streams, which is the caller's affair as for any other work.
+//! The order of replays on different streams is not checked here: as for any other work, it is the caller's responsibility.
 
 use std::sync::atomic::Ordering;
 
@@ -29,7 +29,7 @@ use super::contract::Output;
 use super::members::{Hazard, Left, Member, Members, OverwritePolicy, Reads};
 use crate::{Buffer, Error, Result, Stream};
 
-/// The outputs that were put aside before a replay, each with the address that it goes back to.
+/// The outputs that were copied aside before a replay, each with the address that it is copied back to.
 #[derive(Default)]
 pub(super) struct Kept(SmallVec<[(Buffer, DevicePointer); 1]>);
 
@@ -40,11 +40,11 @@ impl Kept {
 }
 
 impl Members {
-    /// Prepares a replay of the graph on a stream: puts aside the outputs in its way that are to be kept.
+    /// Prepares a replay of the graph on a stream: copies aside the outputs in its way that must be kept.
     ///
     /// # Errors
-    /// If an output that it reads is lost; if it would overwrite one that is wanted, and that is to be refused; or if there is
-    /// no room to keep it.
+    /// If an output that the graph reads is lost; if the replay would overwrite an output that is needed, and the policy refuses
+    /// that; or if there is not enough memory to keep it.
     #[inline]
     pub(super) fn before_replay(&self, member: &Member, stream: &Stream, label: Label) -> Result<Kept> {
         for reads in &member.reads {
@@ -58,7 +58,7 @@ impl Members {
         Ok(Kept::default())
     }
 
-    /// Puts what is in danger aside, or refuses.
+    /// Copies the outputs in danger aside, or refuses the replay.
     #[cold]
     fn protect(&self, member: &Member, stream: &Stream, label: Label) -> Result<Kept> {
         let books = self.books();

@@ -1,12 +1,12 @@
-//! The commands of a capture, as they were submitted: what each does, and behind which others.
+//! The commands of a capture in the order of submission: the work of each, and the commands that it depends on.
 //!
-//! A driver's graph says little about its nodes, and says it slowly. What is written down here, while the commands pass by,
-//! names the nodes for people, and lets two captures be compared without the driver: where only a few kernels' arguments
-//! differ, only those need to be told to an executable ([`update`](super::update)).
+//! A driver's graph reports little about its nodes, and slowly. The list that is recorded here, as the commands are submitted,
+//! names the nodes for people, and lets two captures be compared without the driver. If only the arguments of a few kernels
+//! differ, only those need to be updated in an executable ([`update`](super::update)).
 //!
-//! Libraries may put nodes into a capture by themselves. Such a node is noticed when something that we see depends on it, the
-//! end of the capture at last; then the list is *partial*, and nothing is concluded from it. Unless it was declared what
-//! such nodes touch ([`Stream::declare`](crate::Stream::declare)), the graph cannot vouch for its replays either.
+//! Libraries may put nodes of their own into a capture. Such a node is noticed when something that we see depends on it, at the
+//! latest when the capture ends; then the list is *partial*, and nothing is concluded from it. Unless the ranges that such nodes
+//! touch were declared ([`Stream::declare`](crate::Stream::declare)), the graph cannot vouch for its replays either.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ pub(crate) enum Command<'a> {
     Launch(&'a Launch<'a>),
     /// Anything else.
     Other {
-        /// The operator and the line of source that asked for it.
+        /// The operator and the source line that requested the command.
         label: Label,
-        /// Every byte of device memory that it may touch.
+        /// Every byte of device memory that the command may touch.
         accesses: &'a [Access],
-        /// The parameters that make it differ from another one of its label, in bytes.
+        /// The parameters that distinguish the command from others of its label, in bytes.
         parameters: &'a [u8],
     },
 }
@@ -50,7 +50,7 @@ impl Command<'_> {
 pub(super) struct CapturedCommand {
     pub(super) node: GraphNodeHandle,
     pub(super) label: Label,
-    /// The places of those that it depends on, in the driver's order.
+    /// The indices of the commands that it depends on, in the driver's order.
     predecessors: SmallVec<[u32; 2]>,
     pub(super) work: Work,
 }
@@ -84,7 +84,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the launch again.
+    /// Returns the kernel as a launch.
     pub(super) fn launch(&self, label: Label) -> Launch<'_> {
         Launch {
             function: self.function,
@@ -105,29 +105,29 @@ pub(super) struct Steps {
     steps: Vec<CapturedCommand>,
     places: FxHashMap<GraphNodeHandle, u32>,
     is_partial: bool,
-    /// Nodes that are not steps, and of which it is known what they touch.
+    /// Nodes that are not steps, and whose ranges are known.
     declared: FxHashSet<GraphNodeHandle>,
     has_undeclared: bool,
 }
 
 impl Steps {
-    /// Looks whether all of these nodes are known.
+    /// Checks whether all of these nodes are known.
     pub(super) fn look(&mut self, nodes: &[GraphNodeHandle]) {
         let is_known = |node| self.places.contains_key(node) || self.declared.contains(node);
         self.has_undeclared |= !nodes.iter().all(is_known);
     }
 
-    /// Declares the ranges that these nodes touch, and those between them and the last known ones.
+    /// Declares the ranges that these nodes touch, and those of the nodes between them and the last known ones.
     pub(super) fn declare(&mut self, nodes: &[GraphNodeHandle]) {
         self.declared.extend(nodes);
     }
 
-    /// Returns whether the capture has nodes of which it is not known what they touch.
+    /// Returns whether the capture has nodes whose ranges are not known.
     pub(super) fn has_undeclared(&self) -> bool {
         self.has_undeclared
     }
 
-    /// Notes that A command was submitted behind the nodes `before`, and its stream now ends at the nodes `after`.
+    /// Notes that a command was submitted after the nodes `before`, and that its stream now ends at the nodes `after`.
     pub(super) fn submitted(
         &mut self,
         before: &[GraphNodeHandle],
@@ -143,7 +143,7 @@ impl Steps {
             return;
         };
         if self.places.contains_key(&node) {
-            // It became no node.
+            // The command did not become a node.
             return;
         }
         let work = match command {
@@ -165,8 +165,8 @@ impl Steps {
         self.steps.push(CapturedCommand { node, label: command.label(), predecessors, work });
     }
 
-    /// Notes that the capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be
-    /// updated.)
+    /// Notes that the capture ends at these nodes. (A conditional node counts as one that we do not see, because no node of its
+    /// kind can be updated.)
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
         self.look(nodes);
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));
@@ -181,17 +181,18 @@ impl Steps {
         self.steps.is_empty() && !self.is_partial
     }
 
-    /// Returns the step of this place.
+    /// Returns the command at this index.
     pub(super) fn step(&self, place: usize) -> &CapturedCommand {
         &self.steps[place]
     }
 
-    /// Returns the names of the nodes, in the order of submission.
+    /// Returns the handles of the nodes, in the order of submission.
     pub(super) fn nodes(&self) -> Arc<[GraphNodeHandle]> {
         self.steps.iter().map(|step| step.node).collect()
     }
 
-    /// Returns where the other graph's commands differ, if both are the same commands behind the same others.
+    /// Returns the indices of the commands that differ from the other graph's, if both graphs have the same commands with the
+    /// same dependencies.
     pub(super) fn differences(&self, other: &Self) -> Option<Vec<usize>> {
         let same_length = self.steps.len() == other.steps.len();
         if self.is_partial || other.is_partial || !same_length {
@@ -199,7 +200,7 @@ impl Steps {
         }
         let mut differences = Vec::new();
         for (place, (one, other)) in self.steps.iter().zip(&other.steps).enumerate() {
-            // A kernel that begins early has another kind of edge before it, and a node does not become cooperative.
+            // A programmatic dependent launch has another kind of incoming edge, and a node cannot become cooperative.
             if one.predecessors != other.predecessors || one.mode() != other.mode() {
                 return None;
             }
@@ -210,7 +211,7 @@ impl Steps {
         Some(differences)
     }
 
-    /// Gives the nodes of a description the labels that the driver does not know.
+    /// Adds to the nodes of a description the labels that the driver does not know.
     pub(super) fn name_nodes(&self, description: &mut GraphDescription) {
         for node in description.nodes.iter_mut().filter(|node| node.label.is_none()) {
             node.label = self.places.get(&node.handle).map(|place| self.steps[*place as usize].label);

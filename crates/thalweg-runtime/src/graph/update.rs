@@ -1,21 +1,21 @@
-//! Another capture for the same executable: told to it where it can be, instantiated again where it cannot.
+//! Updating an executable to another capture: in place where possible, by a new instantiation where not.
 //!
-//! To instantiate a graph takes several microseconds per node on a GPU. Where the shape of the graph is the same, an executable can
-//! be told what is different, for less: all of it at once, or single kernels. Which is possible and which is cheapest is
-//! decided here, in this order:
+//! Instantiating a graph takes several microseconds per node on a GPU. If the shape of the graph is the same, updating an
+//! executable takes less: all of it at once, or single kernels. This module chooses the cheapest way that is possible, in this
+//! order:
 //!
 //! | what differs | what is done |
 //! |---|---|
 //! | nothing | nothing |
-//! | the arguments of a few kernels | these kernels are told theirs |
+//! | the arguments of a few kernels | these kernel nodes are updated |
 //! | anything that the driver can change in place | the whole graph is updated |
 //! | the shape, or a node's kind | a new executable is made |
 //!
-//! The two captures are compared by what was written down of them ([`steps`](super::steps)); what that cannot tell, the driver
-//! decides. Whatever fails on the way is made good by the next row, and only the last one's failure is an error: then the graph
-//! is what it was, or, if a row before had begun, gets its own work again.
+//! The two captures are compared by their recorded commands ([`steps`](super::steps)); the driver decides about anything that
+//! these do not show. If a step fails, the next row is tried, and only a failure of the last one is an error. Then the graph is
+//! unchanged; if an earlier row had begun, it is updated back to its own work.
 //!
-//! Replays that were queued before an update do the old work.
+//! Replays that were queued before an update run the old work.
 
 use std::sync::Arc;
 
@@ -27,33 +27,33 @@ use super::{CaptureOptions, Graph};
 use crate::Result;
 use crate::stream::same_device;
 
-/// A kernel is updated by itself if no more than one in this many differ. To update one takes the driver about as long
-/// as to compare and change eight nodes of a whole graph.
+/// Kernels are updated one by one if at most one in this many differs. Updating one kernel takes the driver about as long as
+/// comparing and changing eight nodes of a whole graph.
 const FEW: usize = 8;
 
 /// The result of an update.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
-    /// Both captures were the same: nothing was to be done.
+    /// Both captures were equal: nothing was changed.
     Unchanged,
-    /// So many kernels were told their new arguments.
+    /// The number of kernel nodes whose arguments were updated.
     Kernels(usize),
-    /// The executable was told the whole graph.
+    /// The executable was updated from the whole graph.
     Whole,
-    /// A new executable was made; why the driver could not change the old one, where it was asked.
+    /// A new executable was made; with the reason why the driver could not update the old one, if it was tried.
     Instantiated(Option<UpdateReason>),
 }
 
 /// The numbers of updates by their outcomes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct UpdateCounts {
-    /// [`Update::Unchanged`].
+    /// The number of [`Update::Unchanged`].
     pub unchanged: u64,
-    /// [`Update::Kernels`].
+    /// The number of [`Update::Kernels`].
     pub kernels: u64,
-    /// [`Update::Whole`].
+    /// The number of [`Update::Whole`].
     pub whole: u64,
-    /// [`Update::Instantiated`].
+    /// The number of [`Update::Instantiated`].
     pub instantiated: u64,
 }
 
@@ -70,12 +70,12 @@ impl UpdateCounts {
 }
 
 impl Graph {
-    /// Becomes another captured graph, as cheaply as the driver allows. Later replays do its work, on its memory; those that
-    /// were queued before do theirs. Blocks while a new executable is built, if one is needed.
+    /// Updates this graph to another captured graph, as cheaply as the driver allows. Later replays run the new work, on its
+    /// memory; replays that were queued before run the old work. Blocks while a new executable is built, if one is needed.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if the other graph is of another device; the driver's, where not even a new executable can
-    /// be made. The graph is what it was then.
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if the other graph is of another device; the driver's
+    /// errors if not even a new executable can be made. Then the graph is unchanged.
     pub fn update(&mut self, captured: &CapturedGraph) -> Result<Update> {
         let device = &self.exec.device;
         same_device("graph update: the captured graph", device, &captured.content.device)?;
@@ -89,10 +89,11 @@ impl Graph {
         Ok(update)
     }
 
-    /// Captures a region anew, and becomes that graph. It allocates from this graph's pool unless the options name another.
+    /// Captures a region again, and updates this graph to it. The region allocates from this graph's pool unless the options name
+    /// another.
     ///
     /// # Errors
-    /// Those of [`capture`](Self::capture) and [`update`](Self::update). The graph is what it was then.
+    /// The errors of [`capture`](Self::capture) and [`update`](Self::update). Then the graph is unchanged.
     pub fn recapture<T>(
         &mut self,
         options: CaptureOptions,
@@ -107,12 +108,12 @@ impl Graph {
         Ok((self.update(&capture.end()?)?, result))
     }
 
-    /// Returns how often updates came to what.
+    /// Returns the number of updates by outcome.
     pub fn update_counts(&self) -> UpdateCounts {
         self.updates
     }
 
-    /// Tells single kernels what is new, if that is all. `None` if it is not, or did not work.
+    /// Updates the changed kernel nodes one by one. Returns `None` if other nodes changed or an update failed.
     fn told(&self, captured: &CapturedGraph, differences: Option<&[usize]>) -> Option<Update> {
         let differences = differences?;
         if differences.is_empty() {
@@ -138,7 +139,8 @@ impl Graph {
         driver.graph_exec_kernel_node_set_params(self.exec.handle, node, &kernel.launch(step.label))
     }
 
-    /// Tells the executable the whole graph, or makes a new one. `alike`: the nodes go by the same names in the same order.
+    /// Updates the executable from the whole graph, or makes a new one. `alike`: the nodes have the same handles in the same
+    /// order.
     fn told_whole(&mut self, captured: &CapturedGraph, alike: bool) -> Result<Update> {
         let driver = self.exec.device.driver();
         let told = driver.graph_exec_update(self.exec.handle, captured.content.template.handle);
@@ -149,7 +151,7 @@ impl Graph {
             return Ok(Update::Whole);
         }
         let made = captured.instantiate().map_err(|error| {
-            // Some kernels may have been told before. What they had was theirs a moment ago, so they take it again.
+            // Some kernels may have been updated already. Restore their old arguments, which the executable accepted before.
             let _ = driver.graph_exec_update(self.exec.handle, self.content.template.handle);
             error.context("graph update")
         });

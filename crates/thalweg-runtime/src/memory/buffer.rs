@@ -1,7 +1,7 @@
 //! [`Buffer`]: a piece of device memory.
 //!
-//! This module is a hub: memory of another library (`external`) and an output of a graph (`graph_output`) are two of the things
-//! that a buffer may own, and both give buffers out.
+//! This module is a hub: a buffer may own, among others, memory of another library (`external`) or an output of a graph
+//! (`graph_output`), and both modules return buffers.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use super::graph_output::GraphOutput;
 use crate::device::from_allocation;
 use crate::{Device, Result, Stream};
 
-/// A piece of device memory from the caching allocator, or of [another library](Self::external). It belongs to the stream it was allocated on: work there may use it
-/// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
-/// [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
+/// A piece of device memory from the caching allocator, or of [another library](Self::external). It belongs to the stream it was
+/// allocated on: work of that stream may use it immediately, and dropping it makes it available to later work of that stream. Use
+/// on another stream needs ordering (an event), and [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
 pub struct Buffer {
     pub(super) device: Device,
     pub(super) memory: Memory,
@@ -26,20 +26,21 @@ pub struct Buffer {
 pub(super) enum Memory {
     /// The buffer's own block.
     Owned(Block),
-    /// A graph pool's ([`OutputHandle`]).
+    /// Memory of a graph's pool ([`OutputHandle`]).
     GraphOutput(Arc<GraphOutput>),
-    /// Another library's.
+    /// Memory of another library.
     External(External),
 }
 
 impl Buffer {
-    /// Returns at least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
+    /// Returns at least `bytes` of device memory for work on `stream`. For 0 bytes it returns a null pointer and allocates
+    /// nothing.
     #[track_caller]
     pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
         Self::labelled(stream, bytes, Label::here("Buffer::new"))
     }
 
-    /// Allocates, with the operator and the line that reports name as the allocation.
+    /// Allocates memory with the operator and the line that reports name as the allocation.
     pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
         device.check_process("Buffer::new")?;
@@ -70,7 +71,7 @@ impl Buffer {
         }
     }
 
-    /// Returns the bytes that were asked for.
+    /// Returns the requested size in bytes.
     pub fn size_bytes(&self) -> u64 {
         match &self.memory {
             Memory::Owned(block) => block.requested_bytes(),
@@ -79,8 +80,8 @@ impl Buffer {
         }
     }
 
-    /// Says that work on `stream` uses the memory: after the drop it is not reused before the work that the stream has at
-    /// that moment is done.
+    /// Records that work on `stream` uses the memory: after the drop it is not reused until all work that is on the stream at
+    /// that moment is complete.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
         match &self.memory {
@@ -91,9 +92,9 @@ impl Buffer {
         self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
     }
 
-    /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call: an event is
-    /// recorded there *now*. After the drop the memory waits for that event, and for nothing that the stream does later.
-    /// Nothing blocks. See [`thalweg_memory::Block::record_use`].
+    /// Records that the work submitted to `stream` so far is the last that uses the memory, until the next call: an event is
+    /// recorded there *now*. After the drop the memory waits for that event, and not for later work of the stream. Nothing
+    /// blocks. See [`thalweg_memory::Block::record_use`].
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
         match &self.memory {
@@ -104,8 +105,8 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
-    /// Returns whether the memory is the buffer's own, and no stream but this one was said to use it: then what is queued there may write it
-    /// without waiting for others.
+    /// Returns whether the memory is the buffer's own and no use by a stream other than this one was recorded: then work queued
+    /// there may write it without waiting for others.
     pub fn is_used_only_on(&self, stream: &Stream) -> bool {
         match &self.memory {
             Memory::Owned(block) => block.is_used_only_on(stream.id()),
@@ -113,11 +114,11 @@ impl Buffer {
         }
     }
 
-    /// Creates a copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA
-    /// cannot make without a stream.)
+    /// Returns a copy of the memory's content, made in the order of `stream`, in newly allocated memory of that stream. (It takes
+    /// the place of `clone`, which CUDA cannot do without a stream.)
     ///
     /// # Errors
-    /// Those of an allocation and of a copy.
+    /// The errors of an allocation and of a copy.
     #[track_caller]
     pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
         let label = Label::here("duplicate");
@@ -133,7 +134,7 @@ impl Buffer {
     }
 }
 
-/// Allocates once more where memory was short and freed blocks are held back, which are given back first.
+/// Allocates again after memory was short, if freed blocks were held back: these are released first.
 #[cold]
 fn allocate_again(stream: &Stream, bytes: u64, mut error: AllocationError) -> Result<Block> {
     let device = stream.device();
@@ -146,7 +147,7 @@ fn allocate_again(stream: &Stream, bytes: u64, mut error: AllocationError) -> Re
     Err(from_allocation(device, error))
 }
 
-/// Returns the change of memory of a block that was handed out.
+/// Returns the memory event of a block that was handed out.
 fn taken(device: &Device, block: &Block) -> MemoryChange {
     MemoryChange {
         device: device.index(),
@@ -157,7 +158,7 @@ fn taken(device: &Device, block: &Block) -> MemoryChange {
     }
 }
 
-/// Returns the change of memory of a block that is about to go back.
+/// Returns the memory event of a block that is about to be freed.
 fn given_back(device: &Device, block: &Block) -> MemoryChange {
     let change = taken(device, block);
     let total_allocated = change.total_allocated.saturating_sub(block.size_bytes());
@@ -165,8 +166,8 @@ fn given_back(device: &Device, block: &Block) -> MemoryChange {
 }
 
 impl Drop for Buffer {
-    /// Reports the free before the block goes back: a moment later it may be another owner's. In a forked child nothing goes
-    /// back: it is the parent's, whose locks may be held by threads that are not there.
+    /// Reports the free before the block is returned: immediately afterwards it may have another owner. In a forked child nothing
+    /// is returned: the block is the parent's, whose locks may be held by threads that do not exist in the child.
     fn drop(&mut self) {
         if self.device.is_left() {
             return match &mut self.memory {

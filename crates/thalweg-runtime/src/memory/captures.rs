@@ -1,4 +1,4 @@
-//! The captures under way, as the allocators ask for them: numbers of captures and nodes are the driver's own.
+//! The captures under way, as the allocators query them: numbers of captures and nodes are the driver's own.
 
 use thalweg_driver::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
 use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError};
@@ -10,8 +10,8 @@ fn node_ids(nodes: Vec<GraphNodeHandle>) -> Vec<NodeId> {
 }
 
 impl DriverUpstream {
-    /// Returns what a stream captures; `None` if it does not. A capture that is broken will give no graph, and its nodes are
-    /// gone.
+    /// Returns the capture of a stream; `None` if it does not capture. A broken capture will not become a graph, and its nodes
+    /// are gone.
     fn capture(&self, stream: StreamId) -> thalweg_driver::Result<Option<CaptureInfo>> {
         let info = match self.driver.stream_capture_info(handle(stream)) {
             Ok(info) => info,
@@ -29,7 +29,7 @@ impl DriverUpstream {
         }
     }
 
-    /// Returns what a stream captures, or an error.
+    /// Returns the capture of a stream, or an error if it does not capture.
     fn capture_of_capturing(&self, stream: StreamId) -> Result<CaptureInfo, UpstreamError> {
         self.capture(stream).map_err(upstream_error)?.ok_or_else(|| {
             let detail = format!("{stream:?} does not capture");

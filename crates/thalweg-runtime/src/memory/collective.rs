@@ -1,4 +1,4 @@
-//! Memory that NCCL allocates as a source of segments, which are registered with communicators.
+//! Memory that NCCL allocates, as a source of segments, which are registered with communicators.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -10,8 +10,9 @@ use super::outside_capture;
 use super::upstream::{lock, upstream_error};
 use crate::{Communicator, Device, Label};
 
-/// Segments that NCCL allocates (`ncclMemAlloc`). All of them, also those to come, are registered with some communicators: NCCL's kernels then read and write
-/// them from other GPUs, with no copy between. With others those that there were at the call are registered as symmetric memory, which all ranks do together.
+/// Segments that NCCL allocates (`ncclMemAlloc`). With some communicators all segments are registered, including later ones:
+/// NCCL's kernels then access them from other GPUs without an intermediate copy. With others the segments that existed at the
+/// call are registered as symmetric memory, which all ranks do together.
 pub(crate) struct CollectiveMemory {
     driver: Arc<dyn Driver>,
     device: u32,
@@ -20,7 +21,7 @@ pub(crate) struct CollectiveMemory {
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they came.
+    /// The segments, in the order of their allocation.
     segments: Vec<Segment>,
     users: Vec<User>,
 }
@@ -31,11 +32,12 @@ struct Segment {
     bytes: u64,
 }
 
-/// A communicator that segments are registered with, and the call that asked for it. One that is gone has nothing registered.
+/// A communicator that segments are registered with, and the call that requested it. A dropped communicator has nothing
+/// registered.
 struct User {
     communicator: Weak<Communicator>,
     label: Label,
-    /// The addresses of those that are symmetric memory; `None` where all are registered, also those to come.
+    /// The addresses of the segments that are symmetric memory; `None` if all segments are registered, including later ones.
     symmetric: Option<Vec<u64>>,
 }
 
@@ -49,16 +51,16 @@ impl User {
     }
 }
 
-/// A segment that a communicator is to take, for this call.
+/// A segment that must be registered with a communicator, for this call.
 type Wanted = (Arc<Communicator>, Segment, Label);
 
-/// Registers segments with communicators: all of them, or none.
+/// Registers segments with communicators: all of them, or none if one fails.
 fn register_all(wanted: impl Iterator<Item = Wanted>, symmetric: bool) -> Result<()> {
     let mut done: Vec<(Arc<Communicator>, DevicePointer)> = Vec::new();
     for (communicator, Segment { address, bytes }, label) in wanted {
         let pointer = DevicePointer::new(address);
         if let Err(error) = communicator.register(pointer, bytes, symmetric, label) {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             done.iter().for_each(|(communicator, pointer)| drop(communicator.deregister(*pointer)));
             return Err(error);
         }
@@ -78,7 +80,7 @@ impl CollectiveMemory {
         state
     }
 
-    /// Registers all segments with a communicator, and those that come from now on. Returns whether they were not yet.
+    /// Registers all current and later segments with a communicator. Returns `false` if they were registered already.
     pub(crate) fn register(&self, communicator: &Arc<Communicator>, label: Label) -> Result<bool> {
         let mut state = self.state();
         if state.users.iter().any(|user| user.is(communicator)) {
@@ -89,8 +91,8 @@ impl CollectiveMemory {
         Ok(true)
     }
 
-    /// Registers the segments that there are, and were not at an earlier call, as symmetric memory. *Blocks* on GPUs until all ranks do. Returns whether they are
-    /// not registered otherwise.
+    /// Registers the segments that were added since the last such call as symmetric memory. *Blocks* on GPUs until all ranks do.
+    /// Returns `false` if they are registered in the other way.
     pub(crate) fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<bool> {
         let mut state = self.state();
         let place = state.users.iter().position(|user| user.is(communicator));
@@ -113,12 +115,12 @@ impl CollectiveMemory {
         Ok(true)
     }
 
-    /// Returns the sizes of the segments, in the order in which they came.
+    /// Returns the sizes of the segments, in the order of their allocation.
     pub(crate) fn segment_bytes(&self) -> Vec<u64> {
         self.state().segments.iter().map(|segment| segment.bytes).collect()
     }
 
-    /// Takes the registrations with a communicator back. Returns whether there were any.
+    /// Removes the registrations with a communicator. Returns whether there were any.
     pub(crate) fn deregister(&self, communicator: &Arc<Communicator>) -> Result<bool> {
         let mut state = self.state();
         let Some(place) = state.users.iter().position(|user| user.is(communicator)) else {
@@ -138,7 +140,7 @@ impl CollectiveMemory {
         let users = state.users.iter().filter(|user| user.symmetric.is_none());
         let users = users.filter_map(|user| Some((user.communicator.upgrade()?, segment, user.label)));
         if let Err(error) = register_all(users, false) {
-            // Nothing knows the memory yet.
+            // Nothing refers to the memory yet.
             let _ = self.driver.memory_free(pointer);
             return Err(error);
         }

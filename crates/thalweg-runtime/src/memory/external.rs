@@ -1,11 +1,12 @@
 //! Buffers over memory of other libraries.
 //!
-//! Such memory goes back when its owner is dropped, and only once work of this side that used it is done. No buffer waits for that when it is
-//! dropped: it records an event on each stream that used the memory, and leaves the owner in a list which later buffers of the kind look through.
+//! Such memory is released when its owner is dropped, and only after the runtime's work that used it is complete. A buffer does
+//! not wait for that when it is dropped: it records an event on each stream that used the memory, and puts the owner on a list,
+//! which later buffers of this kind check.
 //!
 //! # Invariants
-//! - An owner is dropped once, outside of the list's lock: its drop may come back here.
-//! - Where it cannot be told when the work is done (a capture, a device that is lost, a forked child), the owner is never dropped.
+//! - An owner is dropped once, outside of the list's lock, because its drop may call this module again.
+//! - If it cannot be determined when the work is complete (a capture, a lost device, a forked child), the owner is never dropped.
 
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};
@@ -18,12 +19,12 @@ use crate::{Event, Result, Stream};
 
 type Owner = Box<dyn Any + Send + Sync>;
 
-/// Owners of memory that no buffer has any more, with events behind the work that used it.
+/// The owners of memory that no buffer refers to any more, with events recorded after the work that used it.
 static LEAVING: Mutex<Vec<(Vec<Event>, Owner)>> = Mutex::new(Vec::new());
 
 /// The memory of a buffer that another library owns.
 pub(super) struct External {
-    /// There until the buffer is dropped.
+    /// The memory; `Some` until the buffer is dropped.
     memory: Option<ExternalMemory>,
     pointer: DevicePointer,
     size_bytes: u64,
@@ -47,7 +48,7 @@ impl External {
         }
     }
 
-    /// Gives the memory back when the streams are done with it.
+    /// Releases the memory when the streams are done with it.
     pub(super) fn give_back(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
@@ -63,7 +64,7 @@ impl External {
     }
 }
 
-/// Returns an event behind the work that a stream has; none where none can be recorded that the host may ask.
+/// Records an event after the current work of a stream; `None` if no event can be recorded that the host may query.
 fn recorded(stream: &Stream) -> Option<Event> {
     if stream.is_capturing().ok()? {
         return None;
@@ -71,7 +72,7 @@ fn recorded(stream: &Stream) -> Option<Event> {
     stream.record_event().ok()
 }
 
-/// Drops the owners whose work is done, this one among them if so.
+/// Drops the owners whose work is complete, including this one if its work is.
 fn leave(events: Vec<Event>, owner: Owner) {
     let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
     leaving.push((events, owner));
@@ -79,7 +80,7 @@ fn leave(events: Vec<Event>, owner: Owner) {
     collect();
 }
 
-/// Drops the owners whose work is done.
+/// Drops the owners whose work is complete.
 fn collect() {
     let is_done = |events: &[Event]| events.iter().all(|event| event.query().unwrap_or(false));
     let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,9 +91,9 @@ fn collect() {
 }
 
 impl Buffer {
-    /// Returns a buffer over memory of another library, without a copy. Work on `stream` may use it at once: what its owner has queued there
-    /// is ordered by the caller. When the buffer is dropped the owner is, too, as soon as the streams that used it are done: a later buffer of
-    /// this kind that is made or dropped sees to that.
+    /// Returns a buffer over memory of another library, without a copy. Work on `stream` may use it immediately; the caller must
+    /// order that work after the work that the memory's owner has queued. After the buffer is dropped, the owner is dropped as
+    /// soon as the streams that used it are done: later buffers of this kind check for that when they are made or dropped.
     ///
     /// # Errors
     /// In a forked child of the process that opened the device.

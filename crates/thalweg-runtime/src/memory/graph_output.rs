@@ -1,8 +1,8 @@
 //! [`OutputHandle`]: an output of a graph that a caller holds as a [`Buffer`].
 //!
-//! A replay writes its outputs to the addresses at which they were captured. A graph tree or a graphed callable gives that
-//! memory to its caller as a [`Buffer`] that owns no block: it keeps the pool alive, and with it the address. The tree keeps
-//! the [`OutputHandle`]. Before a replay overwrites the memory, the tree asks the handle whether the buffer was dropped; it
+//! A replay writes its outputs to the addresses at which they were captured. A graph tree or a graphed callable returns that
+//! memory to its caller as a [`Buffer`] that owns no block: it keeps the pool alive, and with it the address. The tree keeps the
+//! [`OutputHandle`]. Before a replay overwrites the memory, the tree checks the handle to see whether the buffer was dropped. It
 //! then makes its stream wait for the recorded uses, or moves an output that is still held to memory of its own.
 //!
 //! ```text
@@ -39,13 +39,13 @@ pub(super) struct GraphOutput {
 #[derive(Default)]
 struct OutputState {
     uses: SmallVec<[Use; 1]>,
-    /// The buffer's own memory, once it was moved out of the pool.
+    /// The buffer's own memory, after it was moved out of the pool.
     moved: Option<Buffer>,
-    /// An owner that must live as long as the buffer.
+    /// An object that must live as long as the buffer.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A use by a stream: up to an event, or all work that the stream has when the use is waited for.
+/// A use by a stream: up to an event, or all work that is on the stream when the use is waited for.
 struct Use {
     stream: Stream,
     event: Option<Event>,
@@ -75,7 +75,7 @@ impl GraphOutput {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a use by a stream: as an event, or, where none can be recorded (in a capture, say), as the whole stream.
+    /// Records a use by a stream: as an event, or, if none can be recorded (in a capture, say), as the whole stream.
     pub(super) fn record(&self, stream: &Stream, kind: UseKind) {
         self.pool.was_replayed_on(&[stream.id()]);
         let event = match (kind, stream.is_capturing()) {
@@ -112,7 +112,7 @@ impl GraphOutput {
 }
 
 impl OutputHandle {
-    /// Returns where the memory is.
+    /// Returns the address of the memory.
     pub fn pointer(&self) -> DevicePointer {
         self.0.pointer()
     }
@@ -127,7 +127,7 @@ impl OutputHandle {
         self.0.is_dropped.load(Ordering::Acquire)
     }
 
-    /// Returns whether this is the handle of `buffer`, which still lies in the pool.
+    /// Returns whether this is the handle of `buffer`, and the buffer is still in the pool.
     pub fn is_of(&self, buffer: &Buffer) -> bool {
         matches!(&buffer.memory, Memory::GraphOutput(output) if Arc::ptr_eq(output, &self.0))
             && !self.0.has_moved()
@@ -143,9 +143,9 @@ impl OutputHandle {
         })
     }
 
-    /// Copies the output to memory of the buffer's own, so that the pool's may be overwritten. Asynchronous on `stream`, which
-    /// must be ordered behind the work that wrote the output. To the buffer's holder this is a write in place: later use on
-    /// other streams must be ordered behind `stream`, and recorded.
+    /// Copies the output to memory of the buffer's own, so that the pool's memory may be overwritten. Asynchronous on `stream`,
+    /// which must be ordered after the work that wrote the output. To the buffer's holder this is a write in place: later use on
+    /// other streams must be ordered after `stream`, and recorded.
     pub fn move_out(&self, stream: &Stream) -> Result<()> {
         if self.0.has_moved() {
             return Ok(());
@@ -157,7 +157,7 @@ impl OutputHandle {
             stream.copy_on_device(copy.pointer(), old, size_bytes, label)?;
         }
         if let Some(instrument) = stream.device().instrument() {
-            // What writes the pool's memory next is ordered behind the copy, whatever stream the memory was handed out for.
+            // The next writer of the pool's memory is ordered after the copy, whatever stream the memory was handed out for.
             instrument.block_recorded(old.address(), stream.handle(), UseKind::UntilFree, label);
             instrument.block_freed(old.address(), None);
         }
@@ -167,8 +167,8 @@ impl OutputHandle {
         Ok(())
     }
 
-    /// Keeps something alive until the buffer is dropped: the blocks of the memory, where the handle may be dropped first and
-    /// others allocate from the pool.
+    /// Keeps an object alive until the buffer is dropped: the blocks of the memory, if the handle may be dropped first and others
+    /// allocate from the pool.
     pub fn keep(&self, kept: Arc<dyn Any + Send + Sync>) {
         self.0.state().kept = Some(kept);
     }
@@ -176,7 +176,7 @@ impl OutputHandle {
 
 impl GraphPool {
     /// Returns a buffer over memory of the pool that a replay on `stream` is about to write: `size_bytes` from `pointer` on,
-    /// which no other buffer may hold. Call this before the replay.
+    /// which no other buffer may own. Call this before the replay.
     pub fn output_buffer(
         &self,
         pointer: DevicePointer,
@@ -195,14 +195,14 @@ impl GraphPool {
 }
 
 impl GraphPool {
-    /// Returns whether a buffer's own memory is of the pool. 0 bytes are of every pool.
+    /// Returns whether a buffer owns memory of the pool. A buffer of 0 bytes belongs to every pool.
     pub fn owns(&self, buffer: &Buffer) -> bool {
         matches!(&buffer.memory, Memory::Owned(block) if block.is_null() || block.pool() == Some(self.id()))
     }
 
-    /// Tells the sanitizer that the caller is responsible for the memory of other captures, live or freed, that the graph which
-    /// `stream` captures uses: at each replay, the graphs that write it were replayed before, and nothing else has written it
-    /// since. Without this, such a use is reported as a dead input of the graph.
+    /// Declares to the sanitizer that the caller is responsible for the memory of other captures, live or freed, that the graph
+    /// which `stream` captures uses: at each replay, the graphs that write it have been replayed before, and nothing else has
+    /// written it since. Without this, such a use is reported as a dead input of the graph.
     pub fn vouch(&self, stream: &Stream) {
         if let Some(instrument) = self.device().instrument() {
             instrument.capture_vouched(stream.handle());
@@ -211,10 +211,11 @@ impl GraphPool {
 }
 
 impl Buffer {
-    /// Turns a buffer that was allocated in a capture into an output of the graph, whose owner gets the memory and the handle.
+    /// Turns a buffer that was allocated in a capture into an output of the graph, and returns its memory and its handle to the
+    /// graph's owner.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the buffer is a graph's output already.
+    /// [`Error::is_invalid_argument`] if the buffer is already a graph's output.
     pub fn make_graph_output(
         &mut self,
         pool: &GraphPool,

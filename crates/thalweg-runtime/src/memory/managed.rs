@@ -1,4 +1,4 @@
-//! Managed memory as a source of segments: what `use_uvm` puts behind a pool.
+//! Managed memory as a source of segments: the source of a pool with `use_uvm`.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use super::outside_capture;
 use super::upstream::upstream_error;
 use crate::Device;
 
-/// Segments of managed memory: their pages move between the device and the host as they are touched, so a pool that takes
-/// its segments from here may hold more than the device has room for. Pages prefer to be on the device, and the host finds
-/// those that are there without moving them, where the device can do that.
+/// Segments of managed memory: their pages move between the device and the host as they are touched, so a pool with this source
+/// may contain more memory than the device has. Pages prefer to be on the device, and the host accesses those that are there
+/// without moving them, if the device supports that.
 #[derive(Debug)]
 pub struct ManagedMemory {
     driver: Arc<dyn Driver>,
@@ -20,7 +20,7 @@ pub struct ManagedMemory {
 }
 
 impl ManagedMemory {
-    /// Returns the managed memory of a device. Whether it has any shows when some is asked for.
+    /// Returns the managed memory of a device. Whether the device supports it shows at the first allocation.
     pub fn new(device: &Device) -> Self {
         let takes_advice = device.properties().concurrent_managed_access;
         Self { driver: device.driver().clone(), device: device.index(), takes_advice }
@@ -43,7 +43,7 @@ impl SegmentSource for ManagedMemory {
             match self.advise(pointer, bytes) {
                 Ok(()) => Ok(pointer.address()),
                 Err(error) => {
-                    // Nothing knows the memory yet; the first error is the one to tell.
+                    // Nothing refers to the memory yet; the first error is the one to report.
                     let _ = self.driver.memory_free(pointer);
                     Err(error)
                 }

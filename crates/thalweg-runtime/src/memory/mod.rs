@@ -1,7 +1,7 @@
-//! Memory: the driver as the allocators' upstream, and [`Buffer`], what a tensor holds.
+//! Memory: the driver as the allocators' upstream, and [`Buffer`], the memory of a tensor.
 //!
-//! [`DriverUpstream`] is the only place where the allocators' words (segments, pages, stream numbers) and the driver's
-//! (pointers, physical memory, streams) meet. Each of its modules implements one trait of `thalweg_memory`.
+//! [`DriverUpstream`] is the only place that connects the allocators' terms (segments, pages, stream numbers) with the driver's
+//! (pointers, physical memory, streams). Each of its modules implements one trait of `thalweg_memory`.
 
 mod buffer;
 mod captures;

@@ -1,8 +1,8 @@
-//! Addresses apart from memory: the driver's virtual memory as the allocators ask for it.
+//! The driver's virtual memory, as the allocators use it: addresses and physical memory are managed separately.
 //!
-//! These calls are allowed in every capture and are a part of none, so nothing is wrapped here. A page is one piece of
-//! physical memory, made so that it can be shared with another process, and registered with a network adapter (GPUDirect RDMA), where
-//! the device can do that, as plain memory can: making it so costs nothing, and memory that was made otherwise never can.
+//! These calls are allowed in every capture and are not captured, so they need no wrapper here. A page is one piece of physical
+//! memory. If the device supports it, pages can be shared with another process, and registered with a network adapter (GPUDirect
+//! RDMA), as plain memory can: this costs nothing, and cannot be added to a page later.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
 
 impl DriverUpstream {
-    /// Maps the pages side by side and opens them to the device and its peers. On an error some of them may be mapped: how many bytes.
+    /// Maps the pages contiguously and makes them accessible to the device and its peers. On an error some of them may be mapped:
+    /// the error includes the number of bytes.
     fn map_and_open(
         &self,
         start: DevicePointer,
@@ -28,7 +29,7 @@ impl DriverUpstream {
                 .map_err(|error| (mapped, error))?;
             mapped += page_bytes;
         }
-        // One call for all: on a GPU it costs half of what a call a page does.
+        // One call for all pages: on a GPU it costs half as much as one call per page.
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         for device in std::iter::once(self.device).chain(peers.iter().copied()) {
             self.driver
@@ -41,7 +42,7 @@ impl DriverUpstream {
 
 impl VirtualMemory for DriverUpstream {
     fn granularity_bytes(&self) -> u64 {
-        // `virtual_memory` has asked the driver and was told that there is some.
+        // `virtual_memory` has queried the driver, which reported support.
         self.properties().map_or(1 << 21, |properties| properties.virtual_memory_granularity_bytes)
     }
 
@@ -64,7 +65,7 @@ impl VirtualMemory for DriverUpstream {
     }
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
-        // The lock is held meanwhile: once the page is gone, its number may be another's.
+        // The lock is held meanwhile: once the page is released, its number may be reused.
         let mut descriptors = lock(&self.descriptors);
         self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)?;
         // An exported file keeps the memory alive on a GPU.
@@ -88,7 +89,7 @@ impl VirtualMemory for DriverUpstream {
         }
         match self.driver.memory_unmap(start, mapped) {
             Ok(()) => Err(upstream_error(error)),
-            // The device is beyond help, most likely: the reader should know that the range is not empty.
+            // Most likely the device is unusable; the error must report that the range is not empty.
             Err(second) => {
                 let more =
                     format!("and {mapped} bytes stay mapped at {address:#x}, since undoing failed: {second}");

@@ -1,11 +1,13 @@
-//! [`Quarantine`]: freed blocks that are not reused for a while, so that a pointer which is used too long meets memory without an owner.
+//! [`Quarantine`]: freed blocks that are not reused for a while, so that a pointer which is used after the free points to memory
+//! without an owner.
 //!
-//! An allocator gives the bytes that a stream freed last to the stream's next request. A stale pointer then reads and
-//! writes what belongs to another, in an order that is right for the other, and no sanitizer can tell it from a good one. Address
+//! An allocator serves a stream's next request with the bytes that the stream freed last. A stale pointer then accesses memory of
+//! the new owner, in an order that is right for the new owner, and no sanitizer can distinguish it from a valid one. Address
 //! sanitizers hold freed memory back for that reason; so do checks ([`Check::quarantine`](crate::sim::Check::quarantine)).
 //!
-//! Of the memory of private pools that is held back which is freed outside captures: outputs of a graph that were dropped, which another
-//! capture into the pool may get. What is freed within a capture is not: the rest of it has it again at every replay.
+//! Memory of private pools is held back if it is freed outside captures: outputs of a graph that were dropped, which another
+//! capture into the pool may reuse. Memory that is freed within a capture is not held back: the rest of the capture reuses it at
+//! every replay.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -14,10 +16,10 @@ use thalweg_memory::Block;
 
 use super::upstream::lock;
 
-/// The part of the device's memory that is held back at most: one in so many bytes.
+/// The maximum share of the device's memory that is held back: one in this many bytes.
 const SHARE: u64 = 4;
 
-/// The number of blocks that are held back at most.
+/// The maximum number of blocks that are held back.
 const MOST_BLOCKS: usize = 4096;
 
 /// The freed blocks of a device that are held back.
@@ -28,25 +30,25 @@ pub(crate) struct Quarantine {
 
 #[derive(Default)]
 struct Held {
-    /// The one that was freed last is the last.
+    /// The blocks, in the order of their frees.
     blocks: VecDeque<Block>,
     bytes: u64,
 }
 
 impl Quarantine {
-    /// Holds nothing back yet, and a share of a device's memory at most.
+    /// Creates an empty quarantine, which holds back at most a share of a device's memory.
     pub(crate) fn new(device_bytes: u64) -> Self {
         Self { most_bytes: device_bytes / SHARE, held: Mutex::default() }
     }
 
-    /// Takes a block that is being dropped, and gives back those that were freed first, if it is too much now.
+    /// Holds back a block that is being dropped, and releases the oldest blocks if the limits are exceeded.
     pub(super) fn hold(&self, block: &mut Block) {
         let bytes = block.size_bytes();
         if block.is_null() || bytes > self.most_bytes {
             return;
         }
         let Some(kept) = block.hold_back() else { return };
-        // Dropped when the lock is free again: the allocator calls out.
+        // Dropped after the lock is released, because the allocator calls out.
         let mut outlived = Vec::new();
         let mut held = lock(&self.held);
         held.bytes += bytes;
@@ -59,7 +61,7 @@ impl Quarantine {
         drop(held);
     }
 
-    /// Gives everything back, and says whether there was anything.
+    /// Releases all blocks, and returns whether there were any.
     pub(crate) fn give_back(&self) -> bool {
         let held = std::mem::take(&mut *lock(&self.held));
         !held.blocks.is_empty()

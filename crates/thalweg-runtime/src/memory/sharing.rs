@@ -1,15 +1,16 @@
-//! Memory that several processes have: the driver's part of it, and [`SharedBuffer`].
+//! Memory that is shared between processes: the driver's part of it, and [`SharedBuffer`].
 //!
-//! [`Buffer::share`] gives bytes, which the program sends by whatever means; [`Device::open_shared`] of another process gives
-//! the same memory there. The bytes are PyTorch's, as `thalweg_memory` writes them: one handle for plain memory, a handle per page
-//! for memory of growing segments.
+//! [`Buffer::share`] returns bytes, which the program sends by whatever means; [`Device::open_shared`] in another process opens
+//! the same memory there. The bytes have PyTorch's format, as `thalweg_memory` writes it: one handle for plain memory, one handle
+//! per page for memory of growing segments.
 //!
-//! - The descriptor of an exported page is opened once and closed with the page: a receiver may come for it at any time
-//!   between. It comes by the number of this process, which therefore has to be there, and the receiver be allowed to trace it.
-//! - A plain handle does not say how much memory it stands for: the driver is asked when it is open.
+//! - The descriptor of an exported page is opened once and closed with the page: a receiver may fetch it at any time in between.
+//!   It fetches it through the number of this process, so this process must still run, and the receiver must be allowed to trace
+//!   it.
+//! - A plain handle does not contain the size of its memory: the driver is queried when it is open.
 //!
-//! What is not here: sending the bytes, order between processes (both synchronise, or share an event by other means), and
-//! keeping the memory alive for a receiver: the buffer that was shared lives until the other side has closed it.
+//! Not covered here: sending the bytes; order between processes (both synchronise, or share an event by other means); and keeping
+//! the memory alive for a receiver: the shared buffer must live until the other side has closed it.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -76,28 +77,29 @@ impl MemorySharing for DriverUpstream {
     }
 }
 
-/// A buffer as another process may be given it: all three are to be sent, and which device it is on.
+/// The data that another process needs to open a buffer: send all three fields, and the number of the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedHandle {
     /// The bytes that another process opens, in PyTorch's format.
     pub bytes: Vec<u8>,
-    /// The distance from the beginning of that to the buffer, in bytes.
+    /// The distance from the beginning of the opened memory to the buffer, in bytes.
     pub offset_bytes: u64,
     /// The size of the buffer, in bytes.
     pub size_bytes: u64,
 }
 
 impl Buffer {
-    /// Returns what another process needs to open this memory (`shareIpcHandle`). The buffer must live until no process has it
-    /// open any more. Other buffers may lie in the same segment or the same pages: a process that opens this one can touch those.
+    /// Returns the handle with which another process opens this memory (`shareIpcHandle`). The buffer must live until no process
+    /// has it open any more. Other buffers may be in the same segment or the same pages: a process that opens this one can access
+    /// those.
     ///
-    /// Plain memory takes one handle. Memory of a growing segment takes an open file descriptor for each of its pages, which stays
-    /// open while the page is there: to share large buffers, turn `expandable_segments` off. Nothing is synchronised: what the
-    /// receiver is to see must be done before it looks.
+    /// Plain memory takes one handle. Memory of a growing segment takes an open file descriptor for each of its pages, which
+    /// stays open while the page exists: to share large buffers, turn `expandable_segments` off. Nothing is synchronised: the
+    /// writes that the receiver should see must be complete before it reads.
     ///
     /// # Errors
-    /// If there is nothing to share (0 bytes), or the memory cannot be shared: that of the driver's stream-ordered allocator,
-    /// of a pool with a source of its own, of an output of a graph, or of a device without the means.
+    /// If there is nothing to share (0 bytes), or the memory cannot be shared: memory of the driver's stream-ordered allocator,
+    /// of a pool with a source of its own, of an output of a graph, or of a device without support for sharing.
     pub fn share(&self) -> Result<SharedHandle> {
         let (device, size_bytes) = (self.device(), self.size_bytes());
         let Memory::Owned(block) = &self.memory else {
@@ -115,16 +117,17 @@ impl Buffer {
 }
 
 impl Device {
-    /// Opens memory of this device that another process shared (`getIpcDevPtr`), or finds it open already. May block. The
-    /// buffer there must still live. A GPU does not open plain memory of the process itself, and the simulator opens no
-    /// memory of others.
+    /// Opens memory of this device that another process shared (`getIpcDevPtr`), or reuses it if it is open already. May block.
+    /// The buffer there must still live. A GPU does not open plain memory of the same process, and the simulator does not open
+    /// memory of other processes.
     ///
-    /// The bytes may come from anywhere: what is not a handle, or stands for memory that is gone or elsewhere, is an error, and so
-    /// is a size that does not fit.
+    /// The bytes may come from an untrusted source: bytes that are not a handle, a handle of memory that is gone or of another
+    /// device, and a size that does not fit are errors.
     ///
     /// # Errors
-    /// If the bytes are not a handle, or the buffer is not within what they stand for; or the driver's, or the operating system's
-    /// where this process may not have the other's file descriptors. Then nothing is open that was not before.
+    /// If the bytes are not a handle, or the buffer is not within the memory of the handle; or the driver's error, or the
+    /// operating system's if this process may not fetch the other's file descriptors. Then everything that was opened is closed
+    /// again.
     pub fn open_shared(&self, handle: &SharedHandle) -> Result<SharedBuffer> {
         let SharedHandle { bytes, offset_bytes, size_bytes } = handle;
         let decoded =
@@ -134,7 +137,7 @@ impl Device {
                           have it, on this device";
             in_context(self, error, format!("{self}: opening {size_bytes} bytes that were shared ({advice})"))
         })?;
-        // Where the handle does not say how large the memory is, the driver knows.
+        // If the handle does not contain the size of the memory, the driver knows it.
         let extent_bytes = match decoded.extent_bytes() {
             Some(bytes) => bytes,
             None => {
@@ -158,9 +161,8 @@ fn in_context(device: &Device, error: AllocationError, context: String) -> Error
     from_allocation(device, error).context(context)
 }
 
-/// Memory that another process shared. It belongs to no stream and comes from no cache. The last drop of what was opened by
-/// one handle closes it, and *blocks* until the recorded streams are through with it; during a capture it stays open for as
-/// long as the process lives.
+/// Memory that another process shared. It belongs to no stream and comes from no cache. Dropping the last user of a handle closes
+/// it, and *blocks* until the recorded streams are done with it; during a capture it stays open for as long as the process lives.
 #[derive(Debug)]
 pub struct SharedBuffer {
     device: Device,
@@ -175,18 +177,18 @@ impl SharedBuffer {
         &self.device
     }
 
-    /// Returns the address in this process: another one than in the process that shared it, as a rule.
+    /// Returns the address in this process, which usually differs from that in the process that shared it.
     pub fn pointer(&self) -> DevicePointer {
         self.pointer
     }
 
-    /// Returns the bytes that were shared.
+    /// Returns the size of the shared buffer in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Says that work on `stream` uses the memory: it stays open until the work that the stream has by the drop is done. Every
-    /// stream that uses it has to be recorded.
+    /// Records that work on `stream` uses the memory: it stays open until the work that is on the stream at the drop is complete.
+    /// Every stream that uses the memory has to be recorded.
     pub fn record_stream(&self, stream: &Stream) {
         self.memory.record_stream(stream.id());
     }

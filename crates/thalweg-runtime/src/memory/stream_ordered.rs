@@ -1,7 +1,7 @@
-//! The driver's stream-ordered allocator, as the allocators ask for it.
+//! The driver's stream-ordered allocator, as the allocators use it.
 //!
-//! Each device has a pool of its own, made at the first request: the driver's default pool is shared with every other
-//! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
+//! Each device has a pool of its own, made at the first request: the driver's default pool is shared with every other library of
+//! the process, whose settings would affect ours. The pool keeps freed memory until it is trimmed.
 
 use thalweg_driver::{DevicePointer, PoolHandle};
 use thalweg_memory::{Reserved, StreamId, StreamOrdered, UpstreamError};

@@ -1,4 +1,4 @@
-//! The driver as the allocators' upstream, on a simulated device: what the traits promise, and what a failure leaves.
+//! The driver as the allocators' upstream, on a simulated device: the guarantees of the traits, and the state after a failure.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Fixture {
         (0..count).map(|_| self.upstream.create_page(self.page).expect("a page")).collect()
     }
 
-    /// Holds the stream up until the sender is dropped.
+    /// Blocks the stream until the sender is dropped.
     fn gate(&self, stream: StreamHandle) -> std::sync::mpsc::Sender<()> {
         let (open, wait) = std::sync::mpsc::channel::<()>();
         let wait = std::sync::Mutex::new(wait);
@@ -111,7 +111,7 @@ fn a_map_that_fails_leaves_nothing_mapped() {
     upstream.map(range, *page, &pages[..2]).expect("the range is empty, and the pages are whole");
     upstream.unmap(range, 2 * page).expect("both");
 
-    // A range that is taken further on: the pages before that place are taken back.
+    // A range of which a later part is taken: the pages that were mapped before it are unmapped again.
     upstream.map(range + 2 * page, *page, &pages[1..2]).expect("the third place");
     let trio = [pages[0], fixture.pages(1)[0], pages[1]];
     assert!(upstream.map(range, *page, &trio).is_err());
@@ -199,14 +199,14 @@ fn captures_are_walked_back_from_their_ends() {
     assert_eq!(upstream.predecessors(id, nodes[2]).expect("one"), [nodes[1]]);
     assert_eq!(upstream.predecessors(id, nodes[1]).expect("one"), [nodes[0]]);
     assert_eq!(upstream.predecessors(id, nodes[0]).expect("none"), []);
-    // Another stream joins, and is the same capture.
+    // Another stream joins, and belongs to the same capture.
     let (other, other_id) = fixture.stream();
     let event = driver.event_create(0, Default::default()).expect("an event");
     driver.event_record(event, stream).expect("recorded");
     driver.stream_wait_event(other, event).expect("joined");
     assert_eq!(upstream.capture_of(other_id).expect("an answer"), Some(capture));
     assert_eq!(upstream.terminals(other_id).expect("nodes"), [nodes[2]]);
-    // A broken capture is neither one nor none.
+    // A broken capture counts neither as a capture nor as none.
     assert!(driver.stream_synchronize(stream).is_err());
     assert!(upstream.capture_of(id).is_err());
     assert!(driver.stream_end_capture(stream).is_err());
@@ -221,7 +221,7 @@ fn managed_segments_are_memory_and_go_back() {
     let managed = ManagedMemory::new(&device);
     let stream = device.default_stream().handle();
     let free_bytes = driver.memory_info(0).expect("figures").free_bytes;
-    // A capture of another stream forbids allocation to every thread, and is left in peace.
+    // A capture of another stream forbids allocation to every thread, and must not be disturbed.
     let capturing = driver.stream_create(0, 0).expect("a stream");
     driver.stream_begin_capture(capturing, CaptureMode::Global).expect("a capture");
     let address = managed.allocate(4 << 20, StreamId::from_raw(stream.raw())).expect("managed memory");

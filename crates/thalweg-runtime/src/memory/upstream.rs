@@ -1,9 +1,9 @@
 //! The driver as the source of segments, pinned memory and events.
 //!
-//! # Streams that are gone
-//! An allocator may name a stream whose handle was given up since ([`ForgottenStreams`]): memory outlives the streams that
-//! used it. What is asked of such a stream is asked of a *stand-in*, a stream of our own that is made to wait for the last
-//! work of the forgotten one. Several threads may use it at a time, and then wait for more than they need.
+//! # Destroyed streams
+//! An allocator may name a stream whose handle was released since ([`ForgottenStreams`]): memory outlives the streams that used
+//! it. Requests for such a stream are made to a *stand-in*, a stream of our own that waits for the last work of the forgotten
+//! one. Several threads may use it at a time, and then wait for more than they need.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -24,24 +24,24 @@ use thalweg_memory::{
 use super::outside_capture;
 use crate::forgotten::{ForgottenStreams, LastWork};
 
-/// A driver as what the allocators stand on.
+/// A driver as the upstream of the allocators.
 pub(crate) struct DriverUpstream {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) device: u32,
     forgotten: Arc<ForgottenStreams>,
-    /// Stands for forgotten streams; made when first needed.
+    /// The stream that stands in for forgotten streams, made at first use.
     stand_in: Mutex<Option<StreamHandle>>,
     events: Mutex<EventCache>,
-    /// The stream-ordered pool; made when first needed.
+    /// The stream-ordered pool, made at first use.
     pub(super) pool: Mutex<Option<PoolHandle>>,
-    /// The descriptors by which other processes open exported pages; open until the page is destroyed.
+    /// The descriptors through which other processes open exported pages; open until the page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
-    /// Begins anywhere, and grows whenever one of them is closed: its number may be another's then.
+    /// A counter with a random start that grows whenever a descriptor is closed, since its number may then be reused.
     pub(super) serial: AtomicU64,
     properties: OnceLock<DeviceProperties>,
-    /// The devices that mapped memory is open to, beside the device itself.
+    /// The devices, besides the device itself, that mapped memory is accessible to.
     pub(super) peers: RwLock<Vec<u32>>,
-    /// Those of them that what was mapped before is open to, too.
+    /// The peers that earlier mappings are accessible to, too.
     open_to: RwLock<Vec<u32>>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct DriverUpstream {
 struct EventCache {
     /// The device of every event that was made.
     device_of: FxHashMap<EventHandle, u32>,
-    /// The free ones, by device.
+    /// The unused events, by device.
     spare: FxHashMap<u32, Vec<EventHandle>>,
 }
 
@@ -90,7 +90,7 @@ impl DriverUpstream {
         }
     }
 
-    /// Opens what is mapped from now on to another device.
+    /// Makes all later mappings accessible to another device.
     pub(crate) fn add_peer(&self, peer: u32) {
         let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
         if !peers.contains(&peer) {
@@ -98,17 +98,18 @@ impl DriverUpstream {
         }
     }
 
-    /// Returns whether all mapped memory is open to another device.
+    /// Returns whether all mapped memory is accessible to another device.
     pub(crate) fn is_open_to(&self, peer: u32) -> bool {
         self.open_to.read().unwrap_or_else(PoisonError::into_inner).contains(&peer)
     }
 
-    /// Notes that all mapped memory is open to another device.
+    /// Notes that all mapped memory is accessible to another device.
     pub(crate) fn set_open_to(&self, peer: u32) {
         self.open_to.write().unwrap_or_else(PoisonError::into_inner).push(peer);
     }
 
-    /// Returns what the device can do, if the driver says. (The cache of pinned memory never asks, so it makes no context.)
+    /// Returns the device's properties, if the driver reports them. (The cache of pinned memory never calls this, so it creates
+    /// no context.)
     pub(super) fn properties(&self) -> Option<&DeviceProperties> {
         if self.properties.get().is_none() {
             let properties = self.driver.device_properties(self.device).ok()?;
@@ -117,7 +118,7 @@ impl DriverUpstream {
         self.properties.get()
     }
 
-    /// Returns the stream that stands behind all work of `stream`: itself, while it is there.
+    /// Returns a stream that is ordered after all work of `stream`: the stream itself, if it still exists.
     pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_driver::Result<StreamHandle> {
         let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
         let last = self.forgotten.last_work(stream);
@@ -136,8 +137,8 @@ impl DriverUpstream {
         Ok(stand_in)
     }
 
-    /// Blocks until the work that the stream was given is done. A stream that captures cannot be waited for: that would
-    /// break the capture, so it is refused before.
+    /// Blocks until the work that was submitted to the stream is complete. Refuses a stream that captures, because waiting for it
+    /// would break the capture.
     pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_driver::Result<()> {
         let driver = &self.driver;
         if self.forgotten.is_transient(stream) {
@@ -161,7 +162,7 @@ impl DriverUpstream {
         outside_capture(driver, || driver.stream_synchronize(stream))
     }
 
-    /// Returns whether the stream is gone, and was not capturing when it went.
+    /// Returns whether the stream is destroyed, and was not capturing at the time.
     pub(super) fn left_no_capture(&self, stream: StreamHandle) -> bool {
         let is_gone = self.driver.stream_device(stream).is_err();
         is_gone && !matches!(self.forgotten.last_work(stream), Some(LastWork::Unknown))
@@ -273,7 +274,7 @@ impl HostUpstream for DriverUpstream {
 }
 
 impl Drop for DriverUpstream {
-    /// Frees what is left. If the driver has lost its context it has lost these too, and its answers say nothing new.
+    /// Frees the remaining resources. If the driver has lost its context it has lost these too, so its errors are ignored.
     fn drop(&mut self) {
         for event in lock(&self.events).device_of.keys() {
             let _ = self.driver.event_destroy(*event);

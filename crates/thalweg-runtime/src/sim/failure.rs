@@ -1,4 +1,4 @@
-//! The report of a check: the problem, the smallest plan that shows it, and how to see it again.
+//! The report of a check: the problem, the smallest plan that shows it, and instructions to reproduce it.
 
 use std::fmt;
 
@@ -10,40 +10,40 @@ use super::plan::RunPlan;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The sanitizer found an order or a lifetime that CUDA does not promise.
+    /// The sanitizer found that the program relies on an order or a lifetime that CUDA does not guarantee.
     Finding(Box<Finding>),
     /// The program panicked: an assertion, most likely.
     Panic {
         /// The error's message.
         message: String,
-        /// `file:line`.
+        /// The location of the panic, `file:line`.
         location: String,
     },
     /// The program returned an error, and no fault was injected.
     Error(String),
-    /// No thread made progress any more: a deadlock, a livelock, or a run that took longer than it may.
+    /// No thread made progress any more: a deadlock, a livelock, or a run that exceeded its time limit.
     Stuck(String),
     /// A host function or kernel called the driver, which CUDA forbids.
     HostFunction(String),
     /// Blocks are still held by a caller after the program ended.
     Leak {
-        /// Of which device.
+        /// The device whose blocks they are.
         device: String,
-        /// The number of them.
+        /// The number of blocks that are still held.
         blocks: u64,
-        /// Their size together, in bytes.
+        /// The total size of the blocks, in bytes.
         bytes: u64,
     },
-    /// Freed memory is still held back although all work is done: a use was recorded that never ends.
+    /// Freed memory is still held back although all work is complete: a use was recorded that never ends.
     NeverFree {
-        /// Of which device.
+        /// The device that holds the memory.
         device: String,
         /// The size, in bytes.
         bytes: u64,
     },
-    /// Memory was taken from the driver, and it is lost: it is neither cached nor held by a caller.
+    /// Memory was taken from the driver and is lost: it is neither cached nor held by a caller.
     Lost {
-        /// Of which device.
+        /// The device whose memory it is.
         device: String,
         /// The size, in bytes.
         bytes: u64,
@@ -51,7 +51,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Returns whether this is the same problem in another run: numbers may differ, places in the program may not.
+    /// Returns whether this is the same problem in another run: numbers may differ, but not the places in the program.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Finding(one), Self::Finding(two)) => {
@@ -72,25 +72,25 @@ impl Problem {
         }
     }
 
-    /// Returns whether it is a use of memory that had been given back.
+    /// Returns whether the problem is a use after free.
     pub(super) fn is_use_after_free(&self) -> bool {
         matches!(self, Self::Finding(finding) if finding.kind == FindingKind::UseAfterFree)
     }
 
-    /// Returns whether it names a drop without its line.
+    /// Returns whether the problem names a drop without its line.
     pub(super) fn lacks_drop(&self) -> bool {
         let Self::Finding(finding) = self else { return false };
         finding.history.freed.is_some_and(|freed| freed.location.is_none())
     }
 }
 
-/// Returns whether two sites are one, as far as they are known: the line of a drop mostly is not.
+/// Returns whether two sites are the same, as far as they are known: the line of a drop usually is not.
 fn is_same(one: Site, two: Site) -> bool {
     let is_unknown = one.location.is_none() || two.location.is_none();
     one == two || one.operator == two.operator && is_unknown
 }
 
-/// Returns what kind of standstill it is: which thread waits where differs between schedules.
+/// Returns the kind of a standstill: which thread waits where differs between schedules.
 fn first_word(text: &str) -> Option<&str> {
     text.split(':').next()
 }
@@ -127,17 +127,17 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The number of problems that a report shows.
+/// The maximum number of problems that a report shows.
 const SHOWN: usize = 12;
 
-/// A seed that fails, explained. Its `Display` is the report.
+/// A failing seed with its explanation. Its `Display` is the report.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The one that was shrunk for first.
+    /// The problems of the seed; the one for which the plan was shrunk comes first.
     pub(super) problems: Vec<Problem>,
-    /// The smallest plan that shows it.
+    /// The smallest plan that shows the problem.
     pub(super) plan: RunPlan,
-    /// The plan of the seed.
+    /// The original plan of the seed.
     pub(super) first: RunPlan,
     pub(super) is_deterministic: bool,
     /// The deviations of the smallest plan, in words.
@@ -150,23 +150,22 @@ impl Failure {
         self.first.seed
     }
 
-    /// Returns what is wrong: the problem for which the schedule was made small.
+    /// Returns the problem for which the schedule was shrunk.
     pub fn problem(&self) -> &Problem {
         &self.problems[0]
     }
 
-    /// Returns all that is wrong with the run of the seed, that one first.
+    /// Returns all problems of the seed's run, the one of [`problem`](Self::problem) first.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// Returns how many choices of the schedule are left, other than the plain order; and how many faults.
+    /// Returns the number of schedule choices that still deviate from the plain order, and the number of faults.
     pub fn size(&self) -> (usize, usize) {
         (self.plan.deviations.as_ref().map_or(0, Vec::len), self.plan.faults.len())
     }
 
-    /// Returns whether two runs of the seed did the same. Where they did not, something besides the seed decides what the
-    /// program does.
+    /// Returns whether two runs of the seed were the same. If they were not, something besides the seed influences the program.
     pub fn is_deterministic(&self) -> bool {
         self.is_deterministic
     }

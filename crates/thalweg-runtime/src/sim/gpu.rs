@@ -1,4 +1,4 @@
-//! [`Gpu`]: what a checked program is given.
+//! [`Gpu`]: the argument of a checked program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ pub struct Gpu {
     pub(super) machine: Arc<SimDriver>,
     pub(super) sanitizer: Arc<SanitizerDriver>,
     seed: u64,
-    /// Whether the program has asked for the seed.
+    /// Whether the program has read the seed.
     seed_was_seen: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl Gpu {
         &self.devices[0]
     }
 
-    /// Returns all devices: as many as [`Check::devices`](super::Check::devices) asked for.
+    /// Returns all devices, in the number set by [`Check::devices`](super::Check::devices).
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -51,16 +51,16 @@ impl Gpu {
         self.seed
     }
 
-    /// Returns a random number that the seed decides.
+    /// Returns a random number that is determined by the seed.
     pub fn random(&self) -> u64 {
         self.machine.random().expect("the machine of a check is controlled")
     }
 
-    /// Lets other host threads and commands may get ahead, as every call of the driver is one. A loop that waits for a host
-    /// function or another thread calls it in each round.
+    /// Lets other host threads and commands run, as every call of the driver does. A loop that waits for a host function or
+    /// another thread must call it in each iteration.
     ///
     /// # Panics
-    /// If the program has called it for seconds and nothing is left to be done: a livelock.
+    /// If the program has called it for seconds and no other work is left: a livelock.
     #[track_caller]
     pub fn pass(&self) {
         if let Err(error) = self.machine.pass() {
@@ -68,14 +68,15 @@ impl Gpu {
         }
     }
 
-    /// Starts a host thread that the schedule knows: one host thread runs at a time, and which one goes on is decided at each call
-    /// of the driver. Its current device is the first. What this thread has seen complete, the new one knows.
+    /// Starts a host thread that the schedule controls: one host thread runs at a time, and the schedule chooses which one
+    /// continues at each call of the driver. Its current device is the first. The sanitizer takes everything that this thread has
+    /// seen complete as complete for the new one.
     ///
-    /// What such threads tell each other, the sanitizer learns from [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
-    /// [`Thread::join`]; of other locks, channels and flags it knows nothing, and may report a race that they rule out.
+    /// The sanitizer observes how such threads synchronise through [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
+    /// [`Thread::join`]. It cannot observe other locks, channels and flags, and may report a race that they rule out.
     ///
     /// # Panics
-    /// If the host starts no thread.
+    /// If the host cannot start a thread.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -106,13 +107,14 @@ pub struct Thread<T> {
 }
 
 impl<T> Thread<T> {
-    /// Waits until it is done, and gives what it returned. What it has seen complete, the caller knows from now on.
+    /// Waits until the thread is done, and returns its result. Everything that the thread has seen complete counts as complete
+    /// for the caller.
     ///
     /// # Errors
-    /// A deadlock, with what each thread waits for.
+    /// A deadlock, with the object that each thread waits for.
     ///
     /// # Panics
-    /// If the thread did, with its message.
+    /// If the thread panicked, with its message.
     pub fn join(self) -> crate::Result<T> {
         let (result, clock) = self.thread.join()?;
         self.sanitizer.host_acquire(&clock);

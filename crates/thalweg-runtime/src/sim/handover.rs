@@ -1,4 +1,4 @@
-//! Ways for host threads to hand values to one another that the sanitizer sees: a channel, a mutex, a flag.
+//! A channel, a mutex and a flag, by which host threads pass values in a way that the sanitizer observes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +12,8 @@ use thalweg_sim::SimDriver;
 use super::Gpu;
 
 impl Gpu {
-    /// Returns a channel between host threads: the thread that receives knows what the sender knew when it sent.
+    /// Returns a channel between host threads: everything that the sender had seen complete when it sent counts as complete for
+    /// the receiver.
     pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
         let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
         let channel = Arc::new(Channel {
@@ -23,8 +24,8 @@ impl Gpu {
         (Sender(Arc::clone(&channel)), Receiver(channel))
     }
 
-    /// Returns a mutex for host threads: the thread that locks it knows what each thread knew that has unlocked it. A clone is the same
-    /// mutex.
+    /// Returns a mutex for host threads: everything that earlier holders had seen complete when they unlocked it counts as
+    /// complete for the thread that locks it. A clone is the same mutex.
     pub fn mutex<T>(&self, value: T) -> Mutex<T> {
         Mutex {
             inner: Arc::new(std::sync::Mutex::new((value, None))),
@@ -33,8 +34,8 @@ impl Gpu {
         }
     }
 
-    /// Returns a flag that a host thread or a host function sets: the thread that sees it set knows what the setter knew, or came after. A
-    /// clone is the same flag.
+    /// Returns a flag that a host thread or a host function sets: for the thread that sees it set, everything counts as complete
+    /// that the setter had seen complete or ran after. A clone is the same flag.
     pub fn flag(&self) -> Flag {
         Flag {
             told: Arc::default(),
@@ -44,11 +45,11 @@ impl Gpu {
     }
 }
 
-/// The end of a channel that sends. See [`Gpu::channel`].
+/// The sending end of a channel. See [`Gpu::channel`].
 #[derive(Debug)]
 pub struct Sender<T>(Arc<Channel<T>>);
 
-/// The end of a channel that receives. See [`Gpu::channel`].
+/// The receiving end of a channel. See [`Gpu::channel`].
 #[derive(Debug)]
 pub struct Receiver<T>(Arc<Channel<T>>);
 
@@ -76,7 +77,7 @@ impl<T> Sender<T> {
     /// Sends a value.
     ///
     /// # Errors
-    /// The value, if there is no receiver any more.
+    /// The value itself, if there is no receiver any more.
     pub fn send(&self, value: T) -> Result<(), T> {
         let clock = self.0.sanitizer.host_release();
         let mut state = self.0.state();
@@ -102,10 +103,10 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T: Send + 'static> Receiver<T> {
-    /// Returns the next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
+    /// Returns the next value. *Blocks*; other threads and commands run meanwhile. `None` if all senders are gone.
     ///
     /// # Errors
-    /// A deadlock, with what each thread waits for.
+    /// A deadlock, with the object that each thread waits for.
     pub fn receive(&self) -> crate::Result<Option<T>> {
         let channel = Arc::clone(&self.0);
         let is_decided = move || {
@@ -130,10 +131,10 @@ impl<T> Drop for Receiver<T> {
     }
 }
 
-/// A mutex that the sanitizer hears of. See [`Gpu::mutex`].
+/// A mutex that the sanitizer observes. See [`Gpu::mutex`].
 #[derive(Debug)]
 pub struct Mutex<T> {
-    /// The value, and what the threads knew that have unlocked it.
+    /// The value, and the clock of the threads that have unlocked the mutex.
     inner: Arc<std::sync::Mutex<(T, Option<HostClock>)>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
@@ -146,7 +147,7 @@ impl<T> Clone for Mutex<T> {
     }
 }
 
-/// The value of a [`Mutex`], for as long as this lives.
+/// A guard that gives access to the value of a [`Mutex`] for as long as it lives.
 pub struct MutexGuard<'a, T> {
     value: StdGuard<'a, (T, Option<HostClock>)>,
     sanitizer: &'a SanitizerDriver,
@@ -161,12 +162,12 @@ fn try_lock<T>(mutex: &std::sync::Mutex<T>) -> Option<StdGuard<'_, T>> {
 }
 
 impl<T: Send + 'static> Mutex<T> {
-    /// Locks it; *blocks* while another has it, and other threads and commands get ahead meanwhile.
+    /// Locks the mutex. *Blocks* while another thread holds it; other threads and commands run meanwhile.
     ///
     /// # Errors
-    /// A deadlock, with what each thread waits for.
+    /// A deadlock, with the object that each thread waits for.
     pub fn lock(&self) -> crate::Result<MutexGuard<'_, T>> {
-        // A thread that locks it again and again to see whether something has come true lets others get ahead.
+        // A thread that locks the mutex repeatedly to poll a condition lets others run.
         self.machine.pass()?;
         loop {
             let inner = Arc::clone(&self.inner);
@@ -203,42 +204,42 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
-        // What earlier holders knew, this thread knows already.
+        // This thread's clock already includes those of earlier holders.
         self.value.1 = Some(self.sanitizer.host_release());
     }
 }
 
-/// A flag that the sanitizer hears of. See [`Gpu::flag`].
+/// A flag that the sanitizer observes. See [`Gpu::flag`].
 #[derive(Clone, Debug)]
 pub struct Flag {
-    /// The knowledge of the thread that has set it.
+    /// The clock of the thread that set the flag.
     told: Arc<std::sync::Mutex<Option<HostClock>>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
 }
 
 impl Flag {
-    /// Sets it. A host function may do so, too.
+    /// Sets the flag. A host function may do so, too.
     pub fn set(&self) {
         let clock = self.sanitizer.host_release();
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
     }
 
-    /// Returns whether it is set. Other threads and commands may get ahead.
+    /// Returns whether the flag is set. Other threads and commands may run meanwhile.
     ///
     /// # Panics
-    /// Where [`Gpu::pass`] does.
+    /// If [`Gpu::pass`] does.
     #[track_caller]
     pub fn is_set(&self) -> bool {
         self.look().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until it is set; *blocks*, and other threads and commands get ahead meanwhile.
+    /// Waits until the flag is set. *Blocks*; other threads and commands run meanwhile.
     ///
     /// # Errors
-    /// A livelock, where nothing is left to be done that could set it.
+    /// A livelock, if no work is left that could set the flag.
     pub fn wait(&self) -> crate::Result<()> {
-        // The thread that sets it may be one that the machine has not seen yet.
+        // The thread that sets the flag may be one that the machine has not seen yet.
         while !self.look()? {}
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The simulated GPU as a testing instrument: run a program under many schedules and faults, and say what is wrong with it.
+//! The simulated GPU as a testing instrument: runs a program under many schedules and faults, and reports its errors.
 //!
 //! ```
 //! use thalweg_runtime::sim;
@@ -11,21 +11,21 @@
 //! });
 //! ```
 //!
-//! Each run has a seed, and the seed decides everything that CUDA leaves open: which stream goes on, which host thread has
-//! the turn, whether a query finds the work done, and what fails. Four things are watched in every run:
+//! Each run has a seed, and the seed decides everything that CUDA leaves open: which stream advances, which host thread runs,
+//! whether a query finds the work complete, and which calls fail. Four things are watched in every run:
 //!
-//! - the *order* of all accesses, by a sanitizer that knows what CUDA promises and nothing of how we keep it
-//!   ([`thalweg_sanitizer`]): it sees a missing wait even where this schedule happened to do the right thing;
+//! - the *order* of all accesses, by a sanitizer that knows only what CUDA guarantees, and nothing about our implementation
+//!   ([`thalweg_sanitizer`]): it sees a missing wait even if this schedule happened to run in the right order;
 //! - the *lifetime* of every block, graph input and mapping, by the same sanitizer;
-//! - the program's own assertions, under schedules that were made to break them;
-//! - what is left at the end: memory that was not given back, uses that never end, and memory that is lost.
+//! - the program's own assertions, under schedules that are designed to break them;
+//! - the state at the end: memory that was not freed, uses that never end, and memory that is lost.
 //!
-//! A failing seed is run twice (a program whose two runs differ is reported), then its schedule and its faults are *shrunk*:
-//! what is left shows the failure, and without any one part of it the failure is gone.
+//! A failing seed is run twice (a program whose two runs differ is reported), then its schedule and its faults are *shrunk*: the
+//! remaining parts show the failure, and removing any one of them makes it disappear.
 //!
 //! # What it does not do
-//! It cannot see inside a kernel (races between its threads), nor time. A program whose host threads did not come from
-//! [`Gpu::spawn`] runs and is watched, but the seed does not decide how its threads interleave.
+//! It cannot see inside a kernel (races between its threads), and it does not model time. A program whose host threads were not
+//! started by [`Gpu::spawn`] runs and is watched, but the seed does not decide how its threads interleave.
 
 mod failure;
 mod gpu;
@@ -56,20 +56,20 @@ use crate::Environment;
 /// The number of seeds that a check tries by default.
 const SEEDS: u64 = 100;
 
-/// The number of runs that the shrinking of one failure may take, and how long.
+/// The number of runs that the shrinking of one failure may take.
 const SHRINK_RUNS: usize = 400;
 const SHRINK_TIME: Duration = Duration::from_secs(30);
 
-/// After how long a time of shrinking the report is printed as it is.
+/// The time of shrinking after which the report is printed as it is.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// The time that one run may take by default.
+/// The default time limit of one run.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `program` under many seeds on one simulated GPU, as [`Check::new`] has it.
+/// Runs `program` under many seeds on one simulated GPU, with the settings of [`Check::new`].
 ///
 /// # Panics
-/// If a seed fails, with the report; that is what makes a test fail.
+/// If a seed fails, with the report, so that a test fails.
 #[track_caller]
 pub fn check<O: ProgramResult>(program: impl Fn(&Gpu) -> O) {
     Check::new().run(program);
@@ -90,26 +90,26 @@ pub struct Check {
     has_quarantine: bool,
     time_limit: Duration,
     allocator: Settings,
-    /// Whether the line of each drop is looked up. That takes long, so only a run whose report lacks one does it.
+    /// Whether the line of each drop is looked up. That is slow, so only a run whose report lacks one does it.
     traces_drops: bool,
 }
 
-/// The counts of a check without a failure.
+/// The counts of a check that found no failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// The number of runs. Fewer than there are seeds where all would have been the same ([`Check::order_only`]).
+    /// The number of runs: fewer than the number of seeds if further runs would all have been the same ([`Check::order_only`]).
     pub runs: u64,
     /// The number of decisions that the schedules made, in all runs together.
     pub decisions: u64,
     /// The number of commands that ran.
     pub commands: u64,
-    /// The number of times that memory was given back without the record of another stream's use, by programs that an injected fault
-    /// had made return early: no failure, since the error is. A program that goes on with the memory's stream after such an error
-    /// should record.
+    /// The number of times that memory was freed without recording another stream's use, by programs that an injected fault had
+    /// made return early. This is not a failure, because the program returned the error. A program that continues to use the
+    /// memory's stream after such an error should record the use.
     pub unrecorded_after_fault: u64,
-    /// The number of possible races that nothing decides ([`Check::deny_possible_races`]), each counted once.
+    /// The number of possible races that no run could decide ([`Check::deny_possible_races`]), each counted once.
     pub possible_races: u64,
-    /// One number for all that happened: equal for equal programs, seeds and settings.
+    /// A hash of all events: equal for equal programs, seeds and settings.
     pub trace_hash: u64,
 }
 
@@ -120,8 +120,8 @@ impl Default for Check {
 }
 
 impl Check {
-    /// Seeds 0 to 99, one device of 1 GiB, no faults. `THALWEG_SEED=N` in the environment makes it that one seed, and
-    /// `THALWEG_SEEDS=N` the first N, whatever the program says afterwards.
+    /// Creates a check of seeds 0 to 99 on one device of 1 GiB, without faults. `THALWEG_SEED=N` in the environment selects that
+    /// one seed, and `THALWEG_SEEDS=N` the first N, whatever the program sets afterwards.
     pub fn new() -> Self {
         Self {
             seeds: 0..SEEDS,
@@ -140,29 +140,29 @@ impl Check {
         }
     }
 
-    /// Tries these seeds.
+    /// Sets the seeds to try.
     pub fn seeds(self, seeds: Range<u64>) -> Self {
         Self { seeds, ..self }
     }
 
-    /// Gives the program so many devices, each a peer of each other.
+    /// Sets the number of devices, which are all peers of each other.
     pub fn devices(self, devices: u32) -> Self {
         Self { devices, ..self }
     }
 
-    /// Gives each device so much memory.
+    /// Sets the memory of each device.
     pub fn memory_bytes(self, memory_bytes: u64) -> Self {
         Self { memory_bytes, ..self }
     }
 
-    /// Lets things fail as well: in half of the seeds nothing, in the others up to four [faults](thalweg_sim::Fault).
-    /// A program under faults returns its errors; an error is not a failure where a fault was injected, but a panic is.
+    /// Injects faults as well: none in half of the seeds, up to four [faults](thalweg_sim::Fault) in the others. A program under
+    /// faults must return its errors: an error is not a failure if a fault was injected, but a panic is.
     pub fn with_faults(self) -> Self {
         Self { faults: true, ..self }
     }
 
-    /// Lets a [link between devices stall](thalweg_sim::Fault::LinkStalls) in half of the seeds: a program that waits for a collective without
-    /// a limit is a failure then, whose text names the ranks at the link.
+    /// Lets a [link between devices stall](thalweg_sim::Fault::LinkStalls) in half of the seeds. A program that waits for a
+    /// collective without a time limit then fails, and the report names the ranks at the link.
     pub fn with_stalled_links(self) -> Self {
         Self { stalls: true, ..self }
     }
@@ -173,49 +173,50 @@ impl Check {
         if self.stalls { plan.with_stall() } else { plan }
     }
 
-    /// Leaves alone what is still allocated at the end: for programs that keep tensors for good.
+    /// Ignores memory that is still allocated at the end: for programs that keep tensors for good.
     pub fn allow_leaks(self) -> Self {
         Self { allows_leaks: true, ..self }
     }
 
-    /// Reports a failure as it comes, without the runs that make its schedule small: for programs that only ask whether there
-    /// is one.
+    /// Reports a failure immediately, without the runs that shrink its schedule: for programs that only need to know whether
+    /// there is one.
     pub fn without_shrinking(self) -> Self {
         Self { shrinks: false, ..self }
     }
 
-    /// Checks order, ranges and lifetimes only: no command touches memory, so programs of full size are checked in the time that
-    /// their calls take. A run that could see nothing of what its schedule decided is not repeated under others.
+    /// Checks only order, ranges and lifetimes: no command touches memory, so programs of full size are checked in the time that
+    /// their calls take. A program that cannot observe any decision of its schedule is run only once.
     ///
-    /// What the host reads back is zeros, so a program that asserts values fails, one that branches on them takes the branch for
-    /// zeros, and loops of a graph end at once.
+    /// The host reads back zeros, so a program that asserts values fails, one that branches on them takes the branch for zeros,
+    /// and loops of a graph end immediately.
     pub fn order_only(self) -> Self {
         Self { order_only: true, ..self }
     }
 
-    /// Fails for a race that is only possible, too: two commands touch rows of one tensor that data chooses (`embedding`,
-    /// `index_copy_`), and nothing says whether they are the same rows, since they are part of a graph or did not run; or only a mutex, a
-    /// channel or an atomic that the simulator does not see could order two threads. Without this, such races are printed and counted.
+    /// Fails for possible races, too. A race is only possible if two commands touch rows of one tensor that are chosen by data
+    /// (`embedding`, `index_copy_`), and it is not known whether these are the same rows because the commands are part of a graph
+    /// or did not run; or if two threads could be ordered only by a mutex, a channel or an atomic that the simulator does not
+    /// see. By default such races are printed and counted.
     pub fn deny_possible_races(self) -> Self {
         Self { denies_possible_races: true, ..self }
     }
 
-    /// Sets whether the first seed is run a second time with freed memory held back, as it is by default: a raw
-    /// pointer that is used after its memory was given to another then meets memory without an owner. That run holds back a
-    /// quarter of each device's memory at most, in 4096 blocks at most, and gives it up before an allocation fails; it injects
-    /// no faults. Memory of private pools is not held back. Since an allocator's figures and errors are others then, nothing
-    /// counts of that run but uses after free, and it has no part in the [`Summary`].
+    /// Sets whether the first seed is run a second time with freed memory held back (the default). A raw pointer that is used
+    /// after its memory was handed to another owner then points to memory without an owner. That run holds back at most a quarter
+    /// of each device's memory, in at most 4096 blocks, and releases it before an allocation fails; it injects no faults. Memory
+    /// of private pools is not held back. Because the allocator's figures and errors differ in that run, only its uses after free
+    /// count, and it has no part in the [`Summary`].
     pub fn quarantine(self, has_quarantine: bool) -> Self {
         Self { has_quarantine, ..self }
     }
 
-    /// Lets a run take so long, instead of a minute. One that takes longer is ended and reported, with what each of its threads
-    /// was doing; one that does not end even so ends the process.
+    /// Sets the time limit of a run, instead of a minute. A run that exceeds it is ended and reported, with the state of each of
+    /// its threads; if it cannot be ended, the process is.
     pub fn time_limit(self, time_limit: Duration) -> Self {
         Self { time_limit, ..self }
     }
 
-    /// Uses these settings of the allocators.
+    /// Sets the settings of the allocators.
     pub fn allocator(self, allocator: Settings) -> Self {
         Self { allocator, ..self }
     }
@@ -232,7 +233,7 @@ impl Check {
         }
     }
 
-    /// Runs the check and returns a failure as a result: for tests of the instrument, and for those that expect a failure.
+    /// Runs the check and returns a failure as a value: for tests of the instrument, and for those that expect a failure.
     ///
     /// # Errors
     /// The failure of the first seed that fails, shrunk.
@@ -295,7 +296,7 @@ impl Check {
         }
     }
 
-    /// Runs a failing plan again, and makes it as small as it goes.
+    /// Runs a failing plan again, and shrinks it as far as possible.
     fn explain(&self, plan: &RunPlan, first: Run, time: Duration, program: &ProgramFn<'_>) -> Failure {
         let Run { problems, trace, .. } = first;
         let mut failure = Failure {
@@ -325,7 +326,7 @@ impl Check {
         program: &ProgramFn<'_>,
     ) -> Failure {
         let mut failure = failure;
-        // A candidate that hangs is none.
+        // A candidate that hangs does not count as a failure.
         let limit = self.time_limit.min(10 * time + SILENCE);
         let problem = failure.problem().clone();
         let (mut runs, mut is_silent, begin) = (0, true, Instant::now());
@@ -344,7 +345,7 @@ impl Check {
         if fails(&recorded) {
             let smallest = shrink::shrink(recorded, &mut fails);
             let last = self.run_once(&smallest, limit, report, program);
-            // In the words of the smallest plan, but nothing that the seed has shown is left out.
+            // The problems are described as the smallest plan shows them, but none that the seed has shown is left out.
             let mut problems: Vec<Problem> = last.problems;
             let place = problems.iter().position(|found| found.is_like(&problem));
             let found = place.map_or(problem, |place| problems.remove(place));
@@ -360,7 +361,7 @@ impl Check {
         failure
     }
 
-    /// Makes the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
+    /// Adds the lines of drops to the findings of a failure, by one more run, which looks them up.
     fn add_drops(&self, failure: &mut Failure, report: &str, program: &ProgramFn<'_>) {
         if !failure.problems.iter().any(Problem::lacks_drop) {
             return;

@@ -1,8 +1,8 @@
-//! Panics of the program as values: what was said and where, with nothing printed meanwhile.
+//! Panics of the program as values: their messages and locations, with nothing printed meanwhile.
 //!
-//! A check runs a failing program many times over to shrink it; a screen full of panic messages would bury the one report.
-//! The process's panic hook is replaced once by one that keeps silent on threads which are [caught](catch), and passes on
-//! to the former hook everywhere else.
+//! A check runs a failing program many times to shrink it, and panic messages of all these runs would bury the one report. The
+//! process's panic hook is replaced once by one that is silent on threads inside [`catch`], and calls the previous hook
+//! everywhere else.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::sync::Once;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Panic {
     pub(super) message: String,
-    /// `file:line`.
+    /// The location of the panic, `file:line`.
     pub(super) location: String,
 }
 
@@ -31,11 +31,11 @@ impl fmt::Display for Panic {
 }
 
 thread_local! {
-    /// The depth of [`catch`] in which this thread is, and where its last panic was.
+    /// The depth of [`catch`] calls in which this thread is, and the location of its last panic.
     static CAUGHT: RefCell<(u32, Option<String>)> = const { RefCell::new((0, None)) };
 }
 
-/// Runs `body`; its panic, silently, if it does.
+/// Runs `body`; returns its panic, if it panics, without printing it.
 pub(super) fn catch<T>(body: impl FnOnce() -> T) -> Result<T, Panic> {
     install_hook();
     CAUGHT.with_borrow_mut(|caught| caught.0 += 1);
@@ -47,7 +47,7 @@ pub(super) fn catch<T>(body: impl FnOnce() -> T) -> Result<T, Panic> {
     result.map_err(|payload| explain(payload.as_ref(), location))
 }
 
-/// Goes on unwinding with a panic of another thread.
+/// Continues to unwind with a panic of another thread.
 pub(super) fn resume(panic: Panic) -> ! {
     panic::resume_unwind(Box::new(panic))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
 use thalweg_sim::{Deviation, Fault, Schedule, Trace};
 
-/// Over how many decisions the changes of priority are spread.
+/// The number of decisions over which the changes of priority are spread.
 const EXPECTED_STEPS: u64 = 200;
 
 /// The way in which the choices of a run are made.
@@ -36,15 +36,15 @@ pub(super) struct RunPlan {
     pub(super) seed: u64,
     pub(super) style: Style,
     pub(super) faults: Vec<Fault>,
-    /// The choices themselves, where they are to be made as they were before and not by the style.
+    /// The recorded choices to repeat; `None` if the style makes the choices.
     pub(super) deviations: Option<Vec<Deviation>>,
-    /// Whether freed memory is held back. Allocators then behave otherwise than without (their figures, their errors), so nothing
-    /// counts but uses of freed memory: those are wrong whatever an allocator does.
+    /// Whether freed memory is held back. Allocators then behave differently (their figures, their errors), so only uses of freed
+    /// memory count: those are wrong whatever an allocator does.
     pub(super) holds_freed: bool,
 }
 
 impl RunPlan {
-    /// Returns the plan of a seed. The first seeds have the plain styles, so that a short check has them too.
+    /// Returns the plan of a seed. The first seeds have the plain styles, so that a short check includes them.
     pub(super) fn of_seed(seed: u64, with_faults: bool) -> Self {
         let mut random = SplitMix::new(seed);
         let style = match (seed, random.below(4)) {
@@ -75,12 +75,12 @@ impl RunPlan {
         Self { holds_freed: true, ..Self::of_seed(seed, false) }
     }
 
-    /// Returns the run with its choices written down.
+    /// Returns the plan with the choices of this trace recorded.
     pub(super) fn recorded(&self, trace: &Trace) -> Self {
         Self { deviations: Some(trace.deviations.clone()), ..self.clone() }
     }
 
-    /// Returns whether every other schedule would have given the same calls as this one, of which there is the trace.
+    /// Returns whether every other schedule would have resulted in the same calls as this one, whose trace is given.
     pub(super) fn shows_all(&self, trace: &Trace) -> bool {
         self.style == Style::Late && self.faults.is_empty() && trace.is_controlled && trace.observations == 0
     }

@@ -1,16 +1,16 @@
-//! Whole programs under the instrument: `thalweg sim --seeds 1000 -- PROGRAM ARGS` runs a program that knows nothing of it.
+//! Complete programs under the instrument: `thalweg sim --seeds 1000 -- PROGRAM ARGS` runs a program that needs no changes.
 //!
-//! Seed and report travel by the environment. With `THALWEG_SIM_SEED=N` the simulated devices of the process are those of
-//! a controlled machine, with the schedule and the faults of that seed, and a sanitizer in front. What the sanitizer finds is
-//! appended, as it is found, to the file that `THALWEG_SIM_REPORT` names, else written to standard error. The thread that
-//! opens the devices is the one that the schedule knows; other threads of the program take part from their first call on.
-//! `THALWEG_SIM_TIMEOUT` is how many seconds the process may take. With `THALWEG_SIM_ORDER_ONLY=1` no command touches memory, and
-//! a process that may have seen something of what the schedule decides leaves a file beside the report whose name ends in
-//! [`OBSERVED_SUFFIX`]: without it, other seeds would have given the same. A process that has opened the devices leaves one whose name ends
-//! in [`OPENED_SUFFIX`]. With `THALWEG_SIM_QUARANTINE=1` freed memory is held
-//! back, and uses of freed memory are all that is reported ([`Check::quarantine`](super::Check::quarantine)).
+//! Seed and report are passed in environment variables. With `THALWEG_SIM_SEED=N` the simulated devices of the process are those
+//! of a controlled machine, with the schedule and the faults of that seed, wrapped by a sanitizer. Each finding of the sanitizer
+//! is appended immediately to the file that `THALWEG_SIM_REPORT` names, or else written to standard error. The schedule controls
+//! the thread that opens the devices; other threads of the program take part from their first call on. `THALWEG_SIM_TIMEOUT` is
+//! the number of seconds that the process may take. With `THALWEG_SIM_ORDER_ONLY=1` no command touches memory. A process that may
+//! have observed a decision of the schedule then leaves a file next to the report whose name ends in [`OBSERVED_SUFFIX`]: without
+//! this file, other seeds would have had the same result. A process that has opened the devices leaves a file whose name ends in
+//! [`OPENED_SUFFIX`]. With `THALWEG_SIM_QUARANTINE=1` freed memory is held back, and only uses of freed memory are reported
+//! ([`Check::quarantine`](super::Check::quarantine)).
 //!
-//! A whole program has no end that we see, so what is left at its end is not looked at.
+//! The end of a complete program is not visible to the instrument, so memory that is left at its end is not checked.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -24,23 +24,23 @@ use super::plan::RunPlan;
 use crate::Result;
 use crate::environment::CheckedProgram;
 
-/// The separator of findings in a report: a line of its own.
+/// The line that separates findings in a report.
 pub const FINDING_SEPARATOR: &str = "----";
 
-/// The suffix of the report's companion, which a process leaves whose calls may depend on the schedule.
+/// The suffix of the file that a process leaves next to the report if its calls may depend on the schedule.
 pub const OBSERVED_SUFFIX: &str = ".observed";
 
-/// The suffix of another companion, which a process leaves that has opened the simulated devices.
+/// The suffix of the file that a process leaves next to the report if it has opened the simulated devices.
 pub const OPENED_SUFFIX: &str = ".opened";
 
-/// The prefix of a finding that is not a failure in a report: a race that is possible and no more.
+/// The prefix of a finding in a report that is not a failure: a race that is only possible.
 pub const POSSIBLE_PREFIX: &str = "note: ";
 
-/// The status of a process that was ended because it took too long: that of `timeout(1)`.
+/// The exit status of a process that was ended because it took too long: that of `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
 impl CheckedProgram {
-    /// Returns a driver with that seed's schedule and faults, watched.
+    /// Returns a driver with that seed's schedule and faults, watched by a sanitizer.
     pub(crate) fn driver(&self, config: SimConfig) -> Result<Arc<dyn Driver>> {
         let plan = RunPlan::of_seed(self.seed, self.faults);
         let machine = SimDriver::controlled(config, plan.schedule())?;
@@ -57,7 +57,8 @@ impl CheckedProgram {
         }
         if let (true, Some(report)) = (self.order_only, &self.report) {
             let companion = beside(report, OBSERVED_SUFFIX);
-            // Without it the other seeds are left out: said too little rather than too much.
+            // Without this file the other seeds are skipped, so the failure to write it may lose findings, but reports nothing
+            // wrong.
             machine.on_observation(move || drop(std::fs::write(companion, "")))?;
         }
         let (report, quarantine) = (self.report.clone(), self.quarantine);
@@ -77,14 +78,14 @@ impl CheckedProgram {
     }
 }
 
-/// Returns the path of a companion of the report.
+/// Returns the path of a file next to the report, with this suffix.
 fn beside(report: &std::path::Path, suffix: &str) -> std::path::PathBuf {
     let mut path = report.to_owned().into_os_string();
     path.push(suffix);
     path.into()
 }
 
-/// Writes a finding to the report; to standard error where the report cannot be written.
+/// Writes a finding to the report, or to standard error if the report cannot be written.
 fn write(finding: &dyn Display, report: Option<&std::path::Path>) {
     let text = format!("{finding}\n{FINDING_SEPARATOR}\n");
     let appended = report.is_some_and(|path| {

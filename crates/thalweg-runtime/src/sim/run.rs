@@ -1,7 +1,7 @@
-//! One run: a machine, a sanitizer, the program, and what is wrong at the end.
+//! One run: a machine, a sanitizer, the program, and the problems found by the end.
 //!
-//! This module and `sim` itself use each other: a check runs a program by it, and a run gives the program the devices and
-//! channels of the check.
+//! This module and `sim` use each other: a check runs a program by calling this module, and a run passes the devices and channels
+//! of the check to the program.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,12 +16,12 @@ use super::plan::RunPlan;
 use super::{Check, Gpu, Problem, panics};
 use crate::{Device, Environment};
 
-/// A program whose outcome is known.
+/// A program whose result is converted to `Result<(), String>`.
 pub(super) type ProgramFn<'p> = dyn Fn(&Gpu) -> Result<(), String> + 'p;
 
-/// The result of a program: nothing, or a result whose error is a failure.
+/// The result of a program: `()`, or a `Result` whose error is a failure.
 pub trait ProgramResult {
-    /// Returns the text of the error, if it is one.
+    /// Returns the text of the error, if the result is one.
     fn into_result(self) -> Result<(), String>;
 }
 
@@ -42,11 +42,11 @@ const HANGS: i32 = 101;
 
 /// The result of a run.
 pub(super) struct Run {
-    /// The problems, the most telling first.
+    /// The problems, the most informative first.
     pub(super) problems: Vec<Problem>,
-    /// The number of times that memory was given back without the record of a use by a program that an injected fault made return early.
+    /// The number of times that memory was freed without recording a use, by a program that an injected fault made return early.
     pub(super) unrecorded_after_fault: u64,
-    /// Races that are possible and no more.
+    /// Races that are only possible, not certain.
     pub(super) possible: Vec<Finding>,
     pub(super) trace: Trace,
     /// The deviations, in words.
@@ -65,7 +65,7 @@ impl Run {
 }
 
 impl Check {
-    /// Returns the machine of a plan, which says in `notes` how its schedule deviates, where that is written down.
+    /// Returns the machine of a plan. If the deviations of its schedule are recorded, the machine describes them in `notes`.
     fn machine(
         &self,
         plan: &RunPlan,
@@ -79,7 +79,7 @@ impl Check {
             workers: 1,
             ..SimConfig::default()
         };
-        // Only a plan that is written down is ever reported in words: a run that passes costs none.
+        // Only a plan with recorded deviations is ever reported in words, so a run that passes creates none.
         let schedule: Box<dyn Schedule> = match plan.deviations {
             Some(_) => Box::new(Noting { schedule: plan.schedule(), notes: Arc::clone(notes) }),
             None => plan.schedule(),
@@ -93,10 +93,10 @@ impl Check {
         machine
     }
 
-    /// Runs the program once, for so long at most. `report` is what there is to say already, should it hang for good.
+    /// Runs the program once, within a time limit. `report` is printed if the run hangs for good.
     ///
     /// # Panics
-    /// If the host has no memory for a machine: a check cannot go on without.
+    /// If the host has no memory for a machine: a check cannot continue without one.
     pub(super) fn run_once(
         &self,
         plan: &RunPlan,
@@ -123,14 +123,14 @@ impl Check {
             program(&gpu)
         });
         let stuck = machine.stuck();
-        // Asked when it is needed: a fault may strike as late as in the wait for the last work.
+        // Evaluated when it is needed: a fault may strike as late as in the wait for the last work.
         let is_faulted = || machine.faults_struck() > 0;
         let returned_early = is_faulted() && !matches!(outcome, Ok(Ok(())));
         let mut problems = Vec::new();
         match outcome {
             Err(panic) => problems.push(panic.into()),
             Ok(Err(text)) if !is_faulted() || stuck.is_some() => problems.push(Problem::Error(text)),
-            // What a program that was told to end has left cannot be waited for.
+            // Work that is left by a program that was made to end cannot be waited for.
             Ok(_) if stuck.is_none() && !self.allows_leaks => {
                 match panics::catch(|| leaks(&gpu, &used_before, &is_faulted)) {
                     Ok(found) => problems.extend(found),
@@ -140,14 +140,14 @@ impl Check {
             Ok(_) => {}
         }
         let was_seen = gpu.seed_was_seen();
-        // The end of the devices is a part of the run: caches are emptied, streams and events given up.
+        // Dropping the devices is a part of the run: caches are emptied, streams and events destroyed.
         if let Err(panic) = panics::catch(move || drop(gpu)) {
             problems.push(panic.into());
         }
         machine.clear_time_limit().expect("the machine of a check is controlled");
         let excused_from = returned_early.then(|| struck.load(Ordering::Relaxed));
         let Sorted { certain, possible, excused } = self.sorted(sanitizer.findings(), excused_from);
-        // An order that is missing explains an assertion that fails, so it comes first.
+        // A missing order explains an assertion that fails, so it comes first.
         problems.splice(0..0, certain);
         problems.splice(0..0, machine.misuse().map(Problem::HostFunction));
         put_first(&mut problems, stuck);
@@ -160,8 +160,7 @@ impl Check {
         Run { problems, unrecorded_after_fault: excused, possible, trace, notes }
     }
 
-    /// Sorts the findings of a run. From the one of number `excused_from` on, a record that is missing is not counted as a
-    /// problem.
+    /// Sorts the findings of a run. A missing record does not count as a problem in findings from index `excused_from` on.
     fn sorted(&self, findings: Vec<Finding>, excused_from: Option<usize>) -> Sorted {
         let mut sorted = Sorted { certain: Vec::new(), possible: Vec::new(), excused: 0 };
         for (number, finding) in findings.into_iter().enumerate() {
@@ -181,13 +180,13 @@ impl Check {
 /// The findings of a run.
 struct Sorted {
     certain: Vec<Problem>,
-    /// Races that are possible and no more.
+    /// Races that are only possible, not certain.
     possible: Vec<Finding>,
-    /// The number of records that were missing after a fault had made the program return early.
+    /// The number of missing records after a fault had made the program return early.
     excused: u64,
 }
 
-/// Returns how many findings there are before the first after a fault has struck: a number that grows until then.
+/// Returns a counter of the findings before the first fault struck.
 fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<AtomicUsize> {
     let before = Arc::new(AtomicUsize::new(0));
     let (count, machine) = (Arc::clone(&before), Arc::clone(machine));
@@ -199,8 +198,8 @@ fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<At
     before
 }
 
-/// Moves a standstill to the front: it explains what else goes wrong, so it comes before everything: as the program reports
-/// it, where it does, since that says the line.
+/// Moves a standstill to the front, because it explains the other problems. If the program reports the standstill itself, that
+/// problem is moved, since it names the line.
 fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     let Some(stuck) = stuck else { return };
     let reported = problems.iter().position(|problem| match problem {
@@ -215,7 +214,7 @@ fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     problems.insert(0, first);
 }
 
-/// Reports a run that does not end when asked to, and ends the process.
+/// Reports a run that does not end when requested to, and ends the process.
 fn hangs(seed: u64, text: &str, report: &str) {
     eprintln!(
         "simulated GPU: seed {seed} hangs\n\n{text}\nIt was told to end, and does not: a thread waits outside of the driver, \
@@ -224,11 +223,11 @@ fn hangs(seed: u64, text: &str, report: &str) {
     std::process::exit(HANGS);
 }
 
-/// Returns what is still held when the program is over and its work is done.
+/// Returns the memory that is still held when the program is over and its work is complete.
 fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     let mut found = Vec::new();
     for (device, used_before) in gpu.devices.iter().zip(used_before) {
-        // A lost device answers nothing any more; what it held is not the program's fault.
+        // A lost device does not respond any more; the memory that it held is not the program's fault.
         if device.synchronize().is_err() && is_faulted() {
             continue;
         }
@@ -276,22 +275,22 @@ fn pinned_leaks(gpu: &Gpu, is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     if pending.count > 0 {
         found.push(Problem::NeverFree { device: device(), bytes: pending.bytes });
     }
-    // Behind an event that fails is not known when a use ends: under faults it is right to give such memory up.
+    // If an event fails, the end of a use is not known: under faults it is right to give up such memory.
     if retired.count > 0 && !is_faulted() {
         found.push(Problem::Lost { device: device(), bytes: retired.bytes });
     }
     found
 }
 
-/// Returns how much of a device's memory the driver has given out.
+/// Returns the bytes of a device's memory that the driver has allocated.
 fn used_bytes(machine: &SimDriver, device: u32) -> u64 {
     machine.memory_info(device).map_or(0, |info| info.total_bytes - info.free_bytes)
 }
 
-/// The number of deviations that are put into words: a report does not show more.
+/// The number of deviations that are described in words: a report does not show more.
 const NOTES: usize = 16;
 
-/// A schedule whose deviations from the default are put into words.
+/// A schedule whose deviations from the default are described in words.
 struct Noting {
     schedule: Box<dyn Schedule>,
     notes: Arc<Mutex<Vec<String>>>,

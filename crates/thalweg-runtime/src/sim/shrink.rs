@@ -1,8 +1,8 @@
 //! Making a failing plan small.
 //!
-//! Zeller and Hildebrandt's delta debugging ("Simplifying and isolating failure-inducing input", 2002), over the list of
-//! the choices in which the schedule differs from the plain order, and over the list of faults: parts are left out, large
-//! ones first, as long as the failure stays. At the end no single entry can be left out.
+//! Zeller and Hildebrandt's delta debugging ("Simplifying and isolating failure-inducing input", 2002), over the list of the
+//! choices in which the schedule differs from the plain order, and over the list of faults: parts are removed, large ones first,
+//! as long as the failure remains. At the end no single entry can be removed.
 
 use super::plan::RunPlan;
 
@@ -17,7 +17,7 @@ pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) ->
     RunPlan { deviations: Some(deviations), ..plan }
 }
 
-/// Returns a list of which no entry can be left out: `fails` holds for what it returns, if it held for `list`.
+/// Returns a part of the list from which no entry can be removed: `fails` holds for the result, if it held for `list`.
 pub(super) fn minimize<T: Clone>(list: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     if list.is_empty() || fails(&[]) {
         return Vec::new();

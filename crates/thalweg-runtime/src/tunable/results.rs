@@ -1,8 +1,8 @@
-//! Results: what was found for each product of a kind of device, and the files that hold them.
+//! Results: the solution found for each product of a kind of device, and the files that store them.
 //!
-//! A file is lines of `Validator,KEY,VALUE`, which say what the results after them are of, and of
-//! `operator,parameters,solution,milliseconds`. Several such sections may stand in one file: those of another device or library are passed
-//! over, and so is a line that cannot be read or names a solution that is not of here.
+//! A file has lines of the form `Validator,KEY,VALUE`, which describe the device and libraries of the results after them, and
+//! lines of the form `operator,parameters,solution,milliseconds`. A file may contain several such sections. Those of another
+//! device or library are skipped, and so is a line that cannot be read or names an unknown solution.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::signature::{Signature, Solution};
 
-/// Keys and values that results depend on: of the device, and of the libraries.
+/// The keys and values that results depend on: of the device, and of the libraries.
 pub(super) type Validators = Vec<(String, String)>;
 
 /// The result for a product.
@@ -26,16 +26,17 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Results {
     kinds: HashMap<Validators, BTreeMap<Signature, Entry>>,
-    /// The validators that a file's latest section has, of those that were written.
+    /// The validators of the latest section of each file that was written.
     written: HashMap<PathBuf, Validators>,
 }
 
-/// The keys that a file must have as they are here, and those that it may leave out.
+/// The keys that a file must contain; others may be missing.
 const REQUIRED: [&str; 2] = ["CUBLASLT_VERSION", "CUDA_DEVICE"];
-/// The key of PyTorch's version. It says nothing about results of here, and is all to those for PyTorch.
+/// The key of PyTorch's version. It is ignored for results of Thalweg, but must match for those for PyTorch.
 pub(super) const PYTORCH_VERSION: &str = "PT_VERSION";
 
-/// Returns whether results under these validators hold for a device with those. PyTorch takes them where all are the same.
+/// Returns whether results under the validators `found` apply to a device with the validators `here`. PyTorch requires that all
+/// are equal.
 fn holds(found: &Validators, here: &Validators) -> bool {
     let has = |pairs: &Validators, key: &str| pairs.iter().any(|(name, _)| name == key);
     if has(here, PYTORCH_VERSION) {
@@ -48,16 +49,16 @@ fn holds(found: &Validators, here: &Validators) -> bool {
 /// The result of reading a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Taken {
-    /// Results that hold here.
+    /// The number of results that apply here.
     pub(super) results: usize,
-    /// Results of another device or library.
+    /// The number of results of another device or library.
     pub(super) external: usize,
-    /// Lines that cannot be read.
+    /// The number of lines that cannot be read.
     pub(super) unread: usize,
 }
 
 impl Results {
-    /// Returns what was found for a product: by its name, or, with `wildcards`, by one in which `*` stands for a number.
+    /// Returns the result for a product: by its name, or, with `wildcards`, by a name in which `*` stands for a number.
     pub(super) fn find(&self, kind: &Validators, signature: &Signature, wildcards: bool) -> Option<Entry> {
         let entries = self.kinds.get(kind)?;
         if let Some(entry) = entries.get(signature) {
@@ -87,12 +88,12 @@ impl Results {
         }
     }
 
-    /// Returns the results of a kind of device, by name.
+    /// Returns the results of a kind of device, ordered by name.
     pub(super) fn of(&self, kind: &Validators) -> impl Iterator<Item = (&Signature, &Entry)> {
         self.kinds.get(kind).into_iter().flatten()
     }
 
-    /// Takes the results of a file's text that hold under these validators; later lines replace earlier ones.
+    /// Adds the results of a file's text that apply under these validators; later lines replace earlier ones.
     pub(super) fn read(&mut self, text: &str, here: &Validators) -> Taken {
         let mut taken = Taken::default();
         let mut section: Validators = Vec::new();
@@ -120,7 +121,7 @@ impl Results {
         taken
     }
 
-    /// Adds a result to a file, behind the validators where its latest section has others.
+    /// Appends a result to a file, after the validators if its latest section has different ones.
     pub(super) fn append(
         &mut self,
         path: &Path,
@@ -141,13 +142,13 @@ impl Results {
             write_validators(&mut text, kind);
         }
         write_result(&mut text, signature, entry);
-        // One call, so that the lines of several processes stay whole.
+        // A single write, so that lines of several processes do not mix.
         OpenOptions::new().create(true).append(true).open(path)?.write_all(text.as_bytes())?;
         self.written.insert(path.to_owned(), kind.clone());
         Ok(())
     }
 
-    /// Replaces a file by all results.
+    /// Overwrites a file with all results.
     pub(super) fn write(&mut self, path: &Path) -> io::Result<()> {
         let mut text = String::new();
         let mut kinds: Vec<_> = self.kinds.iter().collect();
@@ -166,7 +167,7 @@ fn parse_result(line: &str) -> Option<(Signature, Entry)> {
     let [operator, parameters, solution, milliseconds] = std::array::from_fn(|_| fields.next());
     let signature = Signature { operator: operator?.to_owned(), parameters: parameters?.to_owned() };
     let solution = Solution::parse(solution?)?;
-    // One that was added by hand may have no time.
+    // A result that was added by hand may have no time.
     let milliseconds = milliseconds.and_then(|text| text.parse().ok()).unwrap_or(0.0);
     signature.operator.contains("TunableOp_").then_some((signature, Entry { solution, milliseconds }))
 }
@@ -305,7 +306,7 @@ mod tests {
         for (kind, size) in [(&here(), 1), (&here(), 2), (&other, 3), (&here(), 4)] {
             results.append(&path, kind, &gemm(&format!("nn_{size}_1_1_ld_1_1_1")), &entry).unwrap();
         }
-        // Another process goes on where this one ended.
+        // Another process continues where this one ended.
         Results::default().append(&path, &here(), &gemm("nn_5_1_1_ld_1_1_1"), &entry).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.matches("Validator,CUDA_DEVICE").count(), 3, "{text}");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The environment variables `PYTORCH_TUNABLEOP_*`, read once. What is set there holds, whatever a program sets.
+/// The environment variables `PYTORCH_TUNABLEOP_*`, read once. They override the settings of a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Variables {
     pub(super) enabled: bool,
@@ -12,7 +12,7 @@ pub(super) struct Variables {
     pub(super) max_tuning_duration_ms: Option<u32>,
     pub(super) max_tuning_iterations: Option<u32>,
     pub(super) requested_algorithms: Option<u32>,
-    /// In MB; negative for the size of the L2 cache.
+    /// The size in MB; negative for the size of the L2 cache.
     pub(super) rotating_buffer: Option<i64>,
     pub(super) numerical_check: Option<Option<Tolerances>>,
     pub(super) filename: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// Reads the variables by a lookup. A number that is none counts as not set.
+    /// Reads the variables through a lookup function. A value that is not a number counts as not set.
     pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Self {
         let text =
             |name: &str| lookup(&format!("PYTORCH_TUNABLEOP_{name}")).filter(|value| !value.is_empty());
@@ -50,7 +50,7 @@ impl Variables {
     }
 }
 
-/// The distance that a candidate's result may be from that of the default: by `atol` plus `rtol` times as much as it is.
+/// The tolerated difference of a candidate's result from the default's: `atol` plus `rtol` times the default's magnitude.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Tolerances {
     pub(super) atol: f64,
@@ -58,7 +58,7 @@ pub(super) struct Tolerances {
 }
 
 impl Tolerances {
-    /// Reads `atol_rtol`, as in `1e-5_1e-5`; `0` is none.
+    /// Parses `atol_rtol`, as in `1e-5_1e-5`; `0` means no tolerances.
     fn parse(text: &str) -> Option<Self> {
         let (atol, rtol) = text.split_once('_')?;
         Some(Self { atol: atol.parse().ok()?, rtol: rtol.parse().ok()? })
@@ -73,7 +73,7 @@ pub(super) struct Settings {
     pub(super) requested_algorithms: u32,
     pub(super) rotating_buffer: i64,
     pub(super) numerical_check: Option<Tolerances>,
-    /// The name that the program gave, and whether the device's number goes in.
+    /// The name that the program set, and whether the device's number is inserted.
     pub(super) filename: Option<(String, bool)>,
 }
 
@@ -90,7 +90,7 @@ impl Default for Settings {
     }
 }
 
-/// Settings with the variables in their places.
+/// The settings with the variables applied.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Effective {
     pub(super) max_tuning_duration_ms: u32,
@@ -117,7 +117,7 @@ impl Effective {
         }
     }
 
-    /// Returns how many bytes copies of the operands shall fill, on a device with such an L2 cache; 0 for one copy.
+    /// Returns the number of bytes that copies of the operands should fill, on a device with this L2 cache; 0 for one copy.
     pub(super) fn rotating_bytes(&self, l2_cache_bytes: u64) -> u64 {
         match u64::try_from(self.rotating_buffer) {
             Ok(megabytes) => megabytes.saturating_mul(1 << 20),
@@ -136,12 +136,12 @@ pub(super) fn results_file(variables: &Variables, settings: &Settings, device: u
     }
 }
 
-/// Returns the file of a device's products that are still to be tuned.
+/// Returns the file of a device's products that are not tuned yet.
 pub(super) fn untuned_file(variables: &Variables, device: u32) -> PathBuf {
     of_device(variables.untuned_filename.as_deref().unwrap_or("tunableop_untuned.csv"), device)
 }
 
-/// Returns a file's name with the number of a device in place of `%d`, else before the last dot, else at the end.
+/// Returns a file's name with the number of a device inserted in place of `%d`, else before the last dot, else at the end.
 fn of_device(name: &str, device: u32) -> PathBuf {
     if name.contains("%d") {
         return name.replace("%d", &device.to_string()).into();

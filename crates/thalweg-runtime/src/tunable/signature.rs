@@ -1,4 +1,4 @@
-//! Names of products and of solutions, as PyTorch's results files have them.
+//! Names of products and of solutions, in the format of PyTorch's results files.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::trial::Operands;
 use crate::library::Precision;
 use crate::{Error, Result};
 
-/// A product by its name: what is computed, and with which sizes. PyTorch's matrices are column-major, so operands are swapped.
+/// The name of a product: its kind and its sizes. PyTorch's matrices are column-major, so operands are swapped.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Signature {
     pub(super) operator: String,
@@ -24,8 +24,8 @@ impl fmt::Display for Signature {
     }
 }
 
-/// A product of the library: what it computes, whether it adds a bias, whether its result is of f32 where its operands are of 16 bits, and how it is
-/// accumulated.
+/// A product of the library: its sizes, whether it adds a bias, whether its result is f32 although its operands have 16 bits, and
+/// how it is accumulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) product: Matmul,
@@ -37,7 +37,7 @@ pub(super) struct Shape {
 const BFX9: &str = "_compute_bf16x9_r";
 const F16: &str = "_compute_f16_r";
 
-/// The types of A, B and D in names of products into f32, as PyTorch has them in its names of scaled products.
+/// The types of A, B and D in names of products into f32, written as in PyTorch's names of scaled products.
 const WIDE: [(&str, DType); 2] = [("Half_Half_float", DType::F16), ("BFloat16_BFloat16_float", DType::Bf16)];
 
 impl Shape {
@@ -51,7 +51,7 @@ impl Shape {
         if self.is_wide { DType::F32 } else { self.product.dtype }
     }
 
-    /// Returns the name; `None` for a dtype that the library has no products of.
+    /// Returns the name; `None` for a dtype for which the library has no products.
     pub(super) fn signature(&self) -> Option<Signature> {
         let Matmul { m, n, k, batch, dtype, a, b, d, .. } = &self.product;
         let wide = WIDE.iter().find(|(_, operands)| self.is_wide && operands == dtype);
@@ -85,10 +85,10 @@ impl Shape {
         })
     }
 
-    /// Reads a name back. The matrices of a batch lie one behind the other.
+    /// Parses a name. The matrices of a batch must be contiguous.
     ///
     /// # Errors
-    /// The reason why it is not the name of a product, in a sentence.
+    /// A sentence that explains why this is not the name of a product.
     pub(super) fn parse(signature: &Signature) -> Result<Self> {
         let fail = |why: &str| Error::invalid(format!("{signature}: {why}"));
         let (kind, element) = signature
@@ -155,18 +155,18 @@ impl Shape {
     }
 }
 
-/// The way in which a product is computed.
+/// The way to compute a product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Solution {
-    /// As without tuning.
+    /// The way that is used without tuning.
     Default,
-    /// By Thalweg's kernel for small products.
+    /// Thalweg's kernel for small products.
     Tiles,
-    /// By Thalweg's kernel for few rows.
+    /// Thalweg's kernel for few rows.
     Rows,
-    /// By Thalweg's kernel for groups of warps, with tiles of this shape.
+    /// Thalweg's kernel for groups of warps, with tiles of this shape.
     Groups(GroupTiles),
-    /// By an algorithm of the library.
+    /// An algorithm of the library.
     Library(MatmulAlgorithm),
 }
 
@@ -204,7 +204,7 @@ impl fmt::Display for Solution {
 }
 
 impl Solution {
-    /// Reads a name; `None` for one that is not of a solution here.
+    /// Parses a name; `None` if it is not a solution known here.
     pub(super) fn parse(name: &str) -> Option<Self> {
         match name {
             "Default" => return Some(Self::Default),

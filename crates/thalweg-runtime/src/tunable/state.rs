@@ -1,4 +1,4 @@
-//! The process's state of tuning.
+//! The tuning state of the process.
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
@@ -19,7 +19,7 @@ use super::{OfflineOutcome, TuningResult};
 use crate::library::Precision;
 use crate::{Device, Error, Result, Stream};
 
-/// The subject of a decision: a device, a product, and the ways of adding up parts that it allows.
+/// The key of a decision: a device, a product, and the reductions that it allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Question {
     device: u64,
@@ -33,11 +33,11 @@ struct Inner {
     results: Results,
     /// The devices whose file was read.
     read: HashSet<u64>,
-    /// The products that stand in the files of untuned ones.
+    /// The products that are listed in the files of untuned products.
     untuned: HashSet<(PathBuf, Signature)>,
 }
 
-/// The state. There is one, made when it is first asked for.
+/// The tuning state. There is one per process, created at first use.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) variables: Variables,
@@ -60,7 +60,7 @@ pub(super) fn state() -> &'static State {
     STATE.get_or_init(|| State::new(Variables::read(|name| std::env::var(name).ok())))
 }
 
-/// Returns the solution for a product of a stream; may tune it first.
+/// Returns the solution for a product of a stream, possibly after tuning it.
 pub(crate) fn solution_of(
     stream: &Stream,
     product: &Matmul,
@@ -71,7 +71,7 @@ pub(crate) fn solution_of(
     state().solution_of(stream, product, precision, operands, label)
 }
 
-/// Forgets a result that the library does not run.
+/// Removes a result that the library refuses to run.
 pub(crate) fn refused(
     device: &Device,
     product: &Matmul,
@@ -109,7 +109,7 @@ impl State {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes something that decisions rest on.
+    /// Changes something that decisions depend on.
     pub(super) fn change(&self, change: impl FnOnce(&Self)) {
         change(self);
         self.decisions.write().unwrap_or_else(PoisonError::into_inner).clear();
@@ -141,7 +141,7 @@ impl State {
         self.pytorch.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns what results of a device depend on. It takes the lock of the version, so no caller holds it.
+    /// Returns the values that results of a device depend on. It takes the lock of the version, so callers must not hold it.
     pub(super) fn validators(&self, device: &Device) -> Validators {
         let properties = device.properties();
         let pair = |key: &str, value: String| (key.to_owned(), value);
@@ -197,7 +197,7 @@ impl State {
             self.decide(question, Solution::Default);
             return Ok(Solution::Default);
         }
-        // A stream that cannot say captures, or another's capture forbids the question.
+        // A stream whose state is unknown is treated as capturing; the query may be forbidden by another stream's capture.
         if stream.is_capturing().unwrap_or(true) {
             return Ok(Solution::Default);
         }
@@ -218,7 +218,8 @@ impl State {
         self.inner().results.find(&kind, signature, wildcards)
     }
 
-    /// Tunes a product and keeps the result; also returns the default's time in milliseconds. `None` where there is no memory for it.
+    /// Tunes a product and keeps the result; also returns the default's time in milliseconds. `None` if there is not enough
+    /// memory.
     fn tune(
         &self,
         stream: &Stream,
@@ -266,7 +267,7 @@ impl State {
         Ok(Some((entry, default)))
     }
 
-    /// Keeps a result, here and in the device's file.
+    /// Keeps a result, in memory and in the device's file.
     fn keep(&self, device: &Device, signature: &Signature, entry: Entry) {
         let (path, kind) = (self.results_file(device), self.validators(device));
         let mut inner = self.inner();
@@ -278,7 +279,7 @@ impl State {
         }
     }
 
-    /// Writes a product into the file of untuned products, once.
+    /// Appends a product to the file of untuned products, once.
     fn record(&self, device: &Device, signature: &Signature) {
         let path = untuned_file(&self.variables, device.index());
         let mut inner = self.inner();
@@ -301,7 +302,7 @@ impl State {
         }
     }
 
-    /// Reads the device's file, if there is one and it was not read yet.
+    /// Reads the device's file, if it exists and was not read yet.
     fn read_once(&self, device: &Device) {
         if !self.inner().read.insert(device.number()) {
             return;
@@ -383,7 +384,7 @@ impl State {
         }
     }
 
-    /// Reports something, where that is asked for from `level` on.
+    /// Reports a message, if the verbosity is at least `level`.
     fn say(&self, level: u32, text: &str) {
         if self.variables.verbose < level {
             return;
@@ -393,7 +394,7 @@ impl State {
             Some("out") => println!("TunableOp: {text}"),
             Some(path) => {
                 let file = OpenOptions::new().create(true).append(true).open(path);
-                // What cannot be reported is not worth an error.
+                // A report that cannot be written is not an error.
                 let _ = file.and_then(|mut file| writeln!(file, "TunableOp: {text}"));
             }
         }
@@ -409,7 +410,7 @@ fn result_of(signature: &Signature, entry: &Entry) -> TuningResult {
     }
 }
 
-/// Returns the products that a file's lines begin with.
+/// Returns the products named at the beginnings of a file's lines.
 fn signatures_of(text: &str) -> impl Iterator<Item = Signature> {
     text.lines().filter_map(|line| {
         let mut fields = line.trim().split(',');

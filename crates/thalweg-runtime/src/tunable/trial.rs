@@ -1,4 +1,4 @@
-//! Trials: a product with operands of its own, timed by one solution after another.
+//! Trials: a product with operands of its own, timed with one solution after another.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::{Buffer, Error, Event, Result, Stream};
 pub(crate) struct Operands {
     pub(crate) at: [DevicePointer; 3],
     pub(crate) bias: Option<DevicePointer>,
-    /// Whether D is of f32, A and B of 16 bits.
+    /// Whether D is f32 while A and B have 16 bits.
     pub(crate) is_wide: bool,
 }
 
-/// Copies of the operands.
+/// One copy of the operands.
 struct Set {
     buffers: [Buffer; 3],
     bias: Option<Buffer>,
@@ -40,23 +40,24 @@ impl Set {
     }
 }
 
-/// The most copies of the operands.
+/// The maximum number of copies of the operands.
 const MOST_SETS: u64 = 256;
 
-/// Bytes that are filled in front of what is timed: some 25 microseconds of an H100, in which a host queues a few calls.
+/// The number of bytes that are filled before the timed calls: some 25 microseconds of an H100, in which a host queues a few
+/// calls.
 const AHEAD_BYTES: u64 = 64 << 20;
 
-/// Milliseconds that a timed run of calls shall last at least: events are some thousandths off.
+/// The minimum duration, in milliseconds, of a timed run of calls: events are inaccurate by some thousandths of a millisecond.
 const LEAST_MS: f32 = 0.05;
 
-/// A product that is tried.
+/// A product that is being tried.
 pub(super) struct Trial<'s> {
     stream: &'s Stream,
     shape: Shape,
     precision: Precision,
     sets: Vec<Set>,
     next: usize,
-    /// Memory that a GPU fills in front of what is timed, so that the calls are queued before the first begins.
+    /// The memory that a GPU fills before the timed calls, so that these are queued before the first begins.
     ahead: Option<Buffer>,
     label: Label,
 }
@@ -66,15 +67,15 @@ pub(super) struct Trial<'s> {
 pub(super) enum Timed {
     /// The median, in milliseconds.
     Median(f32),
-    /// It is far behind the best, by a few runs.
+    /// The candidate was far slower than the best after a few runs.
     Discarded,
-    /// It does not run.
+    /// The candidate does not run.
     Unusable,
 }
 
 impl<'s> Trial<'s> {
-    /// Makes copies of the operands, as many as it takes to fill `rotating_bytes`, so that none is found in a cache; of numbers of its own
-    /// where none are given. `None` where there is not even memory for one.
+    /// Makes as many copies of the operands as it takes to fill `rotating_bytes`, so that none is found in a cache, with
+    /// generated numbers if no operands are given. `None` if there is not even memory for one copy.
     pub(super) fn new(
         stream: &'s Stream,
         shape: Shape,
@@ -95,7 +96,7 @@ impl<'s> Trial<'s> {
             }
         }
         if !stream.device().is_simulated() {
-            // Without it small products are timed by how fast the host queues them.
+            // Without it the times of small products are dominated by how fast the host queues them.
             trial.ahead = Buffer::labelled(stream, AHEAD_BYTES, label).ok();
         }
         for number in 0..trial.sets.len() {
@@ -129,7 +130,7 @@ impl<'s> Trial<'s> {
         Ok(Set { buffers: [buffer(a)?, buffer(b)?, buffer(d)?], bias, is_wide })
     }
 
-    /// Copies operands; D only where the product is added to it.
+    /// Copies operands; D only if the product is added to it.
     fn copy(&self, target: &Operands, source: &Operands, bytes: [u64; 4]) -> Result<()> {
         let operands = target.at.into_iter().zip(source.at).zip(bytes);
         let copied = if self.shape.product.accumulates() { 3 } else { 2 };
@@ -142,7 +143,7 @@ impl<'s> Trial<'s> {
         Ok(())
     }
 
-    /// Fills operands with numbers between -1 and 1.
+    /// Fills operands with random numbers between -1 and 1.
     fn invent(&self, target: &Operands, bytes: [u64; 4]) -> Result<()> {
         let dtype = self.shape.product.dtype;
         let pattern = numbers(dtype, 1 << 16);
@@ -160,7 +161,7 @@ impl<'s> Trial<'s> {
         Ok(())
     }
 
-    /// Returns the solutions that there are, the default first: with Thalweg's own kernels, or those of the library alone.
+    /// Returns the available solutions, the default first: with Thalweg's own kernels, or only those of the library.
     pub(super) fn candidates(&self, algorithms: u32, own_kernels: bool) -> Result<Vec<Solution>> {
         let product = &self.shape.product;
         let own_kernels = own_kernels && !self.shape.is_wide;
@@ -186,7 +187,7 @@ impl<'s> Trial<'s> {
         self.stream.matmul_by(solution, self.precision, &self.shape.product, &operands, self.label)
     }
 
-    /// Returns the milliseconds of a call, from `calls` of them.
+    /// Returns the time of one call in milliseconds, measured over `calls` calls.
     fn time(&mut self, solution: Solution, calls: u32) -> Result<f32> {
         let (start, end) = (Event::with_timing(), Event::with_timing());
         if let Some(ahead) = &self.ahead {
@@ -202,7 +203,7 @@ impl<'s> Trial<'s> {
         Ok(start.elapsed_ms(&end)? / calls as f32)
     }
 
-    /// Blocks until the stream is done. That harms no capture of another stream: nothing of a capture runs.
+    /// Blocks until the stream is idle. That harms no capture of another stream: nothing of a capture runs.
     fn wait(&self) -> Result<()> {
         let driver: &Arc<_> = self.stream.device().driver();
         outside_capture(driver, || Ok(self.stream.synchronize()))?
@@ -214,15 +215,15 @@ impl<'s> Trial<'s> {
         Ok(times[times.len() / 2])
     }
 
-    /// Times a solution. One that is half as slow again as the best by three runs is given up, and so is one that is a seventh slower by
-    /// ten.
+    /// Times a solution. One that takes 1.5 times as long as the best after three runs is discarded, and so is one that takes
+    /// 1.15 times as long after ten.
     pub(super) fn measure(
         &mut self,
         solution: Solution,
         best: Option<f32>,
         settings: &Effective,
     ) -> Result<Timed> {
-        // The first call may load kernels; then one tells how long it takes.
+        // The first call may load kernels; a second one shows how long a call takes.
         let probed = self.run(solution).and_then(|()| self.wait()).and_then(|()| self.time(solution, 1));
         let probe = match probed {
             Ok(probe) => probe,
@@ -252,11 +253,11 @@ impl<'s> Trial<'s> {
         self.median(solution, calls, runs).map(Timed::Median)
     }
 
-    /// Returns the numbers that a solution computes from the first copy of the operands.
+    /// Returns the result that a solution computes from the first copy of the operands.
     pub(super) fn result(&mut self, solution: Solution) -> Result<Vec<f64>> {
         let bytes = self.bytes()[2];
         let start = self.sets[0].operands().at[2];
-        // What D holds would go into a sum, and elements between its rows are compared with themselves.
+        // Old values of D would be added to the product, and elements between its rows would be compared with themselves.
         let zero = thalweg_driver::FillPattern::U8(0);
         self.stream.fill(start, zero, bytes, self.label)?;
         self.next = 0;
@@ -270,7 +271,7 @@ impl<'s> Trial<'s> {
     }
 }
 
-/// Returns whether numbers are as near to others as the tolerances say. What is not a number there is none here.
+/// Returns whether numbers agree within the tolerances. NaN never occurs here.
 pub(super) fn all_close(found: &[f64], expected: &[f64], tolerances: Tolerances) -> bool {
     let Tolerances { atol, rtol } = tolerances;
     found.iter().zip(expected).all(|(found, expected)| {
@@ -280,7 +281,7 @@ pub(super) fn all_close(found: &[f64], expected: &[f64], tolerances: Tolerances)
     })
 }
 
-/// Returns the bytes of `count` numbers between -1 and 1.
+/// Returns the bytes of `count` random numbers between -1 and 1.
 fn numbers(dtype: DType, count: u32) -> Vec<u8> {
     let mut state = 1_u32;
     let values = (0..count).map(|_| {

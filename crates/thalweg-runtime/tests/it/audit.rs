@@ -28,7 +28,7 @@ fn on(stream: &Stream) -> CaptureOptions {
     CaptureOptions { stream: Some(stream.clone()), ..CaptureOptions::default() }
 }
 
-/// Audits a region in global mode; it is given its stream.
+/// Audits a region in global mode; the region is passed its stream.
 fn audited(device: &Device, region: impl FnOnce(&Stream) -> Result<()>) -> Audit {
     audit(device, CaptureOptions::default(), || region(&device.current_stream())).unwrap()
 }
@@ -41,7 +41,7 @@ fn only(audit: &Audit) -> &Obstacle {
     obstacle
 }
 
-/// Returns what is found: kind, code, line, how often.
+/// Returns the findings: kind, code, line, count.
 fn found(audit: &Audit) -> Vec<(ObstacleKind, Option<Code>, u32, u64)> {
     let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line);
     let essence = |obstacle: &Obstacle| (obstacle.kind(), obstacle.code(), line(obstacle), obstacle.count());
@@ -120,7 +120,7 @@ fn the_host_does_not_wait() {
         expected.map(|(line, code)| (ObstacleKind::HostSynchronisation, code, first + line, 1)).to_vec();
     expected.push((ObstacleKind::HostSynchronisation, UNSUPPORTED, first + 6, 1));
     let mut seen = found(&report);
-    // The stream was asked as often as it took.
+    // The stream was queried as often as needed.
     assert!(seen[1].3 >= 1);
     seen[1].3 = 1;
     assert_eq!(seen, expected, "{report}");
@@ -176,7 +176,7 @@ fn memory_is_not_taken_from_the_driver() {
     let report = audited(&device, |_| {
         let pointer = driver().memory_allocate(0, 256)?;
         driver().memory_free(pointer)?;
-        // The cache is welcome, whatever it asks of the driver.
+        // Calls of the caching allocator are allowed, whatever it asks of the driver.
         let stream = device.current_stream();
         drop((Buffer::new(&stream, 8 << 20)?, PinnedBuffer::new(&device, 1 << 20)?));
         Ok(())
@@ -257,7 +257,7 @@ fn other_threads_are_bound_or_not_seen() {
     assert_eq!(report.code(), UNSUPPORTED);
     assert!(allocate(CaptureMode::ThreadLocal).is_capturable());
 
-    // A thread begins with the default stream as its current one: what it does is lost.
+    // A thread begins with the default stream as its current one, so a capture would lose its work.
     let line = line!() + 3;
     let report = audited(&device, |_| {
         std::thread::scope(|scope| {
@@ -351,7 +351,7 @@ fn the_outside_stays_outside() {
     assert_eq!(found(&report), expected, "{report}");
 }
 
-/// Does everything at once: one run finds it all, in the order in which it comes, unjoined forks last.
+/// Does everything at once: one run finds all obstacles, in the order of their occurrence, unjoined forks last.
 fn everything(device: &Device, buffer: &Buffer) -> Audit {
     let (fork, other) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
     let (graph, ()) = Graph::capture(device, CaptureOptions::default(), || {
@@ -467,7 +467,7 @@ fn what_cannot_be_audited_is_refused_and_harms_nothing() {
     refused(audit(&device, on(&device.default_stream()), || Ok(())));
     let other = sim(1).remove(0);
     refused(audit(&device, on(&Stream::new(&other).unwrap()), || Ok(())));
-    // In a capture, which goes on.
+    // In a capture, which continues.
     let (graph, ()) = Graph::capture(&device, on(&stream), || {
         launch(&stream, &buffer)?;
         refused(audit(&device, CaptureOptions::default(), || Ok(())));
@@ -481,7 +481,7 @@ fn what_cannot_be_audited_is_refused_and_harms_nothing() {
     })
     .unwrap();
     assert_eq!(graph.description().unwrap().nodes.len(), 2);
-    // In an audit, which goes on too; and a capture in it is refused as one in a capture is.
+    // In an audit, which continues too; a capture in it is refused as one in a capture is.
     let report = audit(&device, on(&stream), || {
         refused(audit(&device, CaptureOptions::default(), || Ok(())));
         assert!(

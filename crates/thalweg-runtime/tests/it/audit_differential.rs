@@ -1,5 +1,6 @@
-//! The audit against the truth: programs drawn at random are audited, and captured. The audit has no obstacle exactly if the capture
-//! gives a graph with all that the program submits, and its first obstacle with a code is what the capture answers.
+//! The audit compared with real captures: random programs are audited, and captured. The audit has no obstacle exactly if the
+//! capture returns a graph with all that the program submits, and its first obstacle with a code has the code that the capture
+//! returns.
 
 use std::cell::RefCell;
 
@@ -12,8 +13,8 @@ use thalweg_runtime::{
 use crate::kernels::launch_sum;
 use crate::support::{buffer_of, pinned_of, sim_in};
 
-/// One step. Streams and events are named by their numbers in the [`World`]; stream 0 is the region's, the last one the default
-/// stream. Event 0 was recorded outside, before.
+/// One step. Streams and events are numbered as in the [`World`]; stream 0 is the region's, the last one the default stream.
+/// Event 0 was recorded outside, before.
 #[derive(Clone, Debug)]
 enum Step {
     Launch(usize),
@@ -35,11 +36,11 @@ enum Step {
     AllocatePinnedFromDriver,
     Allocate(usize),
     AllocatePinned,
-    /// The steps happen only where the stream does not capture.
+    /// The steps happen only if the stream does not capture.
     UnlessCapturing(usize, Vec<Step>),
     /// The steps happen on another thread, which is joined.
     Elsewhere(Vec<Step>),
-    /// The steps happen while the thread is bound by no capture.
+    /// The steps happen while no capture restricts the thread.
     Relaxed(Vec<Step>),
 }
 
@@ -68,7 +69,7 @@ struct World {
     graph: Graph,
 }
 
-/// A run of a program: its events, and what it has from the driver and gives back when it is over.
+/// A run of a program: its events, and the driver resources that it releases when it is over.
 struct Run<'a> {
     world: &'a World,
     events: &'a [Event],
@@ -77,7 +78,7 @@ struct Run<'a> {
 }
 
 impl World {
-    /// Creates a world; in one kind of it stream 1 has ties to the default stream.
+    /// Creates a world; if `is_blocking`, stream 1 synchronises with the default stream.
     fn new(is_blocking: bool) -> Self {
         let (driver, mut devices) = sim_in(&Environment::default(), 1);
         let device = devices.remove(0);
@@ -88,7 +89,7 @@ impl World {
         }
         streams.push(device.default_stream());
         let buffers: Vec<_> = streams.iter().map(|stream| buffer_of(stream, &[1.0; 4])).collect();
-        // So that no program is the first to load the kernel.
+        // So that no program is the first one to load the kernel.
         let pointer = buffers[0].pointer();
         launch_sum(&streams[0], &[pointer], pointer, 4).unwrap();
         let options = CaptureOptions { stream: Some(streams[0].clone()), ..CaptureOptions::default() };
@@ -107,7 +108,7 @@ impl World {
     ) -> Result<T> {
         let events: Vec<Event> = (0..EVENTS).map(|_| Event::new()).collect();
         events[0].record(&self.streams[STREAMS - 1]).unwrap();
-        // The pools of earlier captures, so that the driver has memory for code that asks it.
+        // Releases the pools of earlier captures, so that the driver has memory for programs that allocate from it.
         self.device.empty_cache().unwrap();
         let run = Run {
             world: self,
@@ -212,7 +213,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns a program: mostly what captures allow, forks that are mostly joined, and now and then what they forbid.
+/// Returns a program: mostly calls that captures allow, forks that are mostly joined, and now and then a forbidden call.
 fn program(random: &mut Random) -> Vec<Step> {
     let mut steps = Vec::new();
     let length = 1 + random.below(10);
@@ -274,7 +275,8 @@ fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
     }
 }
 
-/// Returns the code that the driver would have answered to a call that the runtime refused itself, so that the capture went on.
+/// Returns the code that the driver would have returned for a call that the runtime refused itself, so that the capture
+/// continued.
 fn refused_before_the_driver(error: &Error) -> Option<Code> {
     let text = error.to_string();
     assert!(error.is_capture(), "the capture failed for a reason of its own: {text}");

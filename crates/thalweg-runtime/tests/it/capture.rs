@@ -1,4 +1,4 @@
-//! Capture: what is refused, and that everything is usable afterwards.
+//! Capture: the calls that are refused, and that everything is usable afterwards.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
@@ -37,7 +37,7 @@ fn pool_of(buffer: &Buffer) -> Option<PoolId> {
     segments.iter().find(holds).unwrap().pool
 }
 
-/// Captures a region that allocates and fails, and checks that nothing of it stays.
+/// Captures a region that allocates and fails, and checks that nothing of it remains.
 fn capture_that_fails(device: &Device, fail: impl FnOnce(&Stream) -> Result<()>) -> Error {
     let stream = Stream::new(device).unwrap();
     device.synchronize().unwrap();
@@ -81,7 +81,7 @@ fn waiting_inside_is_an_error() {
         let error = capture_that_fails(&device, |stream| wait(&device, stream));
         assert!(error.is_capture() && !error.is_device_lost(), "{name}: {error}");
     }
-    // An error that the region ignores comes back at the end.
+    // An error that the region ignores is returned at the end.
     let error = capture_that_fails(&device, |stream| {
         stream.synchronize().unwrap_err();
         assert!(stream.is_capturing()?, "a capture that has failed goes on until its end");
@@ -236,7 +236,7 @@ fn two_threads_may_capture_at_once_each_into_its_own_pool() {
 fn allocation_goes_on_while_another_thread_captures_globally() {
     let device = sim(1).remove(0);
     let [stream, own, other] = [(); 3].map(|()| Stream::new(&device).unwrap());
-    // A block that waits for an event, so that the allocator has a reason to ask for one.
+    // A block that waits for an event, so that the allocator has a reason to query one.
     let pending = Buffer::new(&own, 1 << 20).unwrap();
     pending.record_stream(&other);
     drop(pending);

@@ -1,4 +1,4 @@
-//! Conditional nodes in captured regions: which bodies run, what they may use, and what is refused.
+//! Conditional nodes in captured regions: which bodies run, what they may use, and which calls are refused.
 
 use thalweg_runtime::graph::{self, Condition, Update};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Error, Graph, Label, Result, Stream};
@@ -6,7 +6,7 @@ use thalweg_runtime::{Buffer, CaptureOptions, Device, Error, Graph, Label, Resul
 use crate::kernels::launch_sum;
 use crate::support::{TestDevice, buffer_of, device, read, sim};
 
-/// Returns a device whose graphs can have every kind of conditional node.
+/// Returns a device whose graphs support every kind of conditional node.
 fn able() -> TestDevice {
     let device = device();
     assert!(
@@ -31,7 +31,7 @@ fn increment(device: &Device, data: &Buffer) -> Result<()> {
     launch_sum(&device.current_stream(), &[data.pointer()], data.pointer(), data.size_bytes() / 4)
 }
 
-/// Captures a region that is given its stream.
+/// Captures a region, which is passed its stream.
 fn capture(device: &Device, region: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
     Graph::capture(device, CaptureOptions::default(), || region(&device.current_stream()))
         .map(|(graph, ())| graph)
@@ -114,7 +114,7 @@ fn a_switch_runs_one_case() {
 fn a_loop_runs_until_its_condition_is_zero() {
     let device = able();
     let stream = Stream::new(&device).unwrap();
-    // What is left of the condition, round by round: each round copies the next one to the front.
+    // The remaining values of the condition, round by round: each round copies the next one to the front.
     let queue = Buffer::new(&stream, 16).unwrap();
     let data = buffer_of(&stream, &[0.0]);
     let graph = capture(&device, |stream| {
@@ -211,7 +211,7 @@ fn a_body_that_fails_breaks_the_capture_even_if_its_error_is_swallowed() {
     })
     .unwrap_err();
     assert!(error.to_string().contains("was forked and not joined: its last command is sum"), "{error}");
-    // All of it is usable.
+    // All of it is still usable.
     let graph = capture(&device, |stream| graph::if_(stream, at, || increment(&device, &data))).unwrap();
     graph.replay_on(&stream).unwrap();
     assert_eq!(read(&stream, &data), [1.0]);
@@ -269,7 +269,7 @@ fn what_does_not_capture_has_no_conditional_nodes() {
     let at = Condition::u32(condition.pointer());
     let error = graph::if_(&stream, at, || panic!("it is not run")).unwrap_err();
     assert!(error.is_capture() && error.to_string().contains("does not capture"), "{error}");
-    // Beside a capture, too; and that goes on.
+    // Outside the capture, too; and that capture continues.
     let data = buffer_of(&stream, &[0.0]);
     let captured = capture(&device, |_| {
         assert!(graph::while_(&stream, at, || panic!("it is not run")).is_err());

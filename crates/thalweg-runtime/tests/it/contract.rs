@@ -1,4 +1,4 @@
-//! The replay contract: what a graph says of its inputs and outputs, and what it refuses.
+//! The replay contract: the inputs and outputs that a graph reports, and the replays that it refuses.
 
 use thalweg_driver::{Access, AccessMode, FillPattern};
 use thalweg_runtime::graph::{CapturedGraph, InputKind};
@@ -84,7 +84,7 @@ fn a_dead_input_is_an_error_before_the_launch() {
     assert_eq!(read(&stream, &kept), [5.0; 4]);
     let address = dies.pointer();
     drop(dies);
-    // Another owner has the memory: to run now would be to read what is theirs.
+    // Another owner has the memory: running now would read that owner's data.
     let heir = buffer_of(&stream, &[100.0; 4]);
     assert_eq!(heir.pointer(), address);
     let error = graph.replay_on(&stream).unwrap_err();
@@ -102,7 +102,7 @@ fn a_dead_input_is_an_error_before_the_launch() {
     assert_eq!(read(&stream, &kept), [5.0; 4], "nothing was launched");
     drop(dies_too);
     assert!(graph.replay_on(&stream).unwrap_err().to_string().contains("2 inputs"));
-    // A new executable of the same capture is no better.
+    // A new executable of the same capture is refused, too.
     assert!(captured.instantiate().unwrap().replay_on(&stream).is_err());
     assert_eq!(captured.contract().dead_inputs().len(), 2);
 }
@@ -250,7 +250,7 @@ fn commands_past_the_runtime_are_declared_or_not_replayed() {
             thalweg_driver::Fill { target: target.pointer(), pattern: FillPattern::U32(0), count: 1, label };
         Ok(device.driver().fill_async(stream.handle(), &fill)?)
     };
-    // Alone, before, between and behind commands of ours, on a stream that is joined.
+    // On its own, and before, between and after commands of ours, on a stream that is joined.
     for place in 0..5 {
         for declares in [false, true] {
             let (data, unseen) = (buffer_of(&stream, &[1.0; 4]), buffer_of(&stream, &[7.0; 4]));

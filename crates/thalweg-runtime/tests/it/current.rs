@@ -1,4 +1,4 @@
-//! Which device and which stream is current.
+//! The current device and the current stream.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

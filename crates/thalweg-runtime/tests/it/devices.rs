@@ -1,4 +1,4 @@
-//! Devices by name and number, and what their errors say.
+//! Devices by name and number, and the texts of their errors.
 
 use thalweg_driver::FillPattern;
 use thalweg_memory::Settings;
@@ -62,7 +62,7 @@ fn devices_of_two_machines_are_different() {
 
 const CHILD: &str = "THALWEG_TEST_CHILD_WITH_MISTAKES";
 
-/// The other process of the test below; without the variable there is nothing to do.
+/// The other process of the test below; without the variable it does nothing.
 #[test]
 fn child_process_with_mistakes() {
     if std::env::var_os(CHILD).is_some() {

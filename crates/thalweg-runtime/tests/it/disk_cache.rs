@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use thalweg_runtime::disk_cache::{self, EntryKey};
 
-/// A folder that goes away with the test.
+/// A folder that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -62,13 +62,13 @@ fn every_part_of_the_key_counts() {
         EntryKey { options: "-O3", ..KEY },
         EntryKey { architecture: "sm_80", ..KEY },
         EntryKey { compiler: "nvrtc-13.0", ..KEY },
-        // The same letters, cut elsewhere.
+        // The same letters, divided elsewhere.
         EntryKey { source: "extern \"C\" void f() {}-", options: "O3 -dc", ..KEY },
     ];
     for other in others {
         assert_ne!(other.path(&folder.0), KEY.path(&folder.0));
         assert_eq!(read(&folder, &other), None, "{other:?}");
-        // Even where the names of the files collide.
+        // Even if the names of the files collide.
         fs::create_dir_all(other.path(&folder.0).parent().unwrap()).unwrap();
         fs::copy(KEY.path(&folder.0), other.path(&folder.0)).unwrap();
         assert_eq!(read(&folder, &other), None, "{other:?}");
@@ -77,7 +77,7 @@ fn every_part_of_the_key_counts() {
 
 #[test]
 fn the_name_of_an_entry_never_changes() {
-    // A bundle's kernels are found by their names, whatever compiled the program that looks.
+    // A bundle's kernels are found by their names, whichever compiler built the program.
     let expected = "sm_90/dbfb7fb63d8d312e0b9875fefb1bf70f.kernel";
     assert_eq!(KEY.path(Path::new("")), Path::new(expected));
     let expected = "sm_90/dbfb7fb63d8d312e0b9875fefb1bf70f-nvrtc-13.0.kernel";
@@ -109,7 +109,7 @@ fn a_damaged_entry_is_not_there_and_is_built_again() {
     assert_eq!(read(&folder, &KEY), Some(image));
 }
 
-/// Returns an image whose every byte says which thread wrote it, in a length of its own.
+/// Returns an image whose bytes all identify the thread that wrote it, and whose length is its own.
 fn image_of(writer: u8) -> Vec<u8> {
     vec![writer; 5000 + 100 * usize::from(writer)]
 }
@@ -138,7 +138,7 @@ fn threads_that_write_and_read_see_whole_entries() {
 
 const CHILD_FOLDER: &str = "THALWEG_TEST_CHILD_FOLDER";
 
-/// The other process of the test below; without the variable there is nothing to do.
+/// The other process of the test below; without the variable it does nothing.
 #[test]
 fn child_process_that_writes() {
     let Some(folder) = std::env::var_os(CHILD_FOLDER) else { return };

@@ -26,7 +26,7 @@ fn an_event_is_complete_when_the_work_before_it_is() {
     gate.open();
     event.synchronize().unwrap();
     assert!(event.query().unwrap());
-    // Recorded again, it is about the later record.
+    // After another record, the event refers to the later one.
     let gate = Gate::close(&stream);
     event.record(&stream).unwrap();
     assert!(!event.query().unwrap());

@@ -1,4 +1,4 @@
-//! Buffers over memory of another library: they copy nothing, and the owner goes when the work is done.
+//! Buffers over memory of another library: they copy nothing, and the owner is dropped when the work is complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use thalweg_runtime::{Buffer, Device, ExternalMemory, Label, Stream};
 
 use crate::support::{Gate, device, read, sim};
 
-/// Another library's owner of memory: the memory goes with it.
+/// Another library's owner of memory: dropping it frees the memory.
 struct Owner {
     device: Device,
     pointer: thalweg_driver::DevicePointer,

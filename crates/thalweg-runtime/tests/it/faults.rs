@@ -55,7 +55,7 @@ fn a_fault_comes_later_names_its_suspects_and_stays() {
         &[first, first + 1],
     );
 
-    // The other device goes on.
+    // The other device still works.
     let sound = Stream::new(&devices[1]).unwrap();
     let data = buffer_of(&sound, &[1.0; 4]);
     launch_sum(&sound, &[data.pointer()], data.pointer(), 4).unwrap();
@@ -120,7 +120,7 @@ fn long_lists_of_suspects_are_short_to_read() {
     assert!(text.lines().count() == 4, "{text}");
 }
 
-/// Returns all that `error` suspects, by operator and line.
+/// Returns all suspects of `error`, by operator and line.
 fn suspects(error: &Error) -> Vec<(&'static str, u32)> {
     error.possible_causes().iter().map(|label| (label.operator, label.location.line())).collect()
 }
@@ -159,7 +159,7 @@ fn work_of_every_stream_is_suspect() {
         let external = driver.external_stream_create(0, 0, false).unwrap();
         Stream::from_external(device, external).unwrap()
     });
-    // The one on which captures run, when none is under way.
+    // The stream on which captures run, when none is under way.
     run(&|_, device| {
         let capture = Graph::capture_begin(device, CaptureOptions::default()).unwrap();
         let stream = capture.stream().clone();

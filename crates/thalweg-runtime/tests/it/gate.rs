@@ -1,11 +1,11 @@
-//! A gate in a stream, for tests that want work to wait. The tests of other crates include this file.
+//! A gate in a stream, for tests that need work to wait. The tests of other crates include this file.
 
 use std::sync::{Arc, Condvar, Mutex};
 
 use thalweg_driver::Label;
 use thalweg_runtime::Stream;
 
-/// Holds a stream up until it is opened, or dropped.
+/// A gate that blocks a stream until it is opened, or dropped.
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
@@ -22,7 +22,7 @@ impl Gate {
         Self(state)
     }
 
-    /// Lets the stream go on.
+    /// Lets the stream continue.
     pub fn open(&self) {
         *self.0.0.lock().unwrap() = true;
         self.0.1.notify_all();

@@ -1,4 +1,4 @@
-//! Graphs: what a replay does.
+//! Graphs: the effects of a replay.
 
 use thalweg_driver::{FillPattern, GraphNodeKind};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Stream};
@@ -7,7 +7,7 @@ use thalweg_sim::Fault;
 use crate::kernels::launch_sum;
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, write};
 
-/// Captures `output = input + 1 + 1`, with an allocation for what is between.
+/// Captures `output = input + 1 + 1`, with an allocation for the intermediate sum.
 fn add_two(device: &Device, options: CaptureOptions, input: &Buffer) -> (Graph, Buffer) {
     Graph::capture(device, options, || {
         let stream = device.current_stream();
@@ -96,7 +96,7 @@ fn a_graph_can_be_dropped_while_a_replay_is_under_way() {
     // This returns although the gate is closed: nothing waits.
     drop((graph, output));
     assert!(!stream.query().unwrap());
-    // What is allocated now gets none of the memory that the replay will write.
+    // Allocations from now on get none of the memory that the replay will write.
     let others: Vec<_> = (0..4).map(|_| Stream::new(&device).unwrap()).collect();
     let others: Vec<_> = others.iter().map(|other| (other, buffer_of(other, &vec![5.0; 1 << 18]))).collect();
     gate.open();
@@ -144,7 +144,7 @@ fn two_graphs_can_share_a_pool() {
     let reserved = || device.allocator().statistics().reserved_bytes.all.current;
     let (first, middle) = add_two(&device, options(), &input);
     let after_first = reserved();
-    // The second graph's intermediate lies where the first one's did.
+    // The second graph's intermediate has the address of the first one's.
     let (second, output) = add_two(&device, options(), &middle);
     assert!(reserved() - after_first <= 8 << 20, "only the output is new: a page of 8 MiB at the most");
     assert_eq!(first.pool().id(), second.pool().id());

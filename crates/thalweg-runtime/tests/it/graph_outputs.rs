@@ -1,4 +1,5 @@
-//! Outputs of graphs in the hands of callers, and pools that are reset: what the owner of a graph must do, and what is found if it does not.
+//! Outputs of graphs that callers hold, and pools that are restored: the duties of a graph's owner, and the findings if it
+//! neglects them.
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::graph::OverwritePolicy;
@@ -44,7 +45,7 @@ fn copying(device: &Device, pool: &GraphPool, input: &Buffer) -> Result<(Graph, 
     })
 }
 
-/// Gives a graph's output out twice; in between another stream reads it.
+/// Hands a graph's output out twice; in between another stream reads it.
 fn write_twice(device: &Device, waits: bool) -> Result<()> {
     let (stream, reader) = (Stream::new(device)?, Stream::new(device)?);
     let _current = stream.make_current();
@@ -105,7 +106,7 @@ fn what_is_still_held_moves_out_of_the_way() {
         let (second, other) = pool.output_buffer(address, BYTES, &stream, Label::here("output"));
         graph.replay()?;
         assert_eq!((read(&stream, &first)?, read(&stream, &second)?), (1, 2));
-        // Whatever goes first, the output stays until it is dropped.
+        // Whichever is dropped first, the output stays until it is dropped.
         drop((graph, held, pool, other));
         device.empty_cache()?;
         assert_eq!((read(&stream, &first)?, read(&stream, &second)?), (1, 2));
@@ -182,7 +183,7 @@ fn a_pool_is_put_back_to_what_a_path_left() {
         assert!(pool.restore(&empty)?.is_empty());
         let (_again, at_root) = capture()?;
         assert_eq!(at_root.pointer(), first.pointer());
-        // While a capture is under way nothing can be waited for; here nothing has to be.
+        // While a capture is under way nothing can be waited for; here no wait is needed.
         let (_unrelated, within) = Graph::capture(device, CaptureOptions::default(), || pool.checkpoint())?;
         assert_eq!(within.live_addresses(), [at_root.pointer().address()]);
         Ok(())

@@ -1,4 +1,4 @@
-//! One executable for several captures: what an update comes to, and that it does the new work.
+//! One executable for several captures: the outcome of an update, and that the executable does the new work.
 
 use thalweg_driver::{Access, AccessMode, DevicePointer, FillPattern, UpdateReason};
 use thalweg_runtime::graph::{CapturedGraph, Update, UpdateCounts};
@@ -46,7 +46,7 @@ fn the_cheapest_way_is_chosen_and_counted() {
     let reversed: Vec<u64> = every.iter().rev().copied().collect();
     assert_eq!(graph.update(&increments(&device, &data, &reversed)).unwrap(), Update::Whole);
     step(&graph, &reversed);
-    // The names of the nodes are known still.
+    // The handles of the nodes are still known.
     let mut other = reversed.clone();
     other[31] = 5;
     assert_eq!(graph.update(&increments(&device, &data, &other)).unwrap(), Update::Kernels(1));
@@ -153,7 +153,7 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
         })
     };
     let mut graph = with_other(0).instantiate().unwrap();
-    // What we know of is the same; what we do not know of is not.
+    // The commands that we see are the same; the others are not.
     assert_eq!(graph.update(&with_other(7.0_f32.to_bits())).unwrap(), Update::Whole);
     graph.replay_on(&stream).unwrap();
     assert_eq!(read(&stream, &data), [7.0, 1.0, 1.0, 1.0]);

@@ -11,7 +11,7 @@ use crate::support::{buffer_of, device, read};
 
 const CLASS: Class = Class { contiguous: true, narrow_index: true, ..Class::new(1, 0) };
 
-/// Returns a kernel that adds up its inputs and 1.
+/// Returns a kernel that computes the sum of its inputs and 1.
 fn sum_kernel(inputs: usize) -> Kernel {
     let builder = BodyBuilder::new();
     let sum = (0..inputs).map(|_| builder.input(DType::F32)).fold(None, |sum, input| match sum {
@@ -59,7 +59,7 @@ fn a_kernel_runs() {
     stream.synchronize().unwrap();
 }
 
-/// Long enough that threads share a launch where there are several.
+/// The launch is long enough that several threads share it where there are several.
 #[test]
 fn long_launches_give_what_short_ones_do() {
     const COUNT: usize = 1 << 20;
@@ -72,7 +72,7 @@ fn long_launches_give_what_short_ones_do() {
     let c = buffer_of(&stream, &vec![f32::NAN; COUNT]);
     launch_sum(&stream, &[a.pointer(), b.pointer()], c.pointer(), COUNT as u64).unwrap();
     assert!(read(&stream, &c) == sums, "apart");
-    // In place, with the input once more, and one that lies a part further on, which is read before it is written by one thread.
+    // In place, with the input twice, and one that overlaps it at an offset, which is read by one thread before it is written.
     launch_sum(&stream, &[a.pointer(), a.pointer(), b.pointer()], a.pointer(), COUNT as u64).unwrap();
     let twice: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + x + y + 1.0).collect();
     assert!(read(&stream, &a) == twice, "in place");
@@ -111,7 +111,7 @@ fn partly_overlapping_operands_are_one_range() {
     let stream = Stream::new(&device).unwrap();
     let a = buffer_of(&stream, &[1.0; 16]);
     let at = |element: u64| a.pointer().offset(4 * element);
-    // What such a launch computes is its author's affair; that it runs is ours.
+    // The values that such a launch computes are the caller's responsibility; it only has to run.
     launch_sum(&stream, &[at(2), at(4), at(6)], at(0), 4).unwrap();
     assert_eq!(read(&stream, &a)[4..], [1.0; 12]);
 }

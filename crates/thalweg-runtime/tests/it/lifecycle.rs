@@ -10,7 +10,7 @@ use thalweg_runtime::{
 use crate::kernels::launch_sum;
 use crate::support::{buffer_of, device, read, sim, sim_in, write};
 
-/// Captures `data += 1`, `times` over.
+/// Captures `data += 1`, `times` times.
 fn increments(device: &Device, data: &Buffer, times: usize) -> Result<CapturedGraph> {
     let capture = Graph::capture_begin(device, CaptureOptions::default())?;
     let count = data.size_bytes() / 4;
@@ -52,7 +52,7 @@ fn a_capture_leaves_the_current_stream_alone_and_may_go_on_over_functions() {
     assert_eq!(device.current_stream(), stream);
     assert!(capture.stream().is_capturing().unwrap() && !stream.is_capturing().unwrap());
     launch_sum(capture.stream(), &[data.pointer()], data.pointer(), 1).unwrap();
-    // What goes elsewhere is not part of it.
+    // Work that is submitted elsewhere is not part of it.
     launch_sum(&stream, &[data.pointer()], data.pointer(), 1).unwrap();
     let graph = capture.end().unwrap().instantiate().unwrap();
     assert_eq!(read(&stream, &data), [2.0]);
@@ -97,7 +97,7 @@ fn a_second_begin_is_an_error_and_harms_nothing() {
         let error = Graph::capture_begin(&device, options).unwrap_err();
         assert!(error.is_invalid_argument(), "{error}");
     }
-    // From another thread, the stream is what is wrong.
+    // From another thread, the error is about the stream.
     let from_elsewhere = std::thread::scope(|scope| {
         scope.spawn(|| Graph::capture_begin(&device, on(&capturing)).map(drop)).join().unwrap()
     });
@@ -204,7 +204,7 @@ fn an_unjoined_stream_is_named_with_its_last_command_and_the_missing_wait() {
     launch_sum(&joined, &[pointer(0)], pointer(0), 1).unwrap();
     launch_sum(&forgotten, &[pointer(1)], pointer(1), 1).unwrap();
     origin.wait_stream(&forgotten).unwrap();
-    // After the join it goes on: this is what no thread waits for.
+    // After the join it continues: nothing waits for this work.
     let line = line!() + 1;
     launch_sum(&forgotten, &[pointer(1)], pointer(1), 1).unwrap();
     origin.wait_stream(&joined).unwrap();
@@ -310,7 +310,7 @@ fn the_three_modes_say_what_other_threads_may_do() {
         assert_eq!(elsewhere.is_ok(), allowed, "{mode:?}");
         let ended = capture.end();
         assert_eq!(ended.is_ok(), allowed, "{mode:?}: {ended:?}");
-        // Ours of other threads are safe in every mode.
+        // Our own calls on other threads are safe in every mode.
         let capture =
             Graph::capture_begin(&device, CaptureOptions { mode, ..CaptureOptions::default() }).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -375,7 +375,7 @@ fn a_command_costs_the_same_in_a_large_capture() {
     let device = sim(1).remove(0);
     let streams = [(); 3].map(|()| Stream::new(&device).unwrap());
     let inputs: Vec<_> = (0..8).map(|_| buffer_of(&streams[0], &[0.0; 4])).collect();
-    // Forks, joins, and memory that goes from one stream to another.
+    // Forks, joins, and memory that is handed from one stream to another.
     let capture = |commands: usize| {
         let options = CaptureOptions { stream: Some(streams[0].clone()), ..Default::default() };
         let capture = Graph::capture_begin(&device, options).unwrap();
@@ -410,7 +410,7 @@ fn a_command_costs_the_same_in_a_large_capture() {
     assert!(small < 8.0, "{small} calls per command");
 }
 
-/// Each pool takes memory, and addresses for more than the device has; a capture cannot make another pool give any back.
+/// Each pool takes memory, and addresses for more than the device has; a capture cannot make another pool release any.
 #[test]
 fn captures_with_pools_of_their_own_do_not_gather_memory() {
     for settings in ["", "expandable_segments:False"] {

@@ -16,7 +16,7 @@ fn later_work_of_the_stream_gets_the_memory_at_once() {
     let address = first.pointer();
     assert_eq!(first.size_bytes(), 1000);
     drop(first);
-    // Although nothing of the stream has run.
+    // The address is reused although no work of the stream has run.
     assert_eq!(Buffer::new(&stream, 900).unwrap().pointer(), address);
     let other = Stream::new(&device).unwrap();
     assert_ne!(Buffer::new(&other, 900).unwrap().pointer(), address, "another stream has its own");
@@ -78,7 +78,7 @@ fn out_of_memory_names_device_request_and_figures_and_is_survived() {
          It would fit if it were 6.00 MiB less."
     );
     drop(most);
-    // The cached 40 MiB are given back to make room on another stream.
+    // The cached 40 MiB are released to make room on another stream.
     let other = Stream::new(&device).unwrap();
     Buffer::new(&other, 50 << 20).unwrap();
     let error = Buffer::new(&other, u64::MAX).unwrap_err();
@@ -133,7 +133,7 @@ fn a_precise_use_waits_for_nothing_that_comes_later() {
     let address = buffer.pointer();
     buffer.record_use(&other);
     other.synchronize().unwrap();
-    // What the stream is given after the use does not matter: it need never come to an end.
+    // Work that the stream gets after the use does not matter: it may never end.
     let gate = Gate::close(&other);
     drop(buffer);
     assert_eq!(Buffer::new(&own, 4 << 20).unwrap().pointer(), address);
@@ -154,7 +154,7 @@ fn the_device_waits_instead_of_the_host() {
         buffer.record_use(&other);
         addresses.push(buffer.pointer());
     }
-    // Two wait, the third gets the memory of the first, although nothing of the other stream has run.
+    // Two wait, the third gets the memory of the first, although no work of the other stream has run.
     addresses.sort();
     addresses.dedup();
     assert_eq!(addresses.len(), 2, "two buffers serve them all");
@@ -206,7 +206,7 @@ fn free_pages_in_pieces_serve_a_request_that_none_of_them_could() {
     }
     let large = Buffer::new(&stream, 3 * page_bytes).unwrap();
     assert_eq!(device.memory_reserved(), reserved, "three pages in pieces are enough");
-    // The memory is what it should be: the live neighbours keep theirs, and the moved pages hold what is written.
+    // The memory is intact: the live neighbours keep theirs, and the moved pages contain what is written.
     for (round, buffer) in buffers.iter().flatten().enumerate() {
         stream.fill(buffer.pointer(), FillPattern::U32(round as u32), mib, Label::here("fill")).unwrap();
     }

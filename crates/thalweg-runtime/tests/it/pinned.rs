@@ -98,7 +98,7 @@ fn the_memory_is_not_used_again_before_the_copies_of_two_devices_are_done() {
             assert_ne!(other.pointer(), address, "{what}, and device {last} is the last");
             other
         };
-        // Held, so that nothing else is free in the end.
+        // Held, so that nothing else is free at the end.
         let _first = again("neither is done");
         gates[1 - last].open();
         streams[1 - last].synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Graphs that share a pool: whose outputs are overwritten, and what is done about it. And what graphs take of memory.
+//! Graphs that share a pool: whose outputs are overwritten, and the pool's reaction. Also the memory use of graphs.
 
 use thalweg_driver::{FillPattern, Label};
 use thalweg_memory::SizeClass;
@@ -23,7 +23,8 @@ fn add_two(device: &Device, pool: &GraphPool, on: &Stream, input: &Buffer) -> (G
     .unwrap()
 }
 
-/// Two graphs: a replay of the first overwrites the output of the second, which lies where the first has its buffer in between.
+/// Two graphs: a replay of the first overwrites the output of the second, which has the address of the first one's intermediate
+/// buffer.
 struct Pair {
     stream: Stream,
     inputs: [Buffer; 2],
@@ -72,7 +73,7 @@ fn a_live_output_is_not_overwritten() {
         assert!(text.contains(part), "'{part}' is not in: {text}");
     }
     all(&stream, &output, 11.0);
-    // The borrow ends, and it is not wanted any more.
+    // The borrow ends, and the output is not needed any more.
     drop(output);
     all(&stream, &first.replay_on(&stream).unwrap(), 3.0);
     all(&stream, &second.replay_on(&stream).unwrap(), 11.0);
@@ -150,7 +151,7 @@ fn unchecked_is_as_in_cuda() {
     all(&stream, &output, 2.0);
 }
 
-/// The first graph's memory was put together anew: what it writes at one address is the second's output at another.
+/// The first graph's memory was remapped: the address that it writes is an alias of the second's output.
 #[test]
 fn an_output_is_not_overwritten_through_another_address() {
     let device = device();
@@ -166,7 +167,7 @@ fn an_output_is_not_overwritten_through_another_address() {
         let pieces = (0..4).map(|_| new(1)).collect::<Result<Vec<_>>>()?;
         pieces.iter().try_for_each(|piece| fill(piece, 1))?;
         let held: Vec<Buffer> = pieces.into_iter().skip(1).step_by(2).collect();
-        // It is had from the free pieces, and nothing is written there.
+        // The allocation is served from the free pieces, and nothing is written there.
         drop(new(2)?);
         Ok(held)
     })
@@ -204,7 +205,7 @@ fn graphs_in_the_order_of_their_capture_need_no_check() {
     let (second, output) = add_two(&device, &pool, &on, &middle);
     for round in 0..3 {
         write(&stream, &input, &vec![round as f32; COUNT]);
-        // The second one's buffer in between lies where the first has its own: nothing wants that.
+        // The second one's intermediate buffer has the address of the first one's own: nothing needs it.
         first.replay_on(&stream).unwrap();
         second.replay_on(&stream).unwrap();
         all(&stream, &output, round as f32 + 4.0);
@@ -225,7 +226,7 @@ fn a_graph_does_not_read_what_a_third_one_has_overwritten() {
         launch_sum(&on, &[middle.pointer()], other.pointer(), COUNT as u64)
     })
     .unwrap();
-    // Nothing holds what lies between them any more, so a third graph gets the memory.
+    // Nothing holds the memory between them any more, so a third graph gets it.
     let address = middle.pointer();
     drop(middle);
     let (third, third_output) = Graph::capture(&device, options(), || {
@@ -243,7 +244,7 @@ fn a_graph_does_not_read_what_a_third_one_has_overwritten() {
     third.replay_on(&stream).unwrap();
     let error = reads.replay_on(&stream).unwrap_err();
     assert!(error.to_string().contains("replay the graph that makes them first"), "{error}");
-    // To make it again is to overwrite the third one's outputs, which are live.
+    // Computing it again would overwrite the third one's outputs, which are live.
     assert!(makes.replay_on(&stream).unwrap_err().to_string().contains("would overwrite"));
     third.release_outputs();
     makes.replay_on(&stream).unwrap();

@@ -1,5 +1,5 @@
-//! The sanitizer under the runtime: buffers, pinned memory and graphs tell it what the driver cannot see, and the caching
-//! allocator itself gives it nothing to find.
+//! The sanitizer under the runtime: buffers, pinned memory and graphs report what the driver cannot see, and the caching
+//! allocator itself causes no findings.
 
 use std::sync::Arc;
 
@@ -118,8 +118,8 @@ fn graphs() {
     });
 }
 
-/// Buffers of all sizes come and go on three streams that wait for one another where they must: whatever the allocator does
-/// with them (splitting, merging, giving back), the sanitizer finds nothing.
+/// Buffers of all sizes are allocated and freed on three streams that wait for one another where they must: whatever the
+/// allocator does with them (splitting, merging, releasing), the sanitizer finds nothing.
 #[test]
 fn the_allocator_keeps_the_rules() {
     for expandable_segments in [false, true] {

@@ -1,5 +1,5 @@
-//! The sanitizer against an oracle: random programs of streams, events and host waits, with memory that comes and goes between
-//! them, and for each command the set of all commands that come before it, written down one by one.
+//! The sanitizer against an oracle: random programs of streams, events and host waits, with memory that is allocated and freed in
+//! between. The oracle stores, for each command, the set of all commands that come before it.
 
 use std::cell::{OnceCell, RefCell};
 
@@ -28,7 +28,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// Adds a command to a stream, and returns what comes before it.
+    /// Adds a command to a stream, and returns the commands before it.
     fn submit(&mut self, stream: usize) -> (usize, Set) {
         let number = self.commands;
         self.commands += 1;
@@ -42,7 +42,7 @@ impl Oracle {
         self.accesses[buffer].push((number, writes, before));
     }
 
-    /// Records an event of a stream, and returns what it comes after.
+    /// Records an event of a stream, and returns the commands before it.
     fn event(&mut self, stream: usize) -> Set {
         self.streams[stream] |= self.host;
         self.streams[stream]
@@ -62,7 +62,7 @@ fn fill(stream: &Stream, buffer: &Buffer) -> Result<()> {
     stream.fill(buffer.pointer(), FillPattern::U8(1), BYTES, Label::here("fill"))
 }
 
-/// Returns a random program; whether it has a race in the run that it made.
+/// Runs a random program; returns whether it has a race in this run.
 fn program(gpu: &Gpu, number: u64) -> Result<bool> {
     let mut random = SplitMix::new(number);
     let mut below = |end: usize| random.below(end);
@@ -86,7 +86,7 @@ fn program(gpu: &Gpu, number: u64) -> Result<bool> {
                 if writes {
                     fill(&streams[stream], &shared[buffer])?;
                 } else {
-                    // The copy's target is of this step alone.
+                    // The copy's target is used only in this step.
                     let target = Buffer::new(&streams[stream], BYTES)?;
                     let label = Label::here("read");
                     streams[stream].copy_on_device(
@@ -115,7 +115,7 @@ fn program(gpu: &Gpu, number: u64) -> Result<bool> {
                 streams[stream].synchronize()?;
                 oracle.host |= oracle.event(stream);
             }
-            // Memory of one stream is used by another, by the rules: the allocators ask for themselves when it is over.
+            // Memory of one stream is used by another, correctly: the allocators query by themselves whether it is over.
             _ => {
                 let buffer = Buffer::new(&streams[stream], BYTES)?;
                 fill(&streams[stream], &buffer)?;
@@ -128,7 +128,7 @@ fn program(gpu: &Gpu, number: u64) -> Result<bool> {
             }
         }
     }
-    // What is shared goes when all is done: its lifetime is not what this is about.
+    // The shared buffers are dropped when all work is complete: this test is not about their lifetime.
     gpu.device().synchronize()?;
     Ok(oracle.is_racy())
 }
@@ -140,8 +140,8 @@ fn random_programs_are_judged_as_the_sets_of_their_commands_say() {
         let (is_racy, wrong) = (OnceCell::new(), RefCell::new(None));
         let check = Check::new().seeds(number % 50..number % 50 + 1).without_shrinking();
         let found = check.find(|gpu| match program(gpu, number) {
-            // The first run counts. In one that holds freed memory back the allocators ask another number of times, so that the program's own
-            // queries may be answered otherwise, and only uses of freed memory are told.
+            // The first run counts. In a run that holds freed memory back the allocators make another number of queries, so that
+            // the program's own queries may have other results, and only uses of freed memory are reported.
             Ok(answer) => drop(is_racy.set(answer)),
             Err(error) => *wrong.borrow_mut() = Some(error.to_string()),
         });

@@ -1,4 +1,4 @@
-//! Small programs with a bug, each beside its right twin: what the sanitizer says of both.
+//! Small programs with a bug, each next to its correct twin, and the sanitizer's findings in both.
 
 use thalweg_driver::{DevicePointer, FillPattern};
 use thalweg_memory::Settings;
@@ -36,8 +36,8 @@ fn stream_ordered() -> Check {
     Check::new().allocator(Settings::parse("backend:cudaMallocAsync").unwrap())
 }
 
-/// Makes a stream overwrite what another writes. In between memory of one is used on the other and dropped, and the allocator
-/// asks whether that use is over before it gives the memory out again.
+/// Makes a stream overwrite what another writes. In between, memory of one is used on the other and dropped, and the allocator
+/// queries whether that use is over before it reuses the memory.
 fn freed(gpu: &Gpu, waits: bool) -> Result<()> {
     let [a, b] = [Stream::new(gpu.device())?, Stream::new(gpu.device())?];
     let shared = Buffer::new(&a, BYTES)?;
@@ -69,8 +69,8 @@ fn what_the_allocator_asks_orders_nothing_of_the_program() {
     Check::new().seeds(0..200).run(|gpu| freed(gpu, true));
 }
 
-/// Makes one stream overwrite what another writes. The second waits for an event that stands at the first's end, or for one behind other work; in between an
-/// event is dropped, which the runtime may record again.
+/// Makes one stream overwrite what another writes. The second waits for an event at the first's end, or for one after other work;
+/// in between an event is dropped, which the runtime may record again.
 fn recorded_again(gpu: &Gpu, is_of_writer: bool) -> Result<()> {
     let [writer, other, reader] =
         [Stream::new(gpu.device())?, Stream::new(gpu.device())?, Stream::new(gpu.device())?];
@@ -83,7 +83,7 @@ fn recorded_again(gpu: &Gpu, is_of_writer: bool) -> Result<()> {
         reader.wait_event(&first)?;
     }
     drop(first);
-    // Behind nothing of the writer's.
+    // After no work of the writer.
     let idle = Stream::new(gpu.device())?;
     let second = idle.record_event()?;
     reader.wait_event(&second)?;
@@ -102,7 +102,7 @@ fn an_event_that_is_dropped_and_recorded_again_orders_what_each_of_its_waits_fou
     Check::new().run(|gpu| recorded_again(gpu, true));
 }
 
-/// Launches a graph whose memory is the driver's own again while another stream reads what it gave.
+/// Launches a graph whose memory is the driver's own again while another stream reads its output.
 fn relaunched(gpu: &Gpu, waits: bool) -> Result<()> {
     let (main, side) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
     let target = Buffer::new(&side, BYTES)?;
@@ -134,7 +134,7 @@ fn a_graph_that_is_launched_again_waits_for_the_readers_of_what_it_gave() {
 
 #[test]
 fn an_output_of_a_graph_may_be_dropped_before_and_after_the_graph() {
-    // With memory of the driver's own: a free of what no launch has left allocated is none.
+    // With memory of the driver's own: a free counts only if a launch has left the memory allocated.
     for replays in 0..3 {
         for graph_first in [false, true] {
             stream_ordered().seeds(0..20).run(|gpu| -> Result<()> {
@@ -167,7 +167,7 @@ fn an_output_of_a_graph_may_be_dropped_before_and_after_the_graph() {
 
 #[test]
 fn a_fault_that_strikes_in_the_last_wait_is_not_the_programs() {
-    // The only command runs when the machine waits for the end.
+    // The only command runs while the machine waits for the end.
     let program = |gpu: &Gpu| -> Result<()> {
         let stream = Stream::new(gpu.device())?;
         let buffer = Buffer::new(&stream, BYTES)?;

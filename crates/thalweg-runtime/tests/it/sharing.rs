@@ -27,7 +27,7 @@ fn write_shared(stream: &Stream, shared: &SharedBuffer, values: &[f32]) {
     stream.copy_from_host(shared.pointer(), bytemuck::cast_slice(values), Label::here("write")).unwrap();
 }
 
-/// Returns whether the machine lets a process have its own descriptors by number; where it does not, no page can be received.
+/// Returns whether the machine allows a process to fetch its own descriptors by number; if not, no page can be received.
 fn can_receive_pages() -> bool {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -40,7 +40,7 @@ fn can_receive_pages() -> bool {
     }
 }
 
-/// Checks both buffers' content. Another buffer of the segment comes first, so that the offset matters.
+/// Checks the content of both buffers. Another buffer of the segment comes first, so that the offset matters.
 fn check_content_through_both(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let neighbour = buffer_of(&stream, &[9.0; 1000]);
@@ -59,7 +59,7 @@ fn check_content_through_both(device: &Device) {
     write_shared(&stream, &shared, &[2.0; 2000]);
     assert_eq!(read(&stream, &buffer), [2.0; 2000], "and what is written here is seen there");
     assert_eq!(read(&stream, &neighbour), [9.0; 1000], "nothing else was touched");
-    // What is open is opened once, and stays while it is held.
+    // Memory that is already open is not opened again, and stays open while it is held.
     let again = device.open_shared(&handle).unwrap();
     assert_eq!(again.pointer(), shared.pointer());
     let pointer = again.pointer();
@@ -137,7 +137,7 @@ fn plain_memory_is_opened_and_closed_while_another_stream_captures() {
     driver.stream_end_capture(capturing).expect("the capture is whole");
 }
 
-/// Returns the error, which names the device and tells what to do.
+/// Returns the error, which names the device and the remedy.
 fn refused(device: &Device, handle: &SharedHandle) -> Error {
     let error = device.open_shared(handle).expect_err("a hostile handle");
     assert!(error.to_string().starts_with("sim:0: "), "{error}");
@@ -157,7 +157,7 @@ fn hostile_bytes_are_errors_and_open_nothing() {
             assert!(error.is_invalid_argument() && error.to_string().contains("export the block again"));
         }
         assert!(refused(&device, &with([&good.bytes[..], &[0]].concat())).is_invalid_argument());
-        // Any byte may be any other: an error, or (in the gaps of the format) the same memory; never a panic.
+        // Any byte may be replaced by any other: an error, or (in the gaps of the format) the same memory; never a panic.
         for index in 0..good.bytes.len() {
             let mut bytes = good.bytes.clone();
             bytes[index] ^= 0x55;
@@ -181,12 +181,12 @@ fn handles_of_what_is_no_memory_are_errors() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
     let own = std::process::id();
-    // A file that is not memory, no file at all, no such process, a fabric that is none.
+    // A file that is not memory, no file at all, a process that does not exist, an invalid fabric handle.
     refused(&device, &pages(own, 2 * MIB, vec![PageHandle::Descriptor(number)]));
     refused(&device, &pages(own, 2 * MIB, vec![PageHandle::Descriptor(i32::MAX)]));
     refused(&device, &pages(i32::MAX as u32, 2 * MIB, vec![PageHandle::Descriptor(number)]));
     refused(&device, &pages(own, 2 * MIB, vec![PageHandle::Fabric(Box::new([7; 64]))]));
-    // Pages that the device does not have, and more of them than there are addresses.
+    // Pages larger than the device has, and more of them than there are addresses.
     assert!(refused(&device, &pages(own, 512, vec![PageHandle::Descriptor(number)])).is_invalid_argument());
     refused(&device, &pages(own, 1 << 62, vec![PageHandle::Descriptor(number)]));
     let nonsense = MemoryHandle::Allocation(Box::new([7; 64])).encode();
@@ -210,7 +210,7 @@ fn a_buffer_outside_what_was_shared_is_an_error() {
             .open_shared(&SharedHandle { offset_bytes: 0, size_bytes: 2 * MIB, ..good })
             .expect("all of it");
     }
-    // A plain handle does not say how large its memory is: the driver does. The segment is 2 MiB.
+    // A plain handle does not contain the size of its memory, but the driver knows it. The segment is 2 MiB.
     let device = device_with(false);
     let buffer = Buffer::new(&device.default_stream(), 4096).unwrap();
     let good = buffer.share().unwrap();
@@ -230,7 +230,7 @@ fn memory_that_is_gone_or_elsewhere_is_an_error() {
         let device = device_with(expandable_segments);
         let buffer = Buffer::new(&device.default_stream(), 4096).unwrap();
         let handle = buffer.share().unwrap();
-        // The devices of another simulated machine, as those of another process.
+        // The devices of another simulated machine stand in for those of another process.
         let error = refused(&sim(1).remove(0), &handle);
         if !expandable_segments || can_receive_pages() {
             assert!(error.driver_error().unwrap().is_not_supported(), "{error}");
@@ -258,7 +258,7 @@ fn what_cannot_be_shared_says_so() {
 /// The message to the other process: offset, size, and the bytes in hexadecimal digits, of one buffer after the other.
 const SHARED: &str = "THALWEG_TEST_SHARED_BUFFERS";
 
-/// The other process of the test below; without the variable there is nothing to do.
+/// The other process of the test below; without the variable it does nothing.
 #[test]
 fn child_process_that_opens() {
     let Ok(told) = std::env::var(SHARED) else { return };
@@ -290,7 +290,7 @@ fn child_process_that_opens() {
     }
 }
 
-/// On a GPU both processes see both kinds of memory. The simulator answers `NotSupported` to the other process.
+/// On a GPU both processes see both kinds of memory. The simulator returns `NotSupported` to the other process.
 #[test]
 fn another_process_opens_the_memory_of_a_gpu() {
     let device = device();

@@ -1,4 +1,4 @@
-//! The instrument itself: right programs pass, each kind of mistake is found, and the report is small and comes again.
+//! The instrument itself: correct programs pass, each kind of mistake is found, and the report is small and reproducible.
 
 use thalweg_driver::FillPattern;
 use thalweg_memory::PoolOptions;
@@ -65,7 +65,7 @@ fn a_missing_wait_is_found_at_once_with_both_lines() {
 
 #[test]
 fn an_assertion_that_depends_on_the_schedule_is_found_and_shrunk() {
-    // A poll that gives up too early: right only if the device is quick.
+    // A poll that gives up too early: correct only if the device is fast.
     let program = |gpu: &Gpu| -> Result<()> {
         let side = Stream::new(gpu.device())?;
         let other = Stream::new(gpu.device())?;
@@ -104,7 +104,7 @@ fn the_report_of_a_use_after_the_drop_names_the_line_of_the_drop() {
     assert!(freed.file.ends_with("sim_check.rs") && freed.line == dropped, "{failure}");
 }
 
-/// Uses a raw pointer to memory that was dropped, after the next request of the stream got the same bytes.
+/// Uses a raw pointer to memory that was dropped, after the next request of the stream got the same memory.
 fn stale_pointer(gpu: &Gpu) -> Result<()> {
     let main = gpu.device().current_stream();
     let buffer = Buffer::new(&main, BYTES)?;
@@ -127,7 +127,7 @@ fn a_stale_pointer_to_memory_that_another_has_is_found() {
     }
 }
 
-/// A raw pointer to the output of a graph that was dropped, used after another capture into the pool got the same bytes.
+/// A raw pointer to the output of a graph that was dropped, used after another capture into the pool got the same memory.
 fn stale_pointer_into_a_pool(gpu: &Gpu) -> Result<()> {
     let main = gpu.device().current_stream();
     let capture = |pool| {
@@ -164,7 +164,7 @@ fn a_stale_pointer_to_memory_that_another_capture_got_is_found() {
     }
 }
 
-/// Uses up nearly all memory again and again, and asks what there is, which must be as if nothing were held back.
+/// Uses up nearly all memory repeatedly, and queries the free memory, which must be as if nothing were held back.
 #[test]
 fn memory_that_is_held_back_is_there_when_it_is_needed() {
     const MEMORY: u64 = 64 << 20;
@@ -231,7 +231,7 @@ fn what_is_not_given_back_is_a_leak() {
 
 #[test]
 fn host_threads_know_only_what_they_are_told() {
-    // The buffer travels through a channel; what orders its use on another stream is an event, or nothing.
+    // The buffer is sent through a channel; its use on another stream is ordered by an event, or not at all.
     let program = |orders: bool| {
         move |gpu: &Gpu| -> Result<()> {
             let (sender, receiver) = gpu.channel::<(Buffer, Event)>();
@@ -264,7 +264,7 @@ fn host_threads_know_only_what_they_are_told() {
 fn faults_are_errors_and_leave_nothing_behind() {
     let summary = Check::new().seeds(0..300).with_faults().find(|gpu| hand_over(gpu, true));
     summary.unwrap_or_else(|failure| panic!("{failure}"));
-    // A program that takes its memory for granted.
+    // A program that does not handle a failed allocation.
     let careless = |gpu: &Gpu| {
         let buffer = Buffer::new(&gpu.device().current_stream(), BYTES).expect("there is always memory");
         drop(buffer);
@@ -293,8 +293,8 @@ fn a_program_that_is_not_decided_by_the_seed_is_told_so() {
     assert!(failure.to_string().contains("went another way"), "{failure}");
 }
 
-/// The memory of a graph goes back to the driver when its replays are over, wherever they run: the stream that captured has
-/// nothing to do with them.
+/// The memory of a graph is returned to the driver when its replays are over, whichever stream they run on: the stream that
+/// captured it does not matter.
 #[test]
 fn the_memory_of_a_graph_is_given_back_behind_its_replays() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -314,7 +314,7 @@ fn the_memory_of_a_graph_is_given_back_behind_its_replays() {
     Check::new().seeds(0..50).run(program);
 }
 
-/// Freed blocks of a pool are waited for when it is put back, also those of streams that the checkpoint does not know.
+/// Restoring a pool waits for its freed blocks, including those of streams that the checkpoint does not know.
 #[test]
 fn a_pool_is_put_back_behind_the_uses_of_what_was_freed() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -337,7 +337,7 @@ fn a_pool_is_put_back_behind_the_uses_of_what_was_freed() {
     Check::new().seeds(0..50).run(program);
 }
 
-/// A program that a fault makes return early, with memory in hand whose use on another stream is not recorded yet.
+/// A program that a fault makes return early, while it holds memory whose use on another stream is not recorded yet.
 #[test]
 fn what_an_injected_fault_leaves_unrecorded_is_no_alarm() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -352,7 +352,7 @@ fn what_an_injected_fault_leaves_unrecorded_is_no_alarm() {
     };
     let summary = Check::new().seeds(0..300).with_faults().run(program);
     assert!(summary.unrecorded_after_fault > 0, "{summary:?}");
-    // One that ends well, or returns early by itself, has no such excuse.
+    // A program that ends normally, or returns early on its own, has no such excuse.
     let forgets = |gpu: &Gpu| -> Result<()> { hand_over_without_record(gpu) };
     for check in [Check::new(), Check::new().seeds(0..300).with_faults()] {
         let failure = check.find(forgets).unwrap_err();
@@ -392,7 +392,7 @@ fn all_that_is_wrong_with_a_run_is_said() {
     {
         assert!(report.contains(part), "`{part}` is not in:\n{report}");
     }
-    // The third is what comes of the second: the memory goes back to the driver while it is used.
+    // The third follows from the second: the memory is returned to the driver while it is used.
     assert_eq!(failure.problems().len(), 4);
 }
 
@@ -440,13 +440,13 @@ fn a_run_that_takes_too_long_is_ended() {
     assert!(matches!(failure.problem(), Problem::Stuck(text) if text.contains("time limit")), "{failure}");
 }
 
-/// The one step that matters is found behind thousands that do not, in the runs that the shrinking has.
+/// The one step that matters is found among thousands that do not, within the limit on shrinking runs.
 #[test]
 fn shrinking_finds_its_way_through_thousands_of_steps() {
     let program = |gpu: &Gpu| -> Result<()> {
         let side = Stream::new(gpu.device())?;
         let buffer = Buffer::new(&side, BYTES)?;
-        // More than a stream takes at once would wait, so the steps are on several.
+        // A stream with more commands than it can queue would wait, so the steps are on several.
         let noise = |_| {
             let other = Stream::new(gpu.device())?;
             Ok((Buffer::new(&other, BYTES)?, other))
@@ -488,7 +488,7 @@ fn an_order_only_check_computes_nothing_and_stops_early() {
     assert_eq!(kind(&failure), Some(FindingKind::Race), "{failure}");
 }
 
-/// The canary: if this mistake is not found, nothing that the instrument says can be believed.
+/// The canary: if this mistake is not found, no result of the instrument can be trusted.
 #[test]
 #[should_panic(expected = "THALWEG_SEED=")]
 fn the_canary_sings() {

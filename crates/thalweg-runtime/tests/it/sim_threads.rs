@@ -1,5 +1,5 @@
-//! Threads of the standard library under the instrument: what orders them, as far as it can be seen, and what is said of the
-//! rest.
+//! Threads of the standard library under the instrument: how they are ordered, as far as that is visible, and the reports of
+//! other races.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -22,7 +22,7 @@ fn finding(failure: &Failure) -> &Finding {
     }
 }
 
-/// Makes the work that one thread does and another relies on: seen complete on a stream that the other does not wait for.
+/// Submits the work that one thread does and another relies on: seen complete on a stream that the other does not wait for.
 fn produce(side: &Stream, buffer: &Buffer) -> Result<()> {
     fill(side, buffer)?;
     side.synchronize()
@@ -46,7 +46,7 @@ fn made(gpu: &Gpu) -> Result<(Stream, Buffer)> {
     Ok((side, buffer))
 }
 
-/// Runs two threads that nothing orders on one buffer.
+/// Runs two unordered threads on one buffer.
 fn two_writers(gpu: &Gpu) -> Result<()> {
     let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;
     gpu.device().synchronize()?;
@@ -66,8 +66,8 @@ fn two_threads_that_race_are_found() {
     assert_eq!(finding(&failure).kind, FindingKind::Race, "{failure}");
 }
 
-/// Where one thread makes its first call when the other is done, it may know all that the other did: that must be rare. (It is
-/// missed where the schedule lets the younger end first, too: the older may have joined it.)
+/// If one thread makes its first call when the other is done, it may have seen all that the other did, so a race is missed: that
+/// must be rare. (It is also missed if the schedule lets the younger end first: the older may have joined it.)
 #[test]
 fn threads_that_race_are_found_under_most_seeds() {
     let check = |seed: u64| Check::new().seeds(seed..seed + 1).without_shrinking().deny_possible_races();
@@ -223,7 +223,7 @@ fn what_orders_threads_unseen_may_be_a_race() {
 fn a_host_function_that_calls_the_driver_is_reported() {
     let program = |gpu: &Gpu| -> Result<()> {
         let device = gpu.device().clone();
-        // The program ignores what the call answers.
+        // The program ignores the result of the call.
         call(&gpu.device().current_stream(), move || drop(device.synchronize()))?;
         gpu.device().synchronize()
     };

@@ -8,7 +8,7 @@ use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim,
 #[test]
 fn the_pool_has_32_streams_a_priority_and_hands_them_out_in_turn() {
     let device = device();
-    // On a GPU other tests have taken some already: where the turn stands does not matter.
+    // On a GPU other tests have taken some already: the position in the pool does not matter.
     let streams: Vec<_> = (0..2 * STREAMS_PER_PRIORITY).map(|_| Stream::new(&device).unwrap()).collect();
     for (index, stream) in streams.iter().enumerate().skip(STREAMS_PER_PRIORITY) {
         assert_eq!(*stream, streams[index - STREAMS_PER_PRIORITY]);
@@ -31,7 +31,7 @@ fn priorities_are_clamped_to_the_devices_range() {
         assert_eq!(stream.priority(), given, "{asked}");
         assert_eq!(device.driver().stream_priority(stream.handle()).unwrap(), given, "{asked}");
     }
-    // A clamped priority takes from the same pool.
+    // A clamped priority uses the same pool.
     let ring: Vec<_> =
         (0..STREAMS_PER_PRIORITY).map(|_| Stream::with_priority(&device, greatest).unwrap()).collect();
     assert!(ring.contains(&Stream::with_priority(&device, i32::MIN).unwrap()));
@@ -52,7 +52,7 @@ fn guards_are_dropped_in_any_order() {
     assert!(device.current_stream().is_default() && Device::current().unwrap() == other);
     drop(third);
     assert!(other.current_stream().is_default());
-    // More of them than fit beside each other, and none is left.
+    // More guards than fit inline, and none remains.
     let many: Vec<_> = (0..40).map(|_| two.make_current()).collect();
     many.into_iter().for_each(drop);
     assert!(device.current_stream().is_default());
@@ -114,7 +114,7 @@ fn external_streams_are_wrapped_and_left_alone() {
     assert!(!stream.is_default());
     let buffer = buffer_of(&stream, &[1.0, 2.0]);
     assert_eq!(read(&stream, &buffer), [1.0, 2.0]);
-    // It is forgotten, not destroyed: its owner can still give it up, once.
+    // The stream is forgotten, not destroyed: its owner can still destroy it, once.
     let clone = stream.clone();
     drop(stream);
     clone.synchronize().unwrap();

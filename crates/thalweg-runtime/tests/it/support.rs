@@ -1,4 +1,4 @@
-//! Helpers of the tests: devices, gates that hold a stream up, and shorthands for data.
+//! Helpers of the tests: devices, gates that block a stream, and shorthands for data.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ pub fn device() -> TestDevice {
 
 /// Creates simulated devices of 64 MiB each, with a machine of their own.
 pub fn sim(devices: u32) -> Vec<Device> {
-    // Nothing of the process's environment matters to a test, except that a bundle may ask which kernels it uses.
+    // Tests ignore the process's environment, except that a bundle may record which kernels they use.
     let kernel_record = Environment::get().kernel_record.clone();
     sim_in(&Environment { kernel_record, ..Environment::default() }, devices).1
 }
@@ -50,7 +50,7 @@ pub fn sim_in(environment: &Environment, devices: u32) -> (Arc<SimDriver>, Vec<D
     (driver, devices)
 }
 
-/// Returns a buffer that holds these values.
+/// Returns a buffer with these values.
 pub fn buffer_of(stream: &Stream, values: &[f32]) -> Buffer {
     let buffer = Buffer::new(stream, size_of_val(values) as u64).unwrap();
     write(stream, &buffer, values);
@@ -61,7 +61,7 @@ pub fn write(stream: &Stream, buffer: &Buffer, values: &[f32]) {
     stream.copy_from_host(buffer.pointer(), bytemuck::cast_slice(values), Label::here("write")).unwrap();
 }
 
-/// Returns all that a buffer holds, after the work that the stream has now.
+/// Returns the content of a buffer, after the current work of the stream.
 pub fn read(stream: &Stream, buffer: &Buffer) -> Vec<f32> {
     let mut values = vec![0.0_f32; buffer.size_bytes() as usize / 4];
     let bytes = bytemuck::cast_slice_mut(&mut values);
@@ -69,7 +69,7 @@ pub fn read(stream: &Stream, buffer: &Buffer) -> Vec<f32> {
     values
 }
 
-/// Allocates pinned memory that holds these values.
+/// Allocates pinned memory with these values.
 pub fn pinned_of(device: &Device, values: &[f32]) -> PinnedBuffer {
     let pinned = PinnedBuffer::new(device, size_of_val(values) as u64).unwrap();
     pinned.write(0, values).unwrap();

@@ -1,8 +1,8 @@
 //! Random programs over captured graphs: forks and joins, memory of the graph, an input that changes, pinned memory.
 //!
-//! What is captured is a random program of its own ([`World`]) on three streams that fork and join. Its buffers that are left
-//! at the end are the graph's outputs, which are compared after replays of this graph and, since their pool keeps them, of
-//! others; between these, other programs use the device. A graph whose input was dropped must refuse to be replayed.
+//! The captured region is a random program of its own ([`World`]) on three streams that fork and join. The buffers that remain at
+//! its end are the graph's outputs. They are compared after replays of this graph and, since their pool keeps them, of others;
+//! between these, other programs use the device. A graph whose input was dropped must refuse to be replayed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ struct Captured {
 /// A random program that captures graphs and replays them.
 pub struct Studio {
     pub world: World,
-    /// Where it captures: streams that do nothing else.
+    /// The streams that capture; nothing else uses them.
     streams: [Stream; 4],
     graphs: Vec<Captured>,
 }
@@ -56,7 +56,7 @@ impl Studio {
     fn drop_one(&mut self) -> Result<()> {
         if let Some(place) = self.any() {
             let mut captured = self.graphs.swap_remove(place);
-            // Its last replay is under way, and nothing has waited for it by reading what it left.
+            // The graph's last replay is under way, and nothing has waited for it by reading its outputs.
             if self.world.below(2) == 0 {
                 self.launch(&mut captured)?;
             }
@@ -64,7 +64,7 @@ impl Studio {
             if self.world.below(8) == 0 {
                 drop(input);
                 let stream = self.world.any_stream();
-                // Where memory was short, the region may have done without.
+                // If memory was short, the region may not have used the input.
                 let uses_it = !graph.contract().inputs().is_empty();
                 let replayed = graph.replay_on(&stream);
                 assert!(!uses_it || replayed.is_err(), "a graph is replayed on an input that is gone");
@@ -78,7 +78,7 @@ impl Studio {
                 drop(graph);
                 drop(outputs);
             }
-            // What waits for the input waits for the replay, which others must find out by themselves.
+            // A wait for the input is a wait for the replay; other programs have to find out on their own.
             if self.world.below(2) == 0 {
                 self.world.held.push(input);
             }
@@ -107,7 +107,7 @@ impl Studio {
         };
         let mode = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed][self.world.below(3)];
         let streams = self.streams.to_vec();
-        // The pinned memory is the graph's alone from the end of this function on.
+        // From the end of this function on, only the graph owns the pinned memory.
         let pinned = self.world.new_pinned()?;
         let options =
             CaptureOptions { pool, mode, stream: Some(streams[0].clone()), ..CaptureOptions::default() };
@@ -166,7 +166,7 @@ impl Studio {
         Ok(())
     }
 
-    /// Checks that the outputs of a graph are what its last replay left, whatever was replayed since.
+    /// Checks that the outputs of a graph have the values of its last replay, whatever was replayed since.
     fn look_again(&mut self) -> Result<()> {
         let Some(place) = self.any() else { return Ok(()) };
         let mut captured = self.graphs.swap_remove(place);

@@ -1,10 +1,11 @@
-//! How we know that the simulated GPU sees: bugs are planted in our own code, one at a time, and each must be caught.
+//! The evidence that the simulated GPU detects mistakes: bugs are planted in our own code, one at a time, and each must be
+//! caught.
 //!
-//! The programs know nothing of the bugs: they are a handful of random ones that keep all rules ([`programs`]), judged as any
-//! program is, by the sanitizer, by what they read back, and by what is left at the end. With no bug they must pass under all
-//! seeds; with one, a seed must fail. Otherwise this test fails.
+//! The programs do not depend on the bugs: they are a handful of random ones that keep all rules ([`programs`]), judged as any
+//! program is, by the sanitizer, by the values that they read back, and by the memory that is left at the end. Without a bug they
+//! must pass under all seeds; with a bug, a seed must fail. Otherwise this test fails.
 //!
-//! A bug may abort the process or hang it, so each is planted in a process of its own: this one, started again.
+//! A bug may abort the process or make it hang, so each is planted in a process of its own: this one, started again.
 
 mod graphs;
 mod programs;
@@ -15,16 +16,16 @@ use std::process::ExitCode;
 
 use thalweg_runtime::sim::{Failure, Problem};
 
-/// How many seeds a bug has to show in.
+/// The number of seeds within which a bug must show.
 const SEEDS: u64 = 200;
-/// How many are run where there are no bugs.
+/// The number of seeds that run without a bug.
 const FEW_SEEDS: u64 = 5;
 
-/// There where a bug may be planted.
+/// The variable that is set if a bug may be planted.
 const VARIABLE: &str = "THALWEG_PLANTED_BUG";
 
 fn main() -> ExitCode {
-    // What a list of tests asks for.
+    // The output that a list of tests requires.
     if std::env::args().any(|argument| argument == "--list") {
         println!("planted: test");
         return ExitCode::SUCCESS;
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     if passed || is_copy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs all programs, seed by seed, until one fails; says so on standard output. Whether none failed.
+/// Runs all programs, seed by seed, until one fails, which is reported on standard output. Returns whether none failed.
 fn run(seeds: u64) -> bool {
     for seed in 0..seeds {
         for program in &programs::ALL {
@@ -56,7 +57,7 @@ fn say(line: &str) {
     let _ = std::io::stdout().flush();
 }
 
-/// Returns by what the bug was caught, in a few words.
+/// Returns a few words on how the bug was caught.
 fn kind(failure: &Failure) -> String {
     match failure.problem() {
         Problem::Finding(finding) => format!("sanitizer: {}", finding.kind.title()),

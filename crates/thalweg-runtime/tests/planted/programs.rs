@@ -1,4 +1,4 @@
-//! The programs that a planted bug must break, each with the machine and the settings that it runs with.
+//! The programs that a planted bug must break, each with its machine and settings.
 
 use thalweg_driver::{FillPattern, Label};
 use thalweg_memory::{Backend, CrossStreamReuse, Policy, PoolOptions, Settings};
@@ -11,7 +11,7 @@ use crate::world::{Held, World};
 /// A random program with its environment.
 pub struct Program {
     pub name: &'static str,
-    /// Little memory, so that it has to be found in other ways than by taking more.
+    /// The memory of the device: little, so that memory has to be found in other ways than by reserving more.
     memory_bytes: u64,
     settings: fn() -> Settings,
     devices: u32,
@@ -50,7 +50,7 @@ pub const ALL: [Program; 14] = [
 ];
 
 impl Program {
-    /// Runs it with one seed.
+    /// Runs the program with one seed.
     pub fn run(&self, seed: u64) -> std::result::Result<(), Box<Failure>> {
         let check = Check::new().seeds(seed..seed + 1).without_shrinking();
         let check = check.memory_bytes(self.memory_bytes).devices(self.devices).allocator((self.settings)());
@@ -59,7 +59,7 @@ impl Program {
     }
 }
 
-/// Returns the default, with pages so small that little memory has many.
+/// Returns the default settings with pages so small that little memory has many.
 fn small_pages() -> Settings {
     Settings::default().with_expandable_page_bytes(2 * MIB).expect("an even number of MiB")
 }
@@ -95,7 +95,8 @@ fn buffers(gpu: &Gpu) -> Result<()> {
     (0..80).try_for_each(|_| world.step())
 }
 
-/// Buffers of few sizes go from stream to stream, and the host hardly ever waits: what is freed is still in use elsewhere.
+/// Buffers of few sizes are handed from stream to stream, and the host hardly ever waits: freed buffers are still in use
+/// elsewhere.
 fn hand_over(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.waits = false;
@@ -104,7 +105,7 @@ fn hand_over(gpu: &Gpu) -> Result<()> {
     (0..80).try_for_each(|_| world.step())
 }
 
-/// Buffers by the handful, freed while they are in use.
+/// Handfuls of buffers, freed while they are in use.
 fn waves(gpu: &Gpu) -> Result<()> {
     make_waves(world(gpu, 1)?)
 }
@@ -122,7 +123,7 @@ fn make_waves(mut world: World) -> Result<()> {
     (0..12).try_for_each(|_| world.wave())
 }
 
-/// Uses a pool that is restored, from time to time, to what it was when it was empty.
+/// Uses a pool that is restored, from time to time, to its empty state.
 fn pools(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.waits = false;
@@ -147,7 +148,7 @@ fn graphs(gpu: &Gpu) -> Result<()> {
     (0..50).try_for_each(|_| studio.step())
 }
 
-/// Captures whose free memory is in pieces, and which get memory that is freed meanwhile, while other work goes on.
+/// Captures whose free memory is fragmented, and which get memory that is freed meanwhile, while other work continues.
 fn stitched_graphs(gpu: &Gpu) -> Result<()> {
     let device = gpu.device();
     let [capturing, side] = [Stream::new(device)?, Stream::new(device)?];
@@ -157,7 +158,7 @@ fn stitched_graphs(gpu: &Gpu) -> Result<()> {
         let (graph, (held, whole)) = Graph::capture(device, options, || {
             let pieces = (0..4).map(|_| filled(&capturing, 4 * MIB, value)).collect::<Result<Vec<_>>>()?;
             let held: Vec<Buffer> = pieces.into_iter().skip(1).step_by(2).collect();
-            // The other stream goes on meanwhile, and no thread waits for it.
+            // The other stream continues meanwhile, and no thread waits for it.
             stamp(&side, &shared, 98)?;
             drop(shared);
             let whole = filled(&capturing, 8 * MIB, value + 10)?;

@@ -1,25 +1,24 @@
-//! A random program that keeps the rules: streams, buffers of few sizes, copies, host memory, in an order that is right.
+//! A random program that keeps the rules: streams, buffers of few sizes, copies, host memory, in a correct order.
 //!
-//! Every piece of memory remembers its last writer and its readers since. Before a stream touches it, it is ordered
-//! behind them, by one of the ways there are; afterwards the use is recorded, by one of the ways there are. Whatever is
-//! written is a new value, and whatever is read is compared. So with a right runtime nothing is ever
-//! found, and with a wrong one there is little that could go wrong unseen.
+//! Every piece of memory remembers its last writer and its readers since. Before a stream touches it, the stream is ordered after
+//! them, in one of the possible ways; afterwards the use is recorded, in one of the possible ways. Every write stores a new
+//! value, and every read is compared. So a correct runtime has no findings, and few mistakes of a wrong one remain unseen.
 
 use std::sync::Arc;
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::{Buffer, Device, Error, Event, Label, PinnedBuffer, Result, Stream};
 
-/// Few, so that memory is reused often; around the borders of size classes and pages.
+/// The sizes of buffers: few, so that memory is reused often; around the borders of size classes and pages.
 const SIZES: &[u64] = &[500, 1500, 3000, 60_000, 1 << 20, (2 << 20) - 512, 3 << 20, 5 << 20];
 
-/// How much of each part of a buffer is written and read.
+/// The number of bytes of each part of a buffer that are written and read.
 const PIECE: u64 = 400;
 
-/// The value of a captured buffer that holds what the graph's input held at the replay.
+/// The value of a captured buffer that has the value of the graph's input at the replay.
 pub const INPUT: u32 = u32::MAX;
 
-/// Where a stream was when it had touched something.
+/// The position of a stream after it touched some memory.
 #[derive(Clone)]
 pub struct Mark {
     pub stream: Stream,
@@ -40,7 +39,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Returns the work behind which a reader, or a writer, must be.
+    /// Returns the work that a reader, or a writer, must be ordered after.
     fn before(&self, writes: bool) -> impl Iterator<Item = &Mark> {
         self.writer.iter().chain(self.readers.iter().filter(move |_| writes))
     }
@@ -59,18 +58,18 @@ impl Touched {
     }
 }
 
-/// How memory is kept for the streams that use it beside its own.
+/// The way in which memory is kept for the streams that use it besides its own.
 #[derive(Clone, Copy)]
 enum Keeps {
-    /// `record_use` behind each use.
+    /// `record_use` after each use.
     Precisely,
-    /// `record_stream`, before or behind a use.
+    /// `record_stream`, before or after a use.
     Late,
-    /// Its own stream waits for them before it is dropped.
+    /// Its own stream waits for the others before the drop.
     Waits,
 }
 
-/// A buffer, what is in it and what touched it.
+/// A buffer, its value, and the streams that touched it.
 pub struct Held {
     buffer: Buffer,
     home: Stream,
@@ -80,7 +79,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Returns the parts that are written and read: the beginning, and of a large one a part of each page, and the end.
+    /// Returns the parts that are written and read: the beginning, for a large buffer a part of each page, and the end.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let bytes = self.buffer.size_bytes();
         let last = bytes.saturating_sub(PIECE) / 4 * 4;
@@ -90,7 +89,7 @@ impl Held {
         starts.into_iter().map(|start| (start, PIECE.min(bytes - start) / 4 * 4)).collect()
     }
 
-    /// Notes that a stream was given work that uses it.
+    /// Notes that work which uses the buffer was submitted to a stream.
     pub fn used(&mut self, stream: &Stream, writes: bool) -> Result<()> {
         if *stream != self.home {
             match self.keeps {
@@ -124,7 +123,7 @@ impl Held {
         })
     }
 
-    /// Reads it back on a stream that is behind its last write.
+    /// Reads the buffer back on a stream that is ordered after its last write.
     pub fn check(&self, stream: &Stream, expected: u32) -> Result<()> {
         for (start, bytes) in self.pieces() {
             let mut found = vec![0_u32; bytes as usize / 4];
@@ -152,7 +151,7 @@ impl Drop for Held {
     }
 }
 
-/// Pinned memory, what is in it and what touched it.
+/// Pinned memory, its value, and the streams that touched it.
 struct Pinned {
     buffer: PinnedBuffer,
     value: u32,
@@ -163,7 +162,7 @@ struct Pinned {
 pub struct World {
     pub device: Device,
     random: u64,
-    /// Where it works.
+    /// The streams that it uses.
     pub streams: Vec<Stream>,
     /// Streams of another device, for copies.
     pub peers: Vec<Stream>,
@@ -172,16 +171,16 @@ pub struct World {
     next_value: u32,
     /// The sizes of its buffers.
     pub sizes: &'static [u64],
-    /// Nothing of this may wait on the host: a graph is being captured.
+    /// Whether nothing may wait on the host, because a graph is being captured.
     pub is_captured: bool,
-    /// It waits on the host where it need not.
+    /// Whether it sometimes waits on the host without need.
     pub waits: bool,
-    /// It goes on when memory is refused, for whatever reason: faults are injected.
+    /// Whether it continues when memory is refused for any reason, because faults are injected.
     pub forgives: bool,
 }
 
 impl World {
-    /// Creates a world. `number` tells the worlds of a run apart.
+    /// Creates a world. `number` distinguishes the worlds of a run.
     pub fn new(device: &Device, streams: Vec<Stream>, number: u32, seed: u64) -> Self {
         Self {
             device: device.clone(),
@@ -229,7 +228,7 @@ impl World {
         (!self.pinned.is_empty()).then(|| self.below(self.pinned.len()))
     }
 
-    /// Puts a stream's next work behind a mark.
+    /// Orders a stream's next work after a mark.
     pub fn order(&mut self, stream: &Stream, mark: &Mark) -> Result<()> {
         if mark.stream == *stream {
             return Ok(());
@@ -288,7 +287,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns a buffer with a value in it; `None` if there is no room. Then all that there is goes, for others to have it.
+    /// Returns a buffer with a value; `None` if there is not enough memory. Then all buffers are dropped.
     pub fn new_held(&mut self, home: &Stream, bytes: u64) -> Result<Option<Held>> {
         let buffer = match Buffer::new(home, bytes) {
             Err(error) if error.is_out_of_memory() => {
@@ -314,7 +313,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes some buffers on one stream, uses them on another and drops them, all before anything of it need have run.
+    /// Makes some buffers on one stream, uses them on another and drops them, possibly before any of this work has run.
     pub fn wave(&mut self) -> Result<()> {
         let (home, user) = (self.any_stream(), self.any_stream());
         for _ in 0..1 + self.below(4) {
@@ -344,7 +343,7 @@ impl World {
         filled.map(|()| held)
     }
 
-    /// Puts a stream's next work behind the last write of a buffer.
+    /// Orders a stream's next work after the last write of a buffer.
     pub fn order_to_read(&mut self, stream: &Stream, held: &Held) -> Result<()> {
         self.order_all(stream, &held.touched, false)
     }
@@ -470,7 +469,7 @@ impl World {
         Ok(())
     }
 
-    /// Writes what pinned memory holds into all of a buffer. The stream is behind all that it has to be behind.
+    /// Copies pinned memory into all of a buffer. The stream must already be ordered after all earlier uses.
     pub fn overwrite(
         &mut self,
         stream: &Stream,
@@ -483,7 +482,7 @@ impl World {
         stream.copy_from_pinned(held.buffer.pointer(), pinned, 0, PIECE, Label::here("from pinned"))
     }
 
-    /// Reads pinned memory on the host, and writes it anew.
+    /// Reads pinned memory on the host, and writes a new value.
     fn read_pinned(&mut self) -> Result<()> {
         if self.is_captured {
             return Ok(());
@@ -510,7 +509,7 @@ impl World {
     }
 }
 
-/// Returns whether a program may go on after an error: memory was short.
+/// Returns whether a program may continue after an error: memory was short.
 pub fn or_short_of_memory(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if Error::is_out_of_memory(&error) => Ok(()),

@@ -1,6 +1,7 @@
-//! The tests of tuning and of precision: settings of the process, so they have a process of their own and take turns in it.
+//! The tests of tuning and of precision. They change settings of the process, so they have a process of their own and take turns
+//! in it.
 //!
-//! Time is counted in commands on a controlled machine: an algorithm of the simulated library takes as many as it has parts.
+//! Time is counted in commands on a controlled machine: an algorithm of the simulated library takes one command per part.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Graph, Label,
 use thalweg_sim::schedules::Eager;
 use thalweg_sim::{SimConfig, SimDriver};
 
-/// A machine whose library, left to itself, takes a slow algorithm, and which keeps the calls that it was given.
+/// A machine whose library by default chooses a slow algorithm, and which records the calls that were made.
 #[derive(Debug)]
 struct Slow {
     machine: Arc<SimDriver>,
@@ -108,7 +109,7 @@ impl Drop for Bench {
 }
 
 fn config(name: &str) -> SimConfig {
-    // Results are of a device's name: each test has its own.
+    // Results belong to a device's name, so each test has its own.
     SimConfig { memory_bytes: 64 << 20, workers: 2, name: name.to_owned(), ..SimConfig::default() }
 }
 
@@ -158,7 +159,7 @@ impl Product {
     }
 }
 
-/// The simulated library's algorithm of the fewest commands.
+/// The simulated library's algorithm with the fewest commands.
 const FASTEST: &str =
     "Gemm_Cublaslt_id_2_tile_0_stages_0_splitk_1_red_0_swizzle_0_custom_0_inner_0_cluster_0";
 
@@ -176,12 +177,12 @@ fn the_fastest_algorithm_is_found_once_and_kept_in_the_file() {
     assert_eq!(results[0].solution, FASTEST);
     assert!(results[0].milliseconds > 0.0);
     let tried = bench.calls();
-    // The slowest was given up after three of its runs: fewer than any other had.
+    // The slowest was discarded after three of its runs: fewer than any other had.
     let runs = |split_k: i32| {
         tried.iter().filter(|call| call.algorithm.is_some_and(|a| a.split_k == split_k)).count()
     };
     assert!(0 < runs(8) && runs(8) < runs(1), "{} and {} runs", runs(8), runs(1));
-    // The trials had operands of their own: the product itself ran once, by the result.
+    // The trials had operands of their own: the product itself ran once, with the result.
     let own: Vec<_> = tried.iter().filter(|call| call.d.address == product.at()[2]).collect();
     assert_eq!(own.len(), 1);
     assert_eq!(own[0].algorithm.unwrap().id, 2);
@@ -207,7 +208,7 @@ fn a_file_serves_another_device_of_its_kind_and_a_stale_line_is_replaced() {
     text += "GemmTunableOp_BFloat16_NN,nn_16_7_4_ld_16_4_16,Gemm_Hipblaslt_3,0.5\n";
     fs::write(first.file("results.csv"), text).unwrap();
     tunable::tuning_enable(false);
-    // By its result; one that the library does not run; one whose line cannot be read.
+    // With its result; with one that the library does not run; with one whose line cannot be read.
     let algorithms: Vec<Vec<Option<i32>>> = [8, 9, 7]
         .into_iter()
         .map(|rows| {
@@ -241,7 +242,7 @@ fn nothing_is_tuned_in_a_capture_and_a_result_is_used_there() {
     let stream = bench.device.default_stream();
     graph.replay_on(&stream).unwrap();
     product.check(&stream);
-    // Once it was met outside, a capture has the result, too.
+    // After it was tuned outside, a capture uses the result, too.
     product.run(&stream).unwrap();
     let [result] = tunable::get_results(&bench.device).try_into().unwrap();
     bench.calls();
@@ -316,7 +317,7 @@ fn threads_find_one_result_and_compute_the_same() {
             });
         }
     });
-    // All that were met while another was tuned are found by now, or are tuned at the next call.
+    // All that were called while another was tuned have a result by now, or are tuned at the next call.
     let stream = device.default_stream();
     for rows in [8, 5, 3] {
         Product::new(&stream, rows, 16, 4).run(&stream).unwrap();
@@ -335,7 +336,7 @@ fn a_product_that_is_added_is_tuned_without_being_added_twice() {
     tunable::enable(false);
     product.run(&stream).unwrap();
     tunable::enable(true);
-    // 2 · A · B + what was there.
+    // 2 · A · B + the old values.
     product.product.alpha = Factor::new(2.0);
     product.product.beta = Factor::ONE;
     product.expected.iter_mut().for_each(|value| *value *= 3.0);
@@ -417,7 +418,7 @@ fn a_product_by_groups_of_warps_is_a_candidate_and_runs_by_its_name() {
     let bench = Bench::free("groups");
     let stream = bench.device.default_stream();
     let product = Product::new(&stream, 8, 16, 4);
-    // Rows of A are 8 bytes: not for the copy engine, so that the result is stale and the default is taken.
+    // Rows of A have 8 bytes, which the copy engine does not support, so the result is stale and the default is used.
     let aligned = Product::new(&stream, 8, 16, 8);
     let mut text: String = tunable::get_validators(&bench.device)
         .iter()
@@ -469,7 +470,7 @@ fn precision_reaches_the_librarys_calls() {
     single(ComputeFormat::F32);
     settings::set_fp32_precision("bfx9".parse().unwrap());
     single(ComputeFormat::F32_EMULATED_BF16X9);
-    // Without a precision of its own it is the process's.
+    // Without a precision of its own it uses the process's.
     settings::set_fp32_precision(Fp32Precision::None);
     backends::set_fp32_precision(Fp32Precision::Tf32).unwrap();
     single(ComputeFormat::F32_FAST_TF32);

@@ -1,4 +1,4 @@
-//! Rows that data chooses: what is said of them once the work has run, held against every byte of every access.
+//! Rows chosen by data: the findings after the work has run, compared with every byte of every access.
 
 use thalweg_driver::{Access, AccessMode, Driver, StreamHandle, Touch};
 use thalweg_sanitizer::FindingKind::{self, Race, Uninitialised};
@@ -8,7 +8,7 @@ use crate::support::{BYTES, ROW, World, verdict};
 
 use AccessMode::{Read, ReadWrite, Write};
 
-/// Runs a program to its end, and holds its findings, all of them certain, against what is expected.
+/// Runs a program to its end, and compares its findings, all of them certain, with the expected ones.
 #[track_caller]
 fn known(name: &str, expected: &[FindingKind], program: impl FnOnce(&World)) {
     let found = verdict(name, expected, |w| {
@@ -168,7 +168,7 @@ fn what_is_never_known_may_be_a_race() {
         w.driver.device_synchronize(0).unwrap();
     });
     assert!(found[0].is_possible(), "{}", found[0]);
-    // It is a race all the same where the other touches all that it may touch.
+    // It is a race nevertheless if the other access touches all bytes that it may touch.
     known("a graph, and work on everything", &[Race], |w| {
         let graph = w.capture(w.a, || w.touch_rows(w.a, "index_copy_", Write, w.x, &[1]));
         w.launch(graph, w.a);
@@ -176,7 +176,7 @@ fn what_is_never_known_may_be_a_race() {
     });
 }
 
-/// An access of a random program: by what, which rows, how, and what came before.
+/// An access of a random program: its stream, its rows, its mode, and the accesses before it.
 struct Done {
     stream: usize,
     rows: Vec<u64>,
@@ -189,11 +189,11 @@ const NAMES: [&str; 24] = [
     "op14", "op15", "op16", "op17", "op18", "op19", "op20", "op21", "op22", "op23",
 ];
 
-/// Runs a random program of streams, waits, and work on rows, of which some are known and some are chosen by data. Returns what
-/// was done.
+/// Runs a random program of streams, waits, and work on rows, of which some are known and some are chosen by data. Returns its
+/// accesses.
 fn random_program(w: &World, random: &mut SplitMix) -> Vec<Done> {
     let streams: [StreamHandle; 3] = [w.a, w.b, w.c];
-    // Which work each stream comes after, by brute force.
+    // The work that each stream comes after, by brute force.
     let mut known: [Vec<usize>; 3] = Default::default();
     let mut done: Vec<Done> = Vec::new();
     let (length, rows) = (2 + random.below(NAMES.len() - 1), 10 + random.below(40));
@@ -267,7 +267,7 @@ fn random_programs_are_judged_as_by_every_pair_of_their_accesses() {
         let mut all = Vec::new();
         for row in 0..BYTES / ROW {
             let races = races(&done, row);
-            // The first race of each row is found, whatever else its rows are.
+            // The first race of each row is found, whatever other rows the accesses touch.
             let first = races.iter().map(|pair| pair.1).min();
             let is_found = |later| found.iter().any(|pair| pair.1 == later && races.contains(pair));
             assert!(first.is_none_or(is_found), "round {round}, row {row}: {found:?} of {races:?}");

@@ -1,4 +1,4 @@
-//! The sanitizer over several devices: peer copies, and what collectives order.
+//! The sanitizer over several devices: peer copies, and the order that collectives establish.
 
 use std::ops::Deref;
 use std::sync::{Arc, Barrier};
@@ -55,7 +55,7 @@ impl Checked {
         self.driver.fill_async(stream, &fill).unwrap();
     }
 
-    /// `later` waits for what `earlier` was given so far.
+    /// Makes `later` wait for the current work of `earlier`.
     fn order(&self, earlier: usize, later: usize) {
         let event = self.driver.event_create(earlier as u32, EventFlags::default()).unwrap();
         self.driver.event_record(event, self.streams[earlier]).unwrap();
@@ -76,7 +76,7 @@ impl Checked {
     }
 }
 
-/// Returns each device copies to the next, which then works on what it got.
+/// Makes each device copy to the next, which then works on the received data.
 fn ring(is_ordered: bool) -> Checked {
     let world = checked();
     let ranks = RANKS as usize;
@@ -131,7 +131,7 @@ fn a_part_itself_is_over_for_its_own_stream_only() {
     world.meet(SUM);
     world.copy(world.streams[0], world.receive[0], world.send[0].offset(512));
     world.finds(&[]);
-    // Rank 0 has all data. Whether rank 1 has written its result is another matter.
+    // Rank 0 has all data. Whether rank 1 has written its result is not known.
     world.copy(world.streams[0], world.receive[1], world.send[0].offset(512));
     world.finds(RACE);
 }
@@ -182,7 +182,7 @@ fn parts_of_one_group_are_not_ordered() {
     let group: Vec<Collective> = first.into_iter().chain(second).collect();
     world.driver.collectives_async(&group).unwrap();
     world.finds(RACE);
-    // What comes after the group comes after both.
+    // Work after the group comes after both.
     world.copy(world.streams[0], world.receive[0].offset(512), world.send[0]);
     world.finds(RACE);
 }
@@ -203,7 +203,7 @@ fn a_receive_comes_after_what_the_sender_did() {
     }
 }
 
-/// Rank 0 looks at memory of rank 1 after a collective; rank 1's thread comes late, and wrote there before.
+/// Rank 0 reads memory of rank 1 after a collective; rank 1's thread arrives late, and wrote there before.
 #[test]
 fn a_rank_that_comes_late_raises_no_alarm() {
     for is_ordered in [true, false] {

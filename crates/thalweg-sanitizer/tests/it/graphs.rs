@@ -1,4 +1,4 @@
-//! The sanitizer on executables that change and of conditional nodes, case by case.
+//! The sanitizer on updated executables and on conditional nodes, case by case.
 
 use thalweg_driver::{
     Access, CaptureMode, Conditional, DevicePointer, Driver, GraphExecHandle, GraphHandle, GraphNodeHandle,
@@ -10,7 +10,7 @@ use super::support::{BYTES, World, verdict};
 
 type Case = (&'static str, &'static [FindingKind], fn(&World));
 
-/// Returns a graph that one kernel is, on A.
+/// Returns a graph of one kernel, captured on A.
 fn reading(w: &World, pointer: DevicePointer) -> GraphHandle {
     w.graph(w.a, || w.read(w.a, pointer))
 }

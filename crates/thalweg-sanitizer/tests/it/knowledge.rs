@@ -1,5 +1,5 @@
-//! Knowledge that is gone: of threads that ended, of the allocator's own calls, of uncertain work that is forgotten; and host
-//! functions that panic.
+//! Lost knowledge: of ended threads, of the allocator's own calls, of uncertain work that is forgotten; and host functions that
+//! panic.
 
 use std::sync::mpsc::channel;
 
@@ -8,8 +8,8 @@ use thalweg_sanitizer::FindingKind::{Race, Uninitialised, UseAfterFree};
 
 use super::support::{BYTES, ROW, World, verdict};
 
-/// Writes on a stream, by a thread that has seen that complete when it ends; another then writes on a stream that waits for nothing. The
-/// other makes its first call before that, and is younger or older than the thread that ends.
+/// A thread writes on a stream and has seen the write complete when it ends; another then writes on a stream that waits for
+/// nothing. The other makes its first call before that, and is younger or older than the ended thread.
 fn after_another(w: &World, is_younger: bool) {
     std::thread::scope(|scope| {
         let (called, wait_for_call) = channel();

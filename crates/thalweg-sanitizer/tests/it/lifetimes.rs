@@ -1,5 +1,5 @@
-//! Lifetimes: blocks of a caching allocator (with the truth table of Ascend's sanitizer for records that are missing),
-//! stream-ordered memory, virtual memory, graphs, and reads of nothing. Every program has a twin with the other verdict.
+//! Lifetimes: blocks of a caching allocator (with the truth table of Ascend's sanitizer for missing records), stream-ordered
+//! memory, virtual memory, graphs, and reads of uninitialised memory. Every program has a twin with the opposite verdict.
 
 use thalweg_driver::{
     Access, AccessMode, CaptureMode, DevicePointer, Driver, Instrument, Label, MemoryAccess, PhysicalFlags,
@@ -20,7 +20,7 @@ fn run(cases: &[Case]) {
     }
 }
 
-/// A block that A makes and B uses, with the synchronisations that are asked for.
+/// A block that A makes and B uses, with the requested synchronisations.
 fn use_elsewhere(w: &World, usage_waits: bool, creation_waits: bool, record: bool) {
     let block = w.take(w.a);
     w.work(w.a, "fill", &[Access::write(block, BYTES)]);
@@ -549,7 +549,7 @@ fn what_was_captured_behind_the_sanitizer_is_learned_from_the_driver() {
     let world = World::new();
     world.driver.stream_begin_capture(world.a, CaptureMode::Relaxed).unwrap();
     world.write(world.a, world.x);
-    // Another library works on the stream: the sanitizer hears nothing of it.
+    // Another library works on the stream, which the sanitizer cannot observe.
     let label = Label::here("behind");
     let fill = thalweg_driver::Fill {
         target: world.y,

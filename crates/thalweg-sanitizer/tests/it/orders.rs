@@ -1,5 +1,5 @@
-//! Orders of accesses, and calls that order nothing: the behaviours that PyTorch's sanitizer tests assert, and the pairs by
-//! which CuSan's suite is organised. Every program has a twin with the other verdict.
+//! Orders of accesses, and calls that order nothing: the behaviours that PyTorch's sanitizer tests assert, and the pairs of
+//! CuSan's suite. Every program has a twin with the opposite verdict.
 
 use thalweg_driver::{Access, Driver, EventFlags, Fill, FillPattern, Label};
 use thalweg_sanitizer::FindingKind::{self, Race};
@@ -45,7 +45,7 @@ const PYTORCH_SANITIZER_CASES: &[Case] = &[
         w.read(w.c, w.x);
     }),
     ("branch sync", &[Race], |w| {
-        // B and C come after A, and not after one another.
+        // B and C come after A, but are not ordered with each other.
         w.record(w.e, w.a);
         w.wait(w.b, w.e);
         w.wait(w.c, w.e);

@@ -1,5 +1,5 @@
-//! The sanitizer over the suites that exist: it changes no answer, and its verdicts on the litmus programs are those that the
-//! programs come with.
+//! The sanitizer over the existing suites: it changes no result, and its verdicts on the litmus programs are those that the
+//! programs declare.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use thalweg_conformance::{Fixture, litmus, simulator};
 use thalweg_driver::Driver;
 use thalweg_sanitizer::SanitizerDriver;
 
-/// Racy programs in which no two accesses meet that the sanitizer could see: what they race for is the answer of a query, or a
+/// Racy programs without conflicting accesses that the sanitizer could see: they race for the result of a query, or for a
 /// variable of the host.
 const NOT_OF_MEMORY: [&str; 2] = ["host/a_query_answers_either", "streams/a_host_function_is_asynchronous"];
 

@@ -1,5 +1,4 @@
-//! Helpers of the sanitizer's tests: a checked simulator, kernels that declare what they touch and touch nothing, and
-//! verdicts.
+//! Helpers of the sanitizer's tests: a checked simulator, kernels that declare accesses and make none, and verdicts.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ pub struct World {
     pub sim: Arc<SimDriver>,
     pub driver: Arc<SanitizerDriver>,
     function: FunctionHandle,
-    /// Touches the rows that its arguments name, and says so.
+    /// A kernel that touches the rows that its arguments name, and reports them.
     rows: FunctionHandle,
     pub a: StreamHandle,
     pub b: StreamHandle,
@@ -34,7 +33,7 @@ pub const BYTES: u64 = 4096;
 /// The bytes of a row.
 pub const ROW: u64 = 64;
 
-/// Says that it touches the rows that its arguments name.
+/// Reports that it touches the rows that its arguments name.
 fn touch_rows(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let words: Vec<u64> =
         launch.arguments.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
@@ -88,7 +87,7 @@ impl World {
         }
     }
 
-    /// Submits work that touches rows of [`ROW`] bytes of a piece of memory of [`BYTES`], which only its data names.
+    /// Submits work on rows of [`ROW`] bytes in a piece of memory of [`BYTES`] bytes; only its data names the rows.
     #[track_caller]
     pub fn touch_rows(
         &self,
@@ -127,7 +126,7 @@ impl World {
         self.driver.stream_wait_event(stream, event).unwrap();
     }
 
-    /// `later.wait_stream(&earlier)`.
+    /// Calls `later.wait_stream(&earlier)`.
     pub fn order(&self, earlier: StreamHandle, later: StreamHandle) {
         let event = self.driver.event_create(0, EventFlags::default()).unwrap();
         self.record(event, earlier);
@@ -171,7 +170,7 @@ impl World {
 
     // ---- Blocks ---------------------------------------------------------------------------------------------------
 
-    /// Returns an allocator of one block: it is at `x`, which is empty from now on.
+    /// Plays an allocator of one block, which is at `x` and is uninitialised from now on.
     #[track_caller]
     pub fn take(&self, stream: StreamHandle) -> DevicePointer {
         let label = Label::here("empty");
@@ -198,14 +197,14 @@ impl World {
 
     // ---- Graphs ---------------------------------------------------------------------------------------------------
 
-    /// Returns the graph of what `body` does, from the stream on.
+    /// Captures the work of `body` from the stream, and returns the graph.
     pub fn graph(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphHandle {
         self.driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
         body();
         self.driver.stream_end_capture(stream).unwrap()
     }
 
-    /// Captures what `body` does, from the stream on.
+    /// Captures the work of `body` from the stream, and instantiates it.
     pub fn capture(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphExecHandle {
         let graph = self.graph(stream, body);
         let exec = self.driver.graph_instantiate(graph, 0).unwrap();
@@ -242,7 +241,7 @@ impl World {
     }
 }
 
-/// Runs a program on a fresh machine and holds its findings against what is expected.
+/// Runs a program on a fresh machine and compares its findings with the expected ones.
 #[track_caller]
 pub fn verdict(name: &str, expected: &[FindingKind], program: impl FnOnce(&World)) -> Vec<Finding> {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Graphs: order inside, order around, and what capture makes of events.
+//! Graphs: order inside, order around, and the effect of capture on events.
 
 use super::vocabulary::*;
 

@@ -1,9 +1,9 @@
-//! The programs, by what they probe.
+//! The programs, by the rule that they probe.
 //!
-//! The derivations rest on the CUDA C++ programming guide (streams, events, implicit synchronisation, graphs) and on the
-//! driver API's reference for `cuStreamWaitEvent`, `cuEventRecord` and the page on API synchronisation behaviour. Two
-//! statements carry most of them: commands of one stream execute in issue order, and commands of different streams have
-//! no order unless an event, a synchronisation or the default stream's rule gives one.
+//! The derivations are based on the CUDA C++ programming guide (streams, events, implicit synchronisation, graphs) and on the
+//! driver API's reference for `cuStreamWaitEvent`, `cuEventRecord` and the page on API synchronisation behaviour. Two statements
+//! carry most of them: commands of one stream execute in issue order, and commands of different streams are not ordered unless an
+//! event, a synchronisation or the default stream's rule orders them.
 
 mod events;
 mod graphs;

@@ -1,4 +1,4 @@
-//! Memory that is used again: what an allocator and a loader must order.
+//! Reused memory: the orders that an allocator and a loader must establish.
 
 use super::vocabulary::*;
 

@@ -1,17 +1,17 @@
-//! [`Auditor`]: the driver that the runtime calls while a region is audited. Each call goes to the driver inside and is done there;
-//! what it would mean in a capture goes to the [`DryRun`].
+//! [`Auditor`]: the driver that the runtime calls while a region is audited. Each call is passed to the inner driver and executed
+//! there; its meaning in a capture is passed to the [`DryRun`].
 //!
 //! A device hands out the plain driver unless an audit is under way (`Device::driver`), so that a program which audits nothing
-//! pays one load for it. All devices of a driver share one auditor, as they share captures.
+//! pays one load for this. All devices of a driver share one auditor, as they share captures.
 //!
-//! The allocators call the plain driver. They may: what they do is harmless to captures, and bound by none.
+//! The allocators call the plain driver. They may: their calls are harmless to captures, and no capture restricts them.
 //!
-//! Conditional nodes are made in captures only, and so are refused here as they are in other regions that run eagerly.
+//! Conditional nodes exist only in captures, so they are refused here, as in any region that runs eagerly.
 //!
 //! # Invariants
-//! - It changes no answer but one: a stream that would take part in the capture says that it captures. Code that asks takes the branch
-//!   that it would take in the capture.
-//! - The dry run is not locked while the driver inside works.
+//! - An auditor changes only one result: a stream that would take part in the capture reports that it captures. Code that queries
+//!   this takes the branch that it would take in the capture.
+//! - The dry run is not locked while the inner driver works.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ use super::next_call;
 use super::obstacle::{ObstacleKind, Site};
 use super::times::SubmissionTimes;
 
-/// The number of the dry run's capture: no driver gets so far.
+/// The number of the dry run's capture: no driver reaches it.
 const DRY_RUN_CAPTURE: u64 = u64::MAX;
 
 /// See the [module](self).
@@ -70,7 +70,7 @@ impl Auditor {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an audit of what happens from now on, as if the stream captured. `false` if there is one already.
+    /// Begins an audit of all calls from now on, as if the stream captured. `false` if an audit is under way already.
     pub(super) fn begin(&self, stream: StreamHandle, mode: CaptureMode) -> Result<bool> {
         let origin = self.find_place(stream)?;
         let mut session = self.session();
@@ -93,14 +93,15 @@ impl Auditor {
         self.tell(|dry_run| dry_run.host_random(label.into()));
     }
 
-    /// Tells the dry run something, if there is one.
+    /// Passes an event to the dry run, if there is one.
     fn tell(&self, what: impl FnOnce(&mut DryRun)) {
         if let Some(session) = &mut *self.session() {
             what(&mut session.dry_run);
         }
     }
 
-    /// Returns which stream a handle means; `None` if it means none, which the driver will say, or if nothing is audited.
+    /// Returns the identity of the stream of a handle; `None` for an invalid handle, which the driver will report, or if nothing
+    /// is audited.
     fn place(&self, stream: StreamHandle) -> Option<StreamIdentity> {
         if self.is_on() { self.find_place(stream).ok() } else { None }
     }
@@ -117,7 +118,7 @@ impl Auditor {
         })
     }
 
-    /// Returns the calling thread, in a call of this name.
+    /// Returns the caller: the calling thread, and the code that makes a call of this name.
     fn caller(&self, call: &'static str) -> Caller {
         let (site, kind) = match next_call::take() {
             Some((label, kind)) => (label.into(), kind),
@@ -135,7 +136,7 @@ impl Auditor {
         Caller { site: label.into(), ..caller }
     }
 
-    /// Submits a command, and tells it to the dry run if the driver takes it.
+    /// Submits a command, and reports it to the dry run if the driver accepts it.
     fn submit<T>(
         &self,
         stream: StreamHandle,
@@ -160,7 +161,7 @@ impl Auditor {
         Ok(answer)
     }
 
-    /// Makes a call that no stream can take while it captures.
+    /// Makes a call that fails on any stream that is capturing.
     fn submit_uncapturable(
         &self,
         stream: StreamHandle,
@@ -234,7 +235,7 @@ impl Driver for Auditor {
         Some(&*self.inner)
     }
 
-    // What is not here means the same in a capture and outside, and goes to the driver inside.
+    // Calls that are not listed here mean the same in a capture and outside, and are passed to the inner driver.
 
     fn version(&self) -> Version {
         self.inner.version()

@@ -13,35 +13,35 @@ pub(super) enum Command {
     Memory,
 }
 
-/// The amounts of what a region submits.
+/// The numbers of commands that a region submits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Kernels.
+    /// The number of kernels.
     pub kernels: u64,
-    /// Calls of libraries: matrix products, collectives.
+    /// The number of library calls: matrix products, collectives.
     pub library_calls: u64,
-    /// Copies, those from and to pageable memory among them.
+    /// The number of copies, including those from and to pageable memory.
     pub copies: u64,
-    /// The bytes that they copy.
+    /// The bytes copied.
     pub copied_bytes: u64,
-    /// Copies from pageable memory: what a captured step has to copy into its inputs before each replay.
+    /// The number of copies from pageable memory: a captured step has to copy these into its inputs before each replay.
     pub staging_copies: u64,
-    /// Fills.
+    /// The number of fills.
     pub fills: u64,
-    /// Functions of the host.
+    /// The number of host functions.
     pub host_functions: u64,
-    /// Launches of graphs, which no graph contains.
+    /// The number of graph launches, which no graph contains.
     pub graph_launches: u64,
-    /// Allocations from the stream-ordered allocator, and frees, that would be nodes of the graph.
+    /// The number of allocations from the stream-ordered allocator, and frees, that would be nodes of the graph.
     pub memory_nodes: u64,
-    /// Allocations from the caching allocator.
+    /// The number of allocations from the caching allocator.
     pub allocations: u64,
-    /// The bytes that they asked for.
+    /// The bytes that these allocations requested.
     pub allocated_bytes: u64,
 }
 
 impl Counts {
-    /// Returns all commands: what the eager region pays a launch for, each time.
+    /// Returns the number of all commands: the eager region pays for a launch of each, every time.
     pub fn commands(&self) -> u64 {
         self.kernels
             + self.library_calls

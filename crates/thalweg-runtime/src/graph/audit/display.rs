@@ -1,7 +1,8 @@
 //! An audit as text: the verdict, a table of obstacles, each obstacle's detail and repair, the counts, the savings.
 //!
-//! A line is as wide as the format asks for (`{audit:60}`), 100 columns where it does not ask. Where the table does not fit, each
-//! obstacle has lines of its own instead. What several obstacles have in common is said once. Paths are never broken, since they are there to be copied.
+//! A line is as wide as the format requests (`{audit:60}`), by default 100 columns. If the table does not fit, each obstacle has
+//! lines of its own instead. Facts that several obstacles share are printed once. Paths are never broken, so that they can be
+//! copied.
 
 use std::fmt;
 
@@ -9,10 +10,10 @@ use thalweg_driver::{CaptureMode, SourceLine};
 
 use super::{Audit, Counts, Obstacle};
 
-/// The width where the format asks for none.
+/// The default width.
 const WIDTH: usize = 100;
 
-/// Spaces between columns.
+/// The number of spaces between columns.
 const GAP: usize = 2;
 
 impl fmt::Display for Audit {
@@ -69,7 +70,7 @@ impl Audit {
 
 const HEADINGS: [&str; 6] = ["", "obstacle", "operator", "line", "code", "times"];
 
-/// Columns of numbers.
+/// Whether a column is aligned right, as columns of numbers are.
 const RIGHT: [bool; 6] = [true, false, false, false, true, true];
 
 fn row((index, obstacle): (usize, &Obstacle)) -> [String; 6] {
@@ -112,7 +113,8 @@ fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; 6]], widths: &[usize
     Ok(())
 }
 
-/// Returns the places of the obstacles that share a kind and a code, in the order in which the region met the first of each.
+/// Returns the indices of the obstacles that share a kind and a code, in the order in which the region ran into the first of
+/// each.
 fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, obstacle) in obstacles.iter().enumerate() {
@@ -125,7 +127,7 @@ fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Writes what the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
+/// Writes the facts that the obstacles of a group share, each once: CUDA's answer, the finding, the repair.
 fn write_group(
     f: &mut fmt::Formatter<'_>,
     obstacles: &[Obstacle],
@@ -214,7 +216,8 @@ fn bytes(count: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Writes a text whose first line begins with `head` and whose further lines are indented as far, broken between words.
+/// Writes a text whose first line begins with `head` and whose further lines are indented by the width of `head`, broken between
+/// words.
 fn write_wrapped(f: &mut fmt::Formatter<'_>, head: &str, text: &str, width: usize) -> fmt::Result {
     let indent = head.chars().count();
     let mut line = head.to_owned();

@@ -1,14 +1,15 @@
-//! [`DryRun`]: what a capture of the region would be, kept beside the region while it runs eagerly.
+//! [`DryRun`]: a model of the region's capture, kept up to date while the region runs eagerly.
 //!
-//! It is a model of CUDA's capture rules over what the region tells the driver: which streams take part (the region's own,
-//! and those that waited for an event of a stream that does), which node each of them has reached, and which calls are
-//! forbidden to which thread. Where a capture would be broken, the dry run notes the obstacle and goes on as if the call had
-//! not been made, so that one run finds them all.
+//! The dry run models CUDA's capture rules from the calls that the region makes: which streams take part (the region's own, and
+//! those that waited for an event of a stream that does), which node each of them has reached, and which calls are forbidden to
+//! which thread. Where a capture would be broken, the dry run notes the obstacle and continues as if the call had not been made,
+//! so that one run finds all obstacles.
 //!
 //! # Invariants
-//! - It knows no driver and is passed what it needs: it can be wrong about a capture only by being wrong about the rules.
-//! - Obstacles are numbered in the order in which the region met them. The first one with a code is what a capture of the same
-//!   region answers.
+//! - The dry run does not know the driver and is passed what it needs, so it can be wrong about a capture only by modelling the
+//!   rules wrongly.
+//! - Obstacles are numbered in the order in which the region ran into them. A capture of the same region returns the code of the
+//!   first one that has a code.
 
 use std::thread::ThreadId;
 
@@ -19,15 +20,15 @@ use thalweg_driver::{CaptureMode, Code, EventHandle};
 use super::counts::{Command, Counts};
 use super::obstacle::{Obstacle, ObstacleKind, Site};
 
-/// A stream as the rules see it.
+/// A stream as the capture rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StreamIdentity {
-    /// The `CUstream`: two handles of one stream are equal by it.
+    /// The `CUstream`: two handles of one stream are equal if this is.
     pub(super) cuda_stream: u64,
     pub(super) device: u32,
     /// Whether it is the device's legacy default stream.
     pub(super) is_legacy: bool,
-    /// Whether it has ties with the legacy default stream.
+    /// Whether the stream synchronises with the legacy default stream.
     pub(super) is_blocking: bool,
 }
 
@@ -35,32 +36,32 @@ pub(super) struct StreamIdentity {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) site: Site,
-    /// The obstacle that the caller knows the call to be, if it is refused.
+    /// The kind of obstacle that the call is if it is refused, as the caller has set it.
     pub(super) kind: Option<ObstacleKind>,
     pub(super) thread: ThreadId,
-    /// The way in which the thread is bound by captures.
+    /// The capture mode of the calling thread, which decides which calls are forbidden.
     pub(super) mode: CaptureMode,
 }
 
 /// A stream's part of the capture.
 struct Member {
     place: StreamIdentity,
-    /// The nodes that its next command depends on.
+    /// The nodes that the stream's next command depends on.
     branch: SmallVec<[u32; 2]>,
-    /// The wait that pulled it in; `None` for the region's stream.
+    /// The wait by which the stream joined; `None` for the region's stream.
     joined: Option<Site>,
-    /// Its last command.
+    /// The stream's last command.
     last: Option<Site>,
     is_destroyed: bool,
 }
 
-/// The place where an event of the region was recorded last.
+/// The last record of an event of the region.
 enum Record {
     Captured(SmallVec<[u32; 2]>),
     Outside(Site),
 }
 
-/// A kernel that was loaded and not yet launched: the launch says for which operator.
+/// A kernel that was loaded and not yet launched; its launch will name the operator.
 struct Load {
     thread: ThreadId,
     kernel: String,
@@ -73,20 +74,20 @@ pub(super) struct DryRun {
     mode: CaptureMode,
     /// The region's thread.
     thread: ThreadId,
-    /// The first is the region's stream.
+    /// The streams that take part; the first is the region's stream.
     members: Vec<Member>,
     /// The predecessors of each node.
     nodes: Vec<SmallVec<[u32; 2]>>,
     events: FxHashMap<EventHandle, Record>,
     loads: Vec<Load>,
-    /// With the number of the first time.
+    /// The obstacles, each with the number of its first occurrence.
     obstacles: Vec<(u64, Obstacle)>,
     order: u64,
     pub(super) counts: Counts,
 }
 
 impl DryRun {
-    /// Creates a capture that begins on this stream, in this mode, by this thread.
+    /// Creates a dry run of a capture that begins on this stream, in this mode, by this thread.
     pub(super) fn new(origin: StreamIdentity, mode: CaptureMode, thread: ThreadId) -> Self {
         let origin =
             Member { place: origin, branch: SmallVec::new(), joined: None, last: None, is_destroyed: false };
@@ -124,7 +125,7 @@ impl DryRun {
         self.member(place).map(|member| self.members[member].branch.as_slice())
     }
 
-    /// Changes what the next command of a stream that takes part depends on. Nodes that do not exist are left out.
+    /// Changes the nodes that the next command of a stream that takes part depends on. Nodes that do not exist are left out.
     pub(super) fn set_branch(&mut self, place: StreamIdentity, nodes: &[u32], keep: bool) {
         let known = self.nodes.len() as u32;
         let Some(member) = self.member(place) else { return };
@@ -170,7 +171,7 @@ impl DryRun {
 
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
-    /// Returns whether a call that CUDA takes for potentially unsafe is forbidden to the caller.
+    /// Returns whether a call that CUDA considers potentially unsafe is forbidden to the caller.
     fn forbids(&self, by: &Caller) -> bool {
         if by.thread == self.thread {
             self.mode != CaptureMode::Relaxed && by.mode != CaptureMode::Relaxed
@@ -179,7 +180,7 @@ impl DryRun {
         }
     }
 
-    /// Notes a potentially unsafe call, in words (`allocates device memory`).
+    /// Notes a potentially unsafe call, described by `words` (`allocates device memory`).
     pub(super) fn unsafe_call(&mut self, kind: ObstacleKind, by: &Caller, words: &str) {
         if !self.forbids(by) {
             return;
@@ -195,7 +196,7 @@ impl DryRun {
         self.note(kind, by.site, Some(Code::StreamCaptureUnsupported), detail);
     }
 
-    /// Returns whether the legacy stream is used while a stream that has ties with it captures: then the call is refused.
+    /// Returns whether the legacy stream is used while a stream that synchronises with it captures: then the call is refused.
     pub(super) fn refused_by_legacy(&mut self, place: StreamIdentity, by: &Caller) -> bool {
         let tied = |member: &Member| member.place.is_blocking && member.place.device == place.device;
         if !place.is_legacy || !self.members.iter().any(|member| tied(member) && !member.is_destroyed) {
@@ -208,7 +209,7 @@ impl DryRun {
 
     // ---- Commands -------------------------------------------------------------------------------------------------
 
-    /// Notes that A command was submitted.
+    /// Notes that a command was submitted.
     pub(super) fn submitted(&mut self, place: StreamIdentity, by: &Caller, command: Command) {
         self.counts.add(command);
         self.settle_loads(by.thread, Some(by.site));
@@ -249,7 +250,7 @@ impl DryRun {
         member.last = Some(site);
     }
 
-    /// Notes work that would run during the capture and be no part of it.
+    /// Notes work that would run during the capture without becoming a part of it.
     fn escaped(&mut self, place: StreamIdentity, by: &Caller) {
         let stream =
             if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
@@ -284,7 +285,7 @@ impl DryRun {
         self.events.remove(&event);
     }
 
-    /// Notes that A stream waits for an event that has been recorded.
+    /// Notes that a stream waits for an event that has been recorded.
     pub(super) fn waited(&mut self, place: StreamIdentity, event: EventHandle, by: &Caller) {
         if self.refused_by_legacy(place, by) {
             return;
@@ -334,7 +335,7 @@ impl DryRun {
 
     // ---- The host -------------------------------------------------------------------------------------------------
 
-    /// Notes that the host waits for a stream, or asks about it.
+    /// Notes that the host waits for a stream, or queries it.
     pub(super) fn asked_stream(&mut self, place: StreamIdentity, by: &Caller, words: &str) {
         if self.refused_by_legacy(place, by) {
             return;
@@ -348,7 +349,7 @@ impl DryRun {
         }
     }
 
-    /// Returns whether the event is one of the capture: then the host's question is refused.
+    /// Returns whether the event belongs to the capture: then the host's query is refused.
     pub(super) fn refused_as_captured(&mut self, event: EventHandle, by: &Caller, words: &str) -> bool {
         if !matches!(self.events.get(&event), Some(Record::Captured(_))) {
             return false;
@@ -358,7 +359,7 @@ impl DryRun {
         true
     }
 
-    /// Notes that the host waits for an event, or asks about it.
+    /// Notes that the host waits for an event, or queries it.
     pub(super) fn asked_event(&mut self, event: EventHandle, by: &Caller, words: &str) {
         if !self.refused_as_captured(event, by, words) {
             self.unsafe_call(ObstacleKind::HostSynchronisation, by, &format!("{words} an event"));
@@ -376,14 +377,14 @@ impl DryRun {
 
     // ---- Kernels --------------------------------------------------------------------------------------------------
 
-    /// Notes that A module was loaded.
+    /// Notes that a module was loaded.
     pub(super) fn loaded(&mut self, by: &Caller) {
         let code = self.forbids(by).then_some(Code::StreamCaptureUnsupported);
         let order = self.next_order();
         self.loads.push(Load { thread: by.thread, kernel: String::new(), order, code });
     }
 
-    /// Notes that A kernel was looked up in a module that the thread has loaded.
+    /// Notes that a kernel was looked up in a module that the thread has loaded.
     pub(super) fn found_kernel(&mut self, thread: ThreadId, name: &str) {
         if let Some(load) = self.loads.iter_mut().rev().find(|load| load.thread == thread) {
             name.clone_into(&mut load.kernel);
@@ -406,7 +407,8 @@ impl DryRun {
 
     // ---- The end --------------------------------------------------------------------------------------------------
 
-    /// Ends the region, and returns its obstacles in the order in which it met them, unjoined forks at the end, and its counts.
+    /// Ends the region, and returns its counts and its obstacles in the order of their occurrence, with unjoined forks at the
+    /// end.
     pub(super) fn finish(mut self) -> (Vec<Obstacle>, Counts) {
         while let Some(load) = self.loads.first() {
             self.settle_loads(load.thread, None);

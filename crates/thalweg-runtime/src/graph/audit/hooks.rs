@@ -1,5 +1,6 @@
-//! The knowledge of the runtime and the operators that no call of the driver shows to an audit: which code makes a call that has no
-//! label, what a call is for, and what the host decides without any call. While nothing is audited each of these is one load.
+//! Facts that the runtime and the operators know and no call of the driver shows to an audit: which code makes a call that has no
+//! label, the purpose of a call, and the host's decisions without any call. While nothing is audited, each of these functions
+//! costs one load.
 
 use std::cell::RefCell;
 use std::sync::Weak;
@@ -17,19 +18,19 @@ thread_local! {
     static REGION: RefCell<Weak<Auditor>> = const { RefCell::new(Weak::new()) };
 }
 
-/// The number of audits that are under way in the process.
+/// The number of audits under way in the process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Says of the calling thread's next command that, should a capture refuse it, the obstacle is of this kind: an operator knows
-/// what it does, the driver sees a copy. It costs one load while the device is not audited.
+/// Sets the kind of the obstacle that the calling thread's next command becomes if a capture refuses it: an operator knows its
+/// purpose, while the driver only sees a copy. It costs one load while the device is not audited.
 pub fn explain(device: &Device, kind: ObstacleKind, label: Label) {
     if device.auditor().is_on() {
         next_call::set(label, Some(kind));
     }
 }
 
-/// Says that the host draws random numbers here, so that an audit whose region the calling thread runs can tell. It costs one
-/// load while nothing is audited.
+/// Reports that the host draws random numbers here to an audit whose region the calling thread runs. It costs one load while
+/// nothing is audited.
 pub fn host_random(label: Label) {
     if UNDER_WAY.load(Ordering::Relaxed) == 0 {
         return;
@@ -39,7 +40,7 @@ pub fn host_random(label: Label) {
     }
 }
 
-/// A guard: this thread runs the region of an audit until it is dropped.
+/// A guard: until it is dropped, this thread runs the region of an audit.
 pub(super) struct RegionGuard(());
 
 impl RegionGuard {

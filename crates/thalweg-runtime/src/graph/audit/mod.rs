@@ -1,9 +1,8 @@
-//! [`audit()`]: why a region cannot be captured, all of it, from one run.
+//! [`audit()`]: all the reasons why a region cannot be captured, from one run.
 //!
-//! A capture stops at the first thing that it forbids, with a code and no line. An audit runs the region as ordinary work, to its
-//! end, and keeps beside it what a capture of it would be: which streams take part, what each call would be answered, what is
-//! joined. Each thing that a graph cannot hold is an [`Obstacle`], with the operator, the line of source, CUDA's code and the usual
-//! repair.
+//! A capture stops at the first call that it forbids, with a code and no source line. An audit runs the region as ordinary work,
+//! to its end, and keeps a model of its capture: which streams take part, what each call would return, which forks are joined.
+//! Each thing that a graph cannot hold is an [`Obstacle`], with the operator, the source line, CUDA's code and the usual repair.
 //!
 //! ```text
 //! region ─ runtime ─ Device::driver ─┬─ the driver                      (no audit: one load decides)
@@ -11,21 +10,22 @@
 //!                                                └─ DryRun           and what it would mean in a capture is noted
 //! ```
 //!
-//! Put `audit` where `Graph::capture` stands, with the same options: an audit without obstacles is a region that is captured,
-//! with all that it does, and the first obstacle with a code is what the capture answers.
+//! Call `audit` in place of `Graph::capture`, with the same options. If an audit finds no obstacle, the region can be captured,
+//! with everything that it does. The first obstacle with a code has the code that the capture would return.
 //!
 //! # What it covers
 //! Every call of the driver that the region makes through the runtime, on every thread, and those that other threads make
-//! meanwhile: a global capture binds them too, so audit while nothing else goes on. Beyond the calls, what the runtime and the
-//! operators tell ([`host_random`], [`explain`]).
+//! meanwhile: a global capture restricts them too, so audit while nothing else runs. Besides these calls, an audit covers what
+//! the runtime and the operators report ([`host_random`], [`explain`]).
 //!
-//! What it does not see: calls of CUDA past this driver (a library of the program's own); what the allocators ask of the driver,
-//! which no capture minds; and that a replay differs because the host computed something without a call (the time, a counter).
+//! An audit does not see calls of CUDA past this driver (a library of the program's own), calls that the allocators make of the
+//! driver (which no capture forbids), or differences between replays because the host computed something without a call (the
+//! time, a counter).
 //!
 //! # Invariants
-//! - The region runs once, eagerly, and its results are its results: an audit changes no bytes.
+//! - The region runs once, eagerly, and its results are unaffected: an audit changes no bytes.
 //! - Inside, `Stream::is_capturing` answers as it would in the capture.
-//! - While nothing is audited all of this costs one load per call of the driver.
+//! - While nothing is audited, this costs one load per call of the driver.
 
 mod auditor;
 mod counts;
@@ -54,8 +54,8 @@ pub use self::hooks::{explain, host_random};
 pub use self::obstacle::{Obstacle, ObstacleKind};
 pub use self::savings::Savings;
 
-/// The findings of [`audit()`] about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as
-/// wide as the format asks for (`{audit:60}`).
+/// The findings of [`audit()`] about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as wide
+/// as the format requests (`{audit:60}`).
 #[derive(Clone, Debug)]
 pub struct Audit {
     device: String,
@@ -67,27 +67,27 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Returns whether a capture would go through and the graph would do what the region does: whether there is no obstacle.
+    /// Returns whether there is no obstacle: a capture would succeed and the graph would do what the region does.
     pub fn is_capturable(&self) -> bool {
         self.obstacles.is_empty()
     }
 
-    /// Returns all obstacles, in the order in which the region met them; forks that were not joined come last.
+    /// Returns all obstacles, in the order in which the region ran into them; forks that were not joined come last.
     pub fn obstacles(&self) -> &[Obstacle] {
         &self.obstacles
     }
 
-    /// Returns the error that a capture of the region answers, if it answers one.
+    /// Returns the error code that a capture of the region would return, if it would fail.
     pub fn code(&self) -> Option<Code> {
         self.obstacles.iter().find_map(Obstacle::code)
     }
 
-    /// Returns what the region submits, counted.
+    /// Returns the counts of the commands that the region submits.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Returns what a graph would save; `None` on the simulator, whose times are not a GPU's, and for a region that submits
+    /// Returns the savings of a graph; `None` on the simulator, whose times are not a GPU's, and for a region that submits
     /// nothing.
     pub fn savings(&self) -> Option<&Savings> {
         self.savings.as_ref()
@@ -99,15 +99,15 @@ impl Audit {
     }
 }
 
-/// Runs a region once, eagerly, and tells what stands in the way of `Graph::capture` with the same options. A pool among the options
-/// is not used: the region allocates like any other.
+/// Runs a region once, eagerly, and reports the obstacles to `Graph::capture` with the same options. A pool among the options is
+/// not used: the region allocates like any other.
 ///
-/// *Blocks* until the device is idle, before and after the region. On a GPU it then measures what a replay costs.
+/// *Blocks* until the device is idle, before and after the region. On a GPU it then measures the cost of a replay.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] where `Graph::capture` answers so: the stream is the default stream, or captures, or belongs to
-/// another device. Also while another audit or a capture of the device is under way. The region's own error, with context:
-/// what was found up to there would be half the truth.
+/// [`Error::is_invalid_argument`] in the cases in which `Graph::capture` returns it: the stream is the default stream, or
+/// captures, or belongs to another device; also while another audit or a capture of the device is under way. The region's own
+/// error, with context, and without the obstacles found so far, which would be incomplete.
 pub fn audit<T>(
     device: &Device,
     options: CaptureOptions,
@@ -161,7 +161,7 @@ fn check(device: &Device, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// An audit under way; dropped by a panic of the region, it ends.
+/// An audit under way. Dropping it, as a panic of the region does, ends the audit.
 struct Open<'a> {
     auditor: &'a Arc<Auditor>,
     _region: RegionGuard,

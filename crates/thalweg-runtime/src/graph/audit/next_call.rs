@@ -1,4 +1,4 @@
-//! The code that makes a thread's next call of the driver, and what it is for, if that is known.
+//! The code that makes a thread's next call of the driver, and the purpose of the call, if they are known.
 
 use std::cell::Cell;
 
@@ -10,12 +10,12 @@ thread_local! {
     static NEXT: Cell<Option<(Label, Option<ObstacleKind>)>> = const { Cell::new(None) };
 }
 
-/// Sets it.
+/// Sets the label and the kind of the next call.
 pub(crate) fn set(label: Label, kind: Option<ObstacleKind>) {
     NEXT.set(Some((label, kind)));
 }
 
-/// Returns what was said of the next call.
+/// Returns and clears the label and the kind of the next call.
 pub(super) fn take() -> Option<(Label, Option<ObstacleKind>)> {
     NEXT.take()
 }

@@ -8,17 +8,17 @@ use thalweg_driver::{Code, Label, SourceLine};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ObstacleKind {
-    /// The host waits for the device, or asks how far it is: nothing of a capture runs, so there is nothing to wait for.
+    /// The host waits for the device, or queries its progress: nothing of a capture runs, so there is nothing to wait for.
     HostSynchronisation,
     /// Work on the legacy default stream, which no capture contains.
     LegacyStream,
-    /// Memory is taken from the driver, or given back to it, by a call that may wait for the device.
+    /// A call takes memory from the driver, or returns it, and may wait for the device.
     SynchronousAllocation,
     /// A copy from or to host memory that is not pinned.
     PageableCopy,
     /// A stream joined the capture and the region's stream does not wait for its last work.
     UnjoinedFork,
-    /// A call of another thread than the region's that the capture forbids, or that it does not see.
+    /// A call by a thread other than the region's, which the capture forbids or does not see.
     OtherThread,
     /// Random numbers that the host draws: every replay would repeat those of the capture.
     HostRandomState,
@@ -26,7 +26,7 @@ pub enum ObstacleKind {
     DataDependentShape,
     /// A kernel that is loaded at its first use.
     LazyModuleLoad,
-    /// A call of the driver or of a library that can be no part of a graph.
+    /// A call of the driver or of a library that cannot be a part of a graph.
     UncapturableCall,
     /// Work on a stream that the region did not fork: it runs once, during the capture, and the graph lacks it.
     OutsideStream,
@@ -51,7 +51,7 @@ impl ObstacleKind {
         Self::OutsideEvent,
     ];
 
-    /// Returns what people call it.
+    /// Returns the common name of the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostSynchronisation => "host synchronisation",
@@ -118,8 +118,8 @@ impl fmt::Display for ObstacleKind {
     }
 }
 
-/// Something that a region does and a graph cannot hold, at one line of source. The same thing at the same line, done again, is
-/// the same obstacle.
+/// Something that a region does and a graph cannot hold, at one source line. Doing it again at the same line counts as the same
+/// obstacle.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Obstacle {
     pub(super) kind: ObstacleKind,
@@ -130,28 +130,28 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// Returns what it is.
+    /// Returns the kind of the obstacle.
     pub fn kind(&self) -> ObstacleKind {
         self.kind
     }
 
-    /// Returns the operator, or the call where no operator is behind it.
+    /// Returns the operator, or the driver call if no operator made it.
     pub fn operator(&self) -> &'static str {
         self.site.operator
     }
 
-    /// Returns the line of source; `None` where the call came past the runtime.
+    /// Returns the source line; `None` if the call was made past the runtime.
     pub fn location(&self) -> Option<SourceLine> {
         self.site.location
     }
 
-    /// Returns the error that CUDA answers in a capture of this mode: one of the codes 900 to 907. `None` where the capture
-    /// goes through and the graph is wrong: it lacks the work, or repeats what the host decided once.
+    /// Returns the error code that CUDA returns in a capture of this mode: one of 900 to 907. `None` if the capture succeeds but
+    /// the graph is wrong: it lacks the work, or repeats a decision that the host made once.
     pub fn code(&self) -> Option<Code> {
         self.code
     }
 
-    /// Returns what was found, in a sentence.
+    /// Returns a sentence that describes the finding.
     pub fn detail(&self) -> &str {
         &self.detail
     }
@@ -161,13 +161,13 @@ impl Obstacle {
         self.kind.repair()
     }
 
-    /// Returns how often the region did it.
+    /// Returns the number of times that the region did it.
     pub fn count(&self) -> u64 {
         self.count
     }
 }
 
-/// The place where a call comes from.
+/// The source of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Site {
     pub(super) operator: &'static str,
@@ -175,7 +175,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Creates a call without a label.
+    /// Creates the site of a call without a label.
     pub(super) const fn unknown(operator: &'static str) -> Self {
         Self { operator, location: None }
     }

@@ -1,13 +1,13 @@
-//! [`Savings`]: what capturing a region would save on a GPU, predicted from how fast it was submitted.
+//! [`Savings`]: the predicted time that capturing a region would save on a GPU, from the rate at which it was submitted.
 //!
 //! ```text
 //! saved = commands × (host time a command) − one replay − staging copies × (host time a command)
 //! ```
 //!
-//! The host time of a command is the median of the times from one submission to the next on the region's thread: what the
-//! operators above cost is in it, and the few long pauses (a kernel compiled, memory taken from the driver, a wait) are not. The
-//! cost of a replay is measured with a graph of as many nodes. Where the device was behind all the time (the host waited for it
-//! for longer than it took to submit) a graph makes the region no faster, and the prediction says so.
+//! The host time of a command is the median of the times from one submission to the next on the region's thread. It includes the
+//! cost of the operators above, but not the few long pauses (a kernel compiled, memory taken from the driver, a wait). The cost
+//! of a replay is measured with a graph of the same number of nodes. If the device was behind all the time (the host waited for
+//! it for longer than it took to submit), a graph makes the region no faster, and the prediction says so.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,38 +18,39 @@ use super::counts::Counts;
 use super::times::SubmissionTimes;
 use crate::{Buffer, CaptureOptions, Device, Graph, Result, Stream};
 
-/// Nodes of the graph whose replay is measured: more cost in proportion.
+/// The most nodes of the graph whose replay is measured; a larger graph costs proportionally more.
 const MOST_NODES: u64 = 1000;
 
-/// Replays that are measured; the middle one counts.
+/// The number of replays that are measured; the median counts.
 const REPLAYS: usize = 21;
 
 /// The savings per run if a region were captured, predicted on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Savings {
-    /// Host time of all the region's commands, one by one.
+    /// The host time of all the region's commands, submitted one by one.
     pub eager: Duration,
-    /// Host time of one replay.
+    /// The host time of one replay.
     pub replay: Duration,
-    /// Host time of the copies that would have to be made before each replay.
+    /// The host time of the copies that would have to be made before each replay.
     pub staging: Duration,
     /// The time that the host waited for the device.
     pub waiting: Duration,
 }
 
 impl Savings {
-    /// Returns the host time that a run would save; zero where it would cost more than it saves.
+    /// Returns the host time that a run would save; zero if a graph would cost more than it saves.
     pub fn host_time_saved(&self) -> Duration {
         self.eager.saturating_sub(self.replay + self.staging)
     }
 
-    /// Returns whether the region would be over sooner. Not so where the host would save nothing, or where the device was what
-    /// the region waited for.
+    /// Returns whether the region would finish sooner. It would not if the host saved nothing, or if the region was waiting for
+    /// the device.
     pub fn is_faster(&self) -> bool {
         !self.host_time_saved().is_zero() && self.waiting < self.eager
     }
 
-    /// Predicts, and measures a replay for it. `drained` is how long the device worked on when the region was over.
+    /// Predicts the savings, for which it measures a replay. `drained` is the time for which the device kept working after the
+    /// region's end.
     pub(super) fn predict(
         device: &Device,
         counts: &Counts,
@@ -72,7 +73,7 @@ impl Savings {
     }
 }
 
-/// Returns the host time of a replay of a graph with so many nodes.
+/// Returns the host time of a replay of a graph with `nodes` nodes.
 fn measure_replay(device: &Device, nodes: u64) -> Result<Duration> {
     let stream = Stream::new(device)?;
     let _current = stream.make_current();

@@ -1,12 +1,12 @@
-//! How fast a region was submitted.
+//! The rate at which a region was submitted.
 
 use std::time::{Duration, Instant};
 
 /// The time in which a region was submitted.
 pub(super) struct SubmissionTimes {
-    /// The moment at which the region's thread submitted last, or began.
+    /// The moment of the last submission by the region's thread, or of the beginning.
     pub(super) last: Instant,
-    /// From one submission to the next.
+    /// The times from one submission to the next.
     pub(super) intervals: Vec<Duration>,
     /// The time that the host waited for the device.
     pub(super) waiting: Duration,
@@ -17,7 +17,8 @@ impl SubmissionTimes {
         Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
     }
 
-    /// Notes when the driver had taken a command. The time that the audit took since is not the region's.
+    /// Notes the moment at which the driver accepted a command. The time that the audit has taken since is not counted as the
+    /// region's.
     pub(super) fn submitted(&mut self, taken: Instant) {
         self.intervals.push(taken.duration_since(self.last));
         self.last = Instant::now();
