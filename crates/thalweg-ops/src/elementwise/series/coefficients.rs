@@ -1,4 +1,4 @@
-//! Coefficients of Chebyshev series: their computation is described in the parent module.
+//! Coefficients of Chebyshev series; the parent module describes their computation.
 
 /// √x e⁻ˣ I₀(x) from 8 on, over 8/x on [0, 1].
 pub(super) const I0E_LARGE: &[f64] = &[
