@@ -324,9 +324,9 @@ impl Output {
     }
 }
 
-/// A report to the host that an index is out of range, at most once per row. It consists of the index, and the extent that the
-/// index exceeds plus one, so that it is never 0. Both go to two words of the host's memory, whose address is a launch's last
-/// argument, after the scalars. Rows of a launch may write them at the same time: any one of their reports is enough.
+/// A report to the host that an index is out of range, at most once per row. It consists of the index, and the extent plus one, so
+/// that the second word is never 0. Both go to two words of the host's memory, whose address is a launch's last argument, after
+/// the scalars. Rows of a launch may write them at the same time: any one of their reports is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Report {
     /// Whether the index is out of range (bool).

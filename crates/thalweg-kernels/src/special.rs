@@ -250,7 +250,7 @@ const BERNOULLI: [f64; 8] = [
     -3617.0 / 10_670_622_842_880_000.0,
 ];
 
-/// Returns Σ (q + k)⁻ˢ over k = 0, 1, …: by Euler and Maclaurin from the first q + k above 10 on.
+/// Returns Σ (q + k)⁻ˢ over k = 0, 1, …: by Euler and Maclaurin, beginning at the first q + k above 10.
 fn zeta(s: f64, q: f64) -> f64 {
     if s == 1.0 {
         return f64::INFINITY;

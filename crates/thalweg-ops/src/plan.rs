@@ -74,7 +74,7 @@ const WARP_POINTS: u64 = 1024;
 const FEW_ROWS: u64 = 64;
 const LONG_POINTS: u64 = 1 << 14;
 
-/// The number of rows, adjacent in memory, from which on one thread per row reads complete sectors and fills a GPU.
+/// The least number of rows, adjacent in memory, for which one thread per row reads complete sectors and fills a GPU.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
 /// With fewer rows than that, the number of neighbours that share a block: eight elements of 4 bytes are a sector.

@@ -112,7 +112,7 @@ impl BodyBuilder {
         });
     }
 
-    /// Reports to the host that an i64 index exceeds an i64 extent, where the guard is true: see [`Report`].
+    /// Reports to the host that an i64 index is out of range of an i64 extent, where the guard is true: see [`Report`].
     pub fn report(&self, guard: Value<'_>, index: Value<'_>, extent: Value<'_>) {
         let dtypes = [guard, index, extent].map(|value| value.dtype());
         assert_eq!(dtypes, [DType::Bool, DType::I64, DType::I64], "a report is of a bool and two i64");

@@ -8,7 +8,7 @@ pub(super) fn cholesky(a: &mut [f64], n: usize) -> i32 {
         for k in 0..j {
             pivot -= a[j * n + k] * a[j * n + k];
         }
-        // NaN is not positive either.
+        // NaN is not positive.
         let is_positive = pivot > 0.0;
         if !is_positive {
             failed = j as i32 + 1;

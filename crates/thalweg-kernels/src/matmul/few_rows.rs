@@ -188,8 +188,9 @@ impl FewRows {
         LOAD_BYTES / self.product.dtype.size_bytes() as u64
     }
 
-    /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A, W, D and
-    /// the addend; a word of flags; the addresses of the norm's weight and bias; and the bits of the number that is added to the variance.
+    /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A,
+    /// W, D and the addend; a word of flags; the addresses of the norm's weight and bias; and the bits of the number that is added
+    /// to the variance.
     #[must_use]
     pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
         let Matmul { m, n, k, a, b, d, dtype, .. } = self.product;

@@ -95,7 +95,7 @@ const WARP: u64 = 32;
 /// The number of warps of a block if each has its own row.
 const WARPS_OF_ROWS: u64 = 8;
 
-/// The number of rows from which on one warp per row keeps a large GPU busy.
+/// The least number of rows for which one warp per row keeps a large GPU busy.
 const MANY_ROWS: u64 = 4096;
 
 /// The number of rows below which a row takes as many warps as a block can have.

@@ -345,7 +345,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         self.launch.read(at, count as usize)
     }
 
-    #[allow(clippy::mut_from_ref)] // the launch checks at run time that it is alone
+    #[allow(clippy::mut_from_ref)] // the launch checks at run time that access is exclusive
     fn write<E: Pod>(&self, at: DevicePointer, count: u64) -> Result<&'h mut [E], HostFault> {
         self.launch.write(at, count as usize)
     }

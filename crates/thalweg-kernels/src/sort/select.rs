@@ -35,7 +35,7 @@ pub const MOST: u64 = 1024;
 /// The number of points above which rows are sorted by many blocks, unless there are at least [`MANY`] rows.
 const LONG: u64 = 1 << 18;
 
-/// The number of rows from which on rows longer than [`LONG`] are selected by one block each.
+/// The least number of rows for which rows longer than [`LONG`] are selected by one block each.
 const MANY: u64 = 16;
 
 /// Threads of a block.

@@ -83,7 +83,7 @@ macro_rules! define {
             $(,)?
         }
     )*) => {
-        #[allow(non_upper_case_globals, unused_imports)] // a value is named like its operator; the parts need less
+        #[allow(non_upper_case_globals, unused_imports)] // a static has its operator's name; the parts need fewer imports
         mod $module {
             use smallvec::SmallVec;
             use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
@@ -130,7 +130,7 @@ macro_rules! define {
                         Some(from_result as FromResult)
                     },)? None][0],
                     from_inputs: {
-                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // what an entry leaves out
+                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // the fields that an entry omits
                         fn gradients<'b>(
                             $($input: Value<'b>,)+
                             $($($number: Value<'b>,)+)?

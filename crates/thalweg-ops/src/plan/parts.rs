@@ -9,7 +9,7 @@ use crate::stages::Stages;
 /// The number of rows that fill a GPU without being divided into parts.
 const MANY_ROWS: u64 = 1024;
 
-/// The number of rows from which on it is faster to read them once with few blocks than several times with all.
+/// The least number of rows that are read faster once with few blocks than several times with all.
 const SEVERAL_ROWS: u64 = 64;
 
 /// The fewest points of a row for which another launch pays.
@@ -24,7 +24,7 @@ const COLUMNS: u64 = 256;
 /// The number of blocks of columns that fill a GPU without division.
 const MANY_BLOCKS: u64 = 512;
 
-/// The number of blocks of columns from which on it is faster to read them once than several times with all blocks.
+/// The least number of blocks of columns that are read faster once than several times with all blocks.
 const SEVERAL_BLOCKS: u64 = 64;
 
 /// The number of points of a part of columns.

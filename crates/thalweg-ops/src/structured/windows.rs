@@ -11,7 +11,7 @@ use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 type PerAxis<'b> = [Value<'b>; 3];
 
 /// The placement of windows.
-#[allow(clippy::large_enum_variant)] // it lives while a body is written
+#[allow(clippy::large_enum_variant)] // it exists only while a body is written
 enum Geometry<'b> {
     Strided {
         extents: PerAxis<'b>,
