@@ -101,7 +101,7 @@ impl<T: Argument, const COUNT: usize> Argument for [T; COUNT] {
     }
 }
 
-/// Implements [`Argument`] for a structure as the words of its fields.
+/// Implements `Argument` for a structure as the words of its fields.
 macro_rules! arguments {
     ($T:ident { $($field:ident),* }) => {
         impl $crate::arguments::Argument for $T {
@@ -117,7 +117,7 @@ macro_rules! arguments {
     };
 }
 
-/// Implements [`Argument`] for an enumeration as the number of one of the given values.
+/// Implements `Argument` for an enumeration as the number of one of the given values.
 macro_rules! choices {
     ($T:ident: $all:expr) => {
         impl $crate::arguments::Argument for $T {

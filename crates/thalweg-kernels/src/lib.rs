@@ -6,8 +6,8 @@
 //! which a stream launches it.
 //!
 //! # Adding a kernel
-//! One file in this crate: the description, the order of its words (`arguments!`), its source, its host function, `impl
-//! NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing else is needed: `Stream::launch_native` launches it, the
+//! One file in this crate: the description, the order of its words (`arguments!`), its source, its host function,
+//! `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing else is needed: `Stream::launch_native` launches it, the
 //! bundle ships it, and the tests compile it.
 //!
 //! Dependencies between modules point downwards: `native` is the interface of a launch; `arguments`, `dtypes`, `operands`,

@@ -439,7 +439,7 @@ impl Reduced for f16 {
     }
 }
 
-/// Implements [`Reduced`] by converting one value after the other.
+/// Implements `Reduced` by converting one value after the other.
 macro_rules! reduced_by_one {
     ($($type:ident)*) => {$(
         impl Reduced for $type {
