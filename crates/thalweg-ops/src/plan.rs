@@ -288,7 +288,7 @@ fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
         body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    // Each thread moves `vector` elements of every operand, so the largest dtype determines the width.
+    // Each thread moves `vector` elements of every operand, so the smallest dtype limits the rate, and the largest the width.
     let fills = |vector: u64| geometry.rows().saturating_mul(geometry.points()) / vector >= FEW_THREADS;
     while vector > 1 && !(alignment_bytes.is_multiple_of(vector * largest) && fills(vector)) {
         vector /= 2;

@@ -116,8 +116,8 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
     prelude::needed_by(&code) + &code
 }
 
-/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors. For [clusters](Class::streamed) this
-/// may be more than can run at once, so that the last would wait for the first: only the driver can limit that.
+/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors. For [clusters](Class::streamed) this may
+/// be more than can run at once, so that the last would wait for the first: only the driver knows how many can.
 ///
 /// The grid is never empty: the caller must skip a geometry without rows or points.
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {

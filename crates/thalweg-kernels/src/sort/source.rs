@@ -16,7 +16,7 @@ pub(super) fn print(work: Work, name: &str, keys: &Keys, items: u64) -> String {
     with_prelude(&element_code(&parts.concat().replace("ITEMS", &items.to_string()), name, keys))
 }
 
-/// Returns code for the type of the elements of these keys and for a name.
+/// Returns code with the element type of these keys, and a name, filled in.
 pub(super) fn element_code(code: &str, name: &str, keys: &Keys) -> String {
     let bits = keys.mask().count_ones();
     let (element, key) = match bits {

@@ -19,8 +19,8 @@ const GROUPS: [(u64, u8); 2] = [(256, 2), (512, 1)];
 const STAGES: (u64, u64) = (3, 2);
 
 /// Returns the class in which rows of this geometry stream: if they are long and read more than once, if every piece of them can
-/// be copied, and if a cluster has memory for them. The cluster has as few blocks as possible, since large groups of free
-/// multiprocessors that can form a cluster are rare.
+/// be copied, and if a cluster has memory for them. The cluster has as few blocks as possible, since not every part of a GPU has
+/// enough neighbouring multiprocessors for a large one.
 pub(super) fn of(
     body: &Body,
     geometry: &Geometry,
