@@ -138,13 +138,13 @@ pub struct Examples {
     pub reference: fn(&[f64], &[f64]) -> f64,
 }
 
-/// Computes the gradient of each input, in the compute dtype, from the result and its gradient. Scalars are those of the
-/// operator.
+/// A function that computes the gradient of each input, in the compute dtype, from the result and its gradient. Scalars are those
+/// of the operator.
 pub type FromResult =
     for<'b> fn(&'b BodyBuilder, &Signature, Value<'b>, Value<'b>) -> SmallVec<[Value<'b>; 2]>;
 
-/// Computes the gradient of each input, in the compute dtype. The function adds the operator's inputs and numbers to the builder,
-/// and then the gradient of the result.
+/// A function that computes the gradient of each input, in the compute dtype. It adds the operator's inputs and numbers to the
+/// builder, and then the gradient of the result.
 pub type FromInputs = for<'b> fn(&'b BodyBuilder, &Signature) -> SmallVec<[Value<'b>; 2]>;
 
 /// An operator that is a loop over points: an entry of the table.
