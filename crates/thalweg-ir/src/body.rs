@@ -1,20 +1,20 @@
-//! [`Body`]: what a loop kernel computes, with nothing about how.
+//! [`Body`]: the expressions that a loop kernel computes, independent of layout and schedule.
 //!
 //! A body is a small DAG of expressions over a closed table of primitives ([`Unary`], [`Binary`], [`Node`]). It describes
 //! one *point* of an iteration space that has two groups of dimensions:
 //!
-//! - the **rows**, over which everything is independent, and
-//! - the **inner** dimensions, over which reductions run. An elementwise body has none.
+//! - the **rows**, which are independent of each other, and
+//! - the **inner** dimensions, over which reductions run. An elementwise body has no inner dimensions.
 //!
-//! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
-//! results of earlier ones ([`Node::Reduced`]). An output is written once per row ([`OutputPlace::Row`]) or once per point
-//! ([`OutputPlace::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output;
-//! log-softmax is two reductions (maximum, sum of exponentials) and a point output, and all of it is one kernel.
+//! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the results
+//! of earlier ones ([`Node::Reduced`]). An output is written once per row ([`OutputPlace::Row`]), once per point
+//! ([`OutputPlace::Point`]) or, with a [`Scatter`], at a computed place. A sum is one reduction and a row output. Log-softmax is
+//! two reductions (maximum, sum of exponentials) and a point output, all in one kernel.
 //!
 //! # Invariants
 //! - Operands of a node come before it: a body is evaluated front to back.
-//! - Arithmetic happens in [`DType::compute`] types: loads of 16-bit floats are cast right away, outputs on storing.
-//! - A body knows no shapes and no strides. Those are the [`Kernel`](crate::Kernel)'s.
+//! - Arithmetic happens in [`DType::compute`] types: loads of 16-bit floats are cast immediately, outputs when they are stored.
+//! - A body contains no shapes and no strides. The [`Kernel`](crate::Kernel) has those.
 
 use crate::{DType, Scalar};
 
@@ -22,7 +22,7 @@ mod builder;
 
 pub use builder::{BodyBuilder, Operand, Value};
 
-/// The place of a node in its body.
+/// The index of a node in its body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ExprId(pub u32);
 
@@ -74,7 +74,7 @@ macro_rules! define_unary {
                 $(Self::$function,)*
             ];
 
-            /// Returns CUDA's name of the function for f64, of those that are not correctly rounded.
+            /// Returns CUDA's name of the function for f64, for primitives that are not correctly rounded.
             pub const fn cuda_name(self) -> Option<&'static str> {
                 match self {
                     $(Self::$function => Some($cuda),)*
@@ -82,7 +82,7 @@ macro_rules! define_unary {
                 }
             }
 
-            /// Returns the host's function of f32, of those that are not correctly rounded.
+            /// Returns the host's function for f32, for primitives that are not correctly rounded.
             pub fn of_f32(self) -> Option<fn(f32) -> f32> {
                 match self {
                     $(Self::$function => Some($narrow),)*
@@ -90,7 +90,7 @@ macro_rules! define_unary {
                 }
             }
 
-            /// Returns the host's function of f64, of those that are not correctly rounded.
+            /// Returns the host's function for f64, for primitives that are not correctly rounded.
             pub fn of_f64(self) -> Option<fn(f64) -> f64> {
                 match self {
                     $(Self::$function => Some($wide),)*
@@ -98,8 +98,8 @@ macro_rules! define_unary {
                 }
             }
 
-            /// Returns the largest error of the GPU's result in units in the last place. `dtype` is the operand's; what is not a
-            /// 64-bit float is computed as f32 or exactly.
+            /// Returns the largest error of the GPU's result, in units in the last place. `dtype` is the operand's; operands
+            /// other than 64-bit floats are computed in f32 or exactly.
             pub const fn ulp_budget(self, dtype: DType) -> u32 {
                 let is_double = matches!(dtype, DType::F64);
                 match self {
@@ -130,7 +130,7 @@ pub enum Binary {
     Sub,
     /// a · b; wraps for integers.
     Mul,
-    /// a / b, correctly rounded for floats; truncates for integers, where a division by 0 gives 0.
+    /// a / b, correctly rounded for floats; truncates for integers, where division by 0 results in 0.
     Div,
     /// The remainder of the truncating division (C's `fmod` and `%`); 0 for integers where b is 0.
     Rem,
@@ -138,9 +138,9 @@ pub enum Binary {
     Pow,
     /// The angle of the point (b, a), in (−π, π]. Floats only.
     Atan2,
-    /// The greater; NaN where one is NaN.
+    /// The greater; NaN if either is NaN.
     Max,
-    /// The smaller; NaN where one is NaN.
+    /// The smaller; NaN if either is NaN.
     Min,
     /// a = b.
     Equal,
@@ -170,18 +170,18 @@ pub enum ReduceOp {
     Sum,
     /// The product; starts at 1.
     Product,
-    /// The greatest; NaN where one is NaN; starts at the dtype's lowest value (−∞ for floats).
+    /// The greatest; NaN if any value is NaN; starts at the dtype's lowest value (−∞ for floats).
     Max,
-    /// The smallest; NaN where one is NaN; starts at the dtype's highest value (∞ for floats).
+    /// The smallest; NaN if any value is NaN; starts at the dtype's highest value (∞ for floats).
     Min,
 }
 
 /// A dimension of the iteration space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dimension {
-    /// The row dimension of this number.
+    /// The row dimension with this number.
     Row(u8),
-    /// The inner dimension of this number.
+    /// The inner dimension with this number.
     Inner(u8),
 }
 
@@ -195,9 +195,9 @@ pub enum Node {
         /// The number of the input.
         input: u16,
     },
-    /// The element of an input at a computed place. Where the guard is false nothing is read and the value is `otherwise`.
-    /// The place is an i64: an offset in elements from the input's first; outside `0..elements` it is a fault on the host
-    /// and undefined on a GPU, so an index that comes from data needs a guard.
+    /// The element of an input at a computed place. Where the guard is false, nothing is read and the value is `otherwise`. The
+    /// place is an i64, an offset in elements from the input's first element. A place outside `0..elements` is a fault on the
+    /// host and undefined on a GPU, so an index that comes from data needs a guard.
     Gather {
         /// The number of the input.
         input: u16,
@@ -210,14 +210,14 @@ pub enum Node {
     },
     /// A scalar argument of the launch.
     Scalar {
-        /// The place of the argument among the scalars.
+        /// The index of the argument among the scalars.
         slot: u16,
     },
-    /// The coordinate of the point in one dimension (i64). A body that has any keeps its dimensions apart.
+    /// The coordinate of the point in one dimension (i64). The dimensions of a body that reads coordinates are not merged.
     Index(Dimension),
     /// The result of an earlier reduction for this row.
     Reduced {
-        /// The place of the reduction among the body's.
+        /// The index of the reduction in the body.
         reduction: u16,
     },
     /// A primitive of one operand.
@@ -226,15 +226,15 @@ pub enum Node {
     Binary(Binary, ExprId, ExprId),
     /// a · b + c, rounded once.
     Fma(ExprId, ExprId, ExprId),
-    /// The second where the first (bool) is true, else the third.
+    /// The second operand where the first (bool) is true, else the third.
     Select(ExprId, ExprId, ExprId),
-    /// The value in the node's dtype: floats to integers truncate and saturate, NaN becomes 0; anything to bool is
-    /// "not 0".
+    /// The value in the node's dtype. Floats to integers truncate and saturate, NaN becomes 0; any value to bool is "not 0".
     Cast(ExprId),
-    /// The random word (0 to 2³² − 1, as i64) at a position of a subsequence of a seed, in this order, all i64 that are read
-    /// as u64: [`philox::word`](crate::philox::word). The same operands always give the same word.
+    /// The random word (0 to 2³² − 1, as i64) for a seed, a subsequence and a position, in this order:
+    /// [`philox::word`](crate::philox::word). The operands are i64 and are read as u64. Equal operands always result in the same
+    /// word.
     Random(ExprId, ExprId, ExprId),
-    /// The operand itself, through which no gradient flows: for the shift of a softmax, whose gradient is 0 by algebra.
+    /// The operand itself, without a gradient through it: for the shift of a softmax, whose gradient is 0 by algebra.
     Detach(ExprId),
 }
 
@@ -270,7 +270,7 @@ pub enum InputKind {
 pub struct Input {
     /// The dtype in memory.
     pub dtype: DType,
-    /// The way in which it is read.
+    /// The way in which the input is read.
     pub kind: InputKind,
 }
 
@@ -299,34 +299,34 @@ pub struct Output {
     pub value: ExprId,
     /// The dtype in memory: the value's dtype, or the 16-bit float that it is rounded to.
     pub dtype: DType,
-    /// The number of times that it is written.
+    /// Whether the output is written once per row or once per point.
     pub place: OutputPlace,
-    /// The place where it is written, if not at its own place of the row: only for [`OutputPlace::Row`].
+    /// The computed place, if the output is not written at its own place of the row: only for [`OutputPlace::Row`].
     pub scatter: Option<Scatter>,
 }
 
-/// The place of an output that is computed: the counterpart of [`Node::Gather`]. Such an output is contiguous, and its elements
-/// that no row writes stay what they were. Rows that write one place are a race: a body must rule it out.
+/// The computed place of an output: the counterpart of [`Node::Gather`]. Such an output is contiguous; elements that no row
+/// writes keep their values. Two rows that write one place are a race: a body must rule it out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scatter {
-    /// The place (i64): an offset in elements from the output's first; outside `0..elements` it is a fault on the host and
-    /// undefined on a GPU, so an index that comes from data needs a guard.
+    /// The place (i64), an offset in elements from the output's first element. A place outside `0..elements` is a fault on the
+    /// host and undefined on a GPU, so an index that comes from data needs a guard.
     pub index: ExprId,
     /// Whether to write (bool).
     pub guard: ExprId,
 }
 
 impl Output {
-    /// Returns the expressions that writing it needs: the value, then place and guard of a scatter.
+    /// Returns the expressions that writing the output needs: the value, then place and guard of a scatter.
     pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
         let places = self.scatter.into_iter().flat_map(|scatter| [scatter.index, scatter.guard]);
         std::iter::once(self.value).chain(places)
     }
 }
 
-/// A report to the host of an index that is out of range, once per row: the index, and the extent that it is not in, plus one,
-/// so that it is never 0. They go to two words of the host's memory, whose address is a launch's last argument behind its
-/// scalars. Rows of a launch may write them at once: any of their reports will do.
+/// A report to the host that an index is out of range, at most once per row. It consists of the index, and the extent plus one, so
+/// that the second word is never 0. Both go to two words of the host's memory, whose address is a launch's last argument, after
+/// the scalars. Rows of a launch may write them at the same time: any one of their reports is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Report {
     /// Whether the index is out of range (bool).
@@ -338,7 +338,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the expressions that it needs.
+    /// Returns the expressions that the report needs.
     pub fn operands(&self) -> [ExprId; 3] {
         [self.guard, self.index, self.extent]
     }
@@ -353,7 +353,7 @@ pub struct Body {
     pub dtypes: Vec<DType>,
     /// The inputs.
     pub inputs: Vec<Input>,
-    /// The dtype of each scalar argument (`Bool`, `I64` or a floating type; it travels as 8 bytes).
+    /// The dtype of each scalar argument (`Bool`, `I64` or a floating type); each is passed as 8 bytes.
     pub scalars: Vec<DType>,
     /// The reductions, in order.
     pub reductions: Vec<Reduction>,
@@ -364,8 +364,9 @@ pub struct Body {
 }
 
 impl Body {
-    /// Returns whether exponentials of a kernel of this body may be off by more than their budget, since every result is rounded to far
-    /// less: all floats in memory have 16 bits. In rows the instructions of exponentials count; elsewhere memory is what takes time.
+    /// Returns whether a kernel of this body may use exponentials whose error exceeds their budget: it reduces, and all its
+    /// floats in memory have 16 bits, to which every result is rounded much more coarsely. Rows are limited by the instructions
+    /// of exponentials; elementwise kernels are limited by memory.
     pub fn has_fast_exponentials(&self) -> bool {
         let is_narrow = |dtype: DType| !dtype.is_floating_point() || dtype.size_bytes() <= 2;
         let inputs = self.inputs.iter().map(|input| input.dtype);
@@ -378,8 +379,8 @@ impl Body {
         self.dtypes[id.index()]
     }
 
-    /// Returns whether every primitive and reduction of complex numbers is one that there is: they have arithmetic, and no order,
-    /// no functions and no reductions.
+    /// Returns whether the body uses only primitives and reductions that are defined for complex numbers: they have arithmetic,
+    /// but no order, no functions and no reductions.
     pub fn complex_is_defined(&self) -> bool {
         let is_complex = |id: ExprId| self.dtype(id).is_complex();
         let nodes = self.nodes.iter().all(|node| match *node {
@@ -402,7 +403,7 @@ impl Body {
         })
     }
 
-    /// Returns whether the body asks for coordinates, so that its dimensions must not be merged.
+    /// Returns whether the body reads coordinates, so that its dimensions must not be merged.
     pub fn uses_coordinates(&self) -> bool {
         self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
     }
@@ -418,7 +419,7 @@ impl Body {
         self.outputs.iter().flat_map(Output::operands).chain(report)
     }
 
-    /// Returns how many words of a launch's arguments follow the addresses: one per scalar, and the report's address.
+    /// Returns the number of words that follow the addresses in a launch's arguments: one per scalar, and the report's address.
     pub fn scalar_words(&self) -> usize {
         self.scalars.len() + usize::from(self.report.is_some())
     }
@@ -439,9 +440,9 @@ impl Body {
         live
     }
 
-    /// Returns which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an inner
-    /// coordinate), as opposed to once per row. `varies_inside` says of each input whether it has inner dimensions at all;
-    /// a kernel passes what it knows, a body alone assumes that every input has them.
+    /// Returns which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an
+    /// inner coordinate), rather than from row to row. `varies_inside` returns whether an input has inner dimensions at all: a
+    /// kernel passes what its class has; without a kernel, every input is assumed to have them.
     pub fn point_dependent(&self, varies_inside: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut point = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {

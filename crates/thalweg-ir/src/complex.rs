@@ -1,4 +1,4 @@
-//! Complex numbers: the elements of complex64 and complex128, and their arithmetic, as PyTorch's CUDA kernels have it.
+//! Complex numbers: the elements of complex64 and complex128, with the arithmetic of PyTorch's CUDA kernels.
 
 use num_complex::Complex;
 
@@ -10,21 +10,21 @@ pub type c64 = Complex<f32>;
 #[expect(non_camel_case_types, reason = "the name of the type in CUDA code")]
 pub type c128 = Complex<f64>;
 
-/// The arithmetic of complex numbers that is not that of `num-complex`, and the way between the types.
+/// The arithmetic of complex numbers that differs from that of `num-complex`, and conversions between the types.
 pub(crate) trait Pair: Copy {
-    /// Returns the number of two parts, rounded to the type's.
+    /// Creates a number from its two parts, rounded to the type's precision.
     fn of(re: f64, im: f64) -> Self;
 
     /// Returns the real and the imaginary part.
     fn parts(self) -> [f64; 2];
 
     /// Returns self / divisor by Smith's algorithm (Communications of the ACM 5, 1962), which overflows only where the quotient
-    /// nearly does. A divisor of 0 gives self's parts over |0|.
+    /// nearly does. For a divisor of 0, returns self's parts over |0|.
     fn over(self, divisor: Self) -> Self;
 }
 
-/// Returns a / b as kernels divide complex numbers: by Smith's algorithm, which overflows only where the quotient nearly does. A divisor of
-/// 0 gives a's parts over 0.
+/// Returns a / b as kernels divide complex numbers: by Smith's algorithm, which overflows only where the quotient nearly does.
+/// For a divisor of 0, returns a's parts over 0.
 pub fn quotient(a: c128, b: c128) -> c128 {
     a.over(b)
 }

@@ -1,19 +1,19 @@
-//! Element types. The table at the top of this file is the one list of them: all that the crates know of a dtype follows from its
-//! line there and from its Rust type.
+//! Element types. The table at the top of this file is the only list of them: everything that the crates need about a dtype
+//! follows from its line there and from its Rust type.
 
 use std::fmt;
 use std::str::FromStr;
 
 use elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
-/// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its
-/// variant of [`DType`], the Rust type of an element, and PyTorch's name. The group says what is done with it:
+/// Calls a macro with any given tokens followed by the table of dtypes. A line has the dtype's documentation, its variant of
+/// [`DType`], the Rust type of an element, and PyTorch's name. The groups are:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
 /// - `integer`: arithmetic wraps around;
 /// - `reduced`: floats of 8 and 16 bits, which are loaded, stored and cast; arithmetic is done in f32;
 /// - `float`: floats with arithmetic of their own;
-/// - `complex`: a real and an imaginary part next to each other, with the arithmetic that complex numbers have: no order, no
-///   functions of floats.
+/// - `complex`: a real and an imaginary part next to each other, with the arithmetic of complex numbers: no order, no functions
+///   of floats.
 macro_rules! for_each_dtype {
     ($then:ident $($before:tt)*) => {
         $then! {
@@ -71,7 +71,7 @@ pub mod elements {
     pub use half::{bf16, f16};
 }
 
-/// The kind of a dtype's numbers. The order is that of promotion: an operand of a later category decides the result's.
+/// The kind of a dtype's numbers. The order is that of promotion: the operand with the later category decides the result's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Category {
     /// Truth values.
@@ -84,7 +84,7 @@ pub enum Category {
     Complex,
 }
 
-/// Defines [`DType`] and what its table says.
+/// Defines [`DType`] and the methods that follow from its table.
 macro_rules! define_dtypes {
     (
         bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
@@ -111,7 +111,7 @@ macro_rules! define_dtypes {
                 Self::$bool $(, Self::$integer)* $(, Self::$reduced)* $(, Self::$float)* $(, Self::$complex)*
             ];
 
-            /// Returns bytes of an element.
+            /// Returns the size of an element in bytes.
             pub const fn size_bytes(self) -> usize {
                 match self {
                     Self::$bool => size_of::<$bool_element>(),
@@ -122,7 +122,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// Returns whether it holds truth values, integers, floating-point or complex numbers.
+            /// Returns the category: truth values, integers, floating-point or complex numbers.
             pub const fn category(self) -> Category {
                 match self {
                     Self::$bool => Category::Bool,
@@ -132,7 +132,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// Returns whether it has negative numbers (`torch.is_signed`).
+            /// Returns whether the dtype has negative numbers (`torch.is_signed`).
             pub const fn is_signed(self) -> bool {
                 match self {
                     Self::$bool => false,
@@ -236,7 +236,7 @@ for_each_dtype! { define_dtypes }
 macro_rules! with_element {
     ($T:ident, $element:ident, $value:expr) => {{
         type $T = $crate::elements::$element;
-        // An expression that does not ask for the type is as good.
+        // The expression need not use the type.
         const _: usize = size_of::<$T>();
         $value
     }};
@@ -252,11 +252,12 @@ macro_rules! define_with_dtype {
         float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
         complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal,)* }
     ) => {
-        /// Evaluates an expression with a name that stands for the Rust type of a dtype's elements.
+        /// Evaluates an expression with a name bound to the Rust type of a dtype's elements.
         ///
-        /// `with_dtype!(dtype, T => …)` has one expression for all dtypes, and the elements of bools are `u8`. Where groups of
-        /// dtypes differ, each has its own expression. Floats of 8 and 16 bits, which have no arithmetic of their own, are `reduced`.
-        /// Without an expression for complex numbers it panics on them: it stands where they were refused before.
+        /// `with_dtype!(dtype, T => …)` has one expression for all dtypes; the elements of bools are `u8`. Where groups of dtypes
+        /// differ, each has its own expression. Floats of 8 and 16 bits, which have no arithmetic of their own, are `reduced`.
+        /// Without an expression for complex numbers, the macro panics on them: use that form only where they were refused
+        /// before.
         ///
         /// ```
         /// use thalweg_ir::{DType, Element, with_dtype};
@@ -320,23 +321,23 @@ macro_rules! define_with_dtype {
 for_each_dtype! { define_with_dtype $ }
 
 impl DType {
-    /// Returns whether it is a floating-point type.
+    /// Returns whether the dtype is a floating-point type.
     pub const fn is_floating_point(self) -> bool {
         matches!(self.category(), Category::FloatingPoint)
     }
 
-    /// Returns whether it is a type of complex numbers (`torch.is_complex`).
+    /// Returns whether the dtype is a type of complex numbers (`torch.is_complex`).
     pub const fn is_complex(self) -> bool {
         matches!(self.category(), Category::Complex)
     }
 
-    /// Returns whether tensors of it have gradients: those of floating-point and complex numbers.
+    /// Returns whether tensors of the dtype have gradients: those of floating-point and complex numbers.
     pub const fn is_differentiable(self) -> bool {
         matches!(self.category(), Category::FloatingPoint | Category::Complex)
     }
 
-    /// Returns the dtype of the parts of a complex number, and of its absolute value; any other dtype itself
-    /// (`torch.Tensor.real`).
+    /// Returns the dtype of the parts of a complex number, and of its absolute value (`torch.Tensor.real`); any other dtype is
+    /// returned unchanged.
     pub const fn real(self) -> Self {
         match self {
             Self::C64 => Self::F32,
@@ -345,8 +346,8 @@ impl DType {
         }
     }
 
-    /// Returns the dtype of complex numbers with parts of this dtype (`torch.dtype.to_complex`): complex128 of 64-bit floats,
-    /// complex64 of any other dtype; a complex dtype itself.
+    /// Returns the dtype of complex numbers with parts of this dtype (`torch.dtype.to_complex`): complex128 for 64-bit floats,
+    /// complex64 for any other dtype. A complex dtype is returned unchanged.
     pub const fn complex(self) -> Self {
         match self {
             Self::C64 | Self::C128 => self,
@@ -355,25 +356,25 @@ impl DType {
         }
     }
 
-    /// Returns whether it is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
+    /// Returns whether the dtype is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
     pub const fn is_float8(self) -> bool {
         self.is_floating_point() && self.size_bytes() == 1
     }
 
-    /// Returns whether it is an integer type; `Bool` is none.
+    /// Returns whether the dtype is an integer type; `Bool` is not one.
     pub const fn is_integer(self) -> bool {
         matches!(self.category(), Category::Integer)
     }
 
-    /// Returns the type that both convert to when they meet in one operator (`torch.promote_types`).
+    /// Returns the type to which two operands of an operator are converted (`torch.promote_types`).
     ///
-    /// A complex number wins over all others, with parts as wide as a float that it meets; a float wins over integers and bools, an
-    /// integer over bools. Of two floats the wider wins, and two of the same width meet in f32; of two integers the wider wins, and
-    /// u8 and i8 meet in i16.
+    /// Complex numbers win over all others, with parts at least as wide as the other operand's floats; floats win over integers
+    /// and bools, integers over bools. Of two floats or two integers, the wider wins. Two different floats of the same width
+    /// promote to f32; u8 and i8 promote to i16.
     ///
     /// # Errors
-    /// If one is a float of 8 bits, or one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch
-    /// has such types for storage, and promotes such integers to floats alone. Its table has no other gap.
+    /// If one is a float of 8 bits, or one is an unsigned integer of more than 8 bits and the other is an integer or bool:
+    /// PyTorch has such types for storage only, and promotes such integers to floats only. Its table has no other gap.
     pub fn promote(self, other: Self) -> Result<Self, PromotionError> {
         if self == other {
             return Ok(self);
@@ -396,7 +397,7 @@ impl DType {
         Ok(if is_tie { Self::I16 } else { higher })
     }
 
-    /// Returns category and width: where its numbers stand in promotion.
+    /// Returns category and width, which order dtypes in promotion.
     const fn rank(self) -> (Category, usize) {
         (self.category(), self.size_bytes())
     }
@@ -424,7 +425,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// A name that is not a dtype's.
+/// The error for a name that is not a dtype's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnknownDType(pub String);
 
@@ -447,25 +448,25 @@ impl FromStr for DType {
     }
 }
 
-/// A Rust type that kernels compute with and device memory holds. `bool` is none: device memory holds any byte, and a `bool` must be
-/// 0 or 1. As values on the host there are also `bool`s: [`HostElement`].
+/// A Rust type that kernels compute with and device memory stores. `bool` is not one: device memory may have any byte, and a
+/// `bool` must be 0 or 1. Values on the host may also be `bool`s: [`HostElement`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the element type of a tensor in device memory",
     label = "not one of the Rust types that `thalweg_ir::DType` lists",
     note = "truth values lie in device memory as `u8`"
 )]
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
-    /// Its dtype. `u8` is [`DType::U8`].
+    /// The type's dtype. `u8` is [`DType::U8`].
     const DTYPE: DType;
 
     /// Creates the nearest value of this type (saturating for integers, as Rust's `as`).
     fn from_f64(value: f64) -> Self;
 
-    /// Returns the value as an f64, rounded where f64 cannot hold it.
+    /// Returns the value as an f64, rounded where f64 cannot represent it.
     fn to_f64(self) -> f64;
 }
 
-/// A Rust type that tensors are made from and read as on the host: every [`Element`], and `bool`.
+/// A Rust type of the host from which tensors are made and to which they are read: every [`Element`], and `bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the element type of a tensor",
     label = "neither `bool` nor one of the Rust types that `thalweg_ir::DType` lists"
@@ -477,7 +478,7 @@ pub trait HostElement: Copy + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The element in device memory, as large as the value.
     type Stored: Element;
 
-    /// Returns the bytes that device memory holds for values.
+    /// Returns values as the bytes that device memory stores.
     fn bytes(values: &[Self]) -> &[u8];
 
     /// Returns the values that were read from device memory.
@@ -517,9 +518,9 @@ impl HostElement for bool {
 mod tests {
     use super::{DType, PromotionError};
 
-    /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns up to
-    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported", "Promotion for Float8
-    /// Types is not supported".
+    /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns
+    /// up to the row's own. "-" marks pairs that PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported",
+    /// "Promotion for Float8 Types is not supported".
     const PROMOTION: &str = "\
 bool:     bool
 uint8:    uint8    uint8

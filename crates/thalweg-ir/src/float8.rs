@@ -1,10 +1,10 @@
-//! Floats of 8 bits, which are stored and cast. Each cast is by PyTorch's functions in `c10/util/Float8_e4m3fn.h` and
-//! `Float8_e5m2.h`: to nearest, ties to even, and without saturation.
+//! Floats of 8 bits, which are stored and cast only. The casts follow PyTorch's functions in `c10/util/Float8_e4m3fn.h` and
+//! `Float8_e5m2.h`: to nearest, ties to even, without saturation.
 
 use bytemuck::{Pod, Zeroable};
 
-/// A float with 1 bit of sign, 4 of exponent and 3 of fraction, without infinities (`float8_e4m3fn`): the greatest number is 448, and
-/// what rounds beyond it is NaN.
+/// A float with 1 bit of sign, 4 of exponent and 3 of fraction, without infinities (`float8_e4m3fn`): the greatest number is 448,
+/// and values that round beyond it become NaN.
 #[derive(Clone, Copy, Default, Debug, Pod, Zeroable)]
 #[repr(transparent)]
 #[expect(non_camel_case_types, reason = "named as Rust's floats are")]
@@ -21,12 +21,12 @@ pub struct f8e5m2(u8);
 const F32_FRACTION: u32 = 23;
 const F32_BIAS: u32 = 127;
 
-/// Rounds the magnitude of a finite f32 to a float with so many bits of fraction and such a bias; what is too large for the exponent
-/// runs over into the bits above.
+/// Rounds the magnitude of a finite f32 to a float with `fraction` bits of fraction and this bias. A magnitude that is too large
+/// for the exponent overflows into the bits above it.
 const fn rounded(magnitude: u32, fraction: u32, bias: u32) -> u8 {
     let least_normal = (F32_BIAS + 1 - bias) << F32_FRACTION;
     if magnitude < least_normal {
-        // In the sum the last bit of the fraction is worth the smallest number that is not 0.
+        // In the sum, the last bit of the fraction has the value of the smallest number that is not 0.
         let aligned = (F32_BIAS + 1 - bias + F32_FRACTION - fraction) << F32_FRACTION;
         return ((f32::from_bits(magnitude) + f32::from_bits(aligned)).to_bits() - aligned) as u8;
     }
@@ -53,7 +53,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// Returns the value, rounded to an f32 and then to this type, as PyTorch does it.
+            /// Returns the value, rounded to an f32 and then to this type, as PyTorch does.
             pub const fn from_f64(value: f64) -> Self {
                 Self::from_f32(value as f32)
             }
@@ -76,11 +76,11 @@ float8!(f8e4m3, 0x7e);
 float8!(f8e5m2, 0x7b);
 
 impl f8e4m3 {
-    /// Returns the nearest value, ties to even; NaN where that is beyond the greatest number.
+    /// Returns the nearest value, ties to even; NaN if it is beyond the greatest number.
     pub const fn from_f32(value: f32) -> Self {
         let (bits, sign) = (value.to_bits(), (value.to_bits() >> 24) as u8 & 0x80);
         let magnitude = bits & 0x7fff_ffff;
-        // 480 is the first magnitude that has no place even in the code of NaN.
+        // 480 is the first magnitude that does not fit even into the code of NaN.
         Self(sign | if magnitude >= 480.0_f32.to_bits() { 0x7f } else { rounded(magnitude, 3, 7) })
     }
 
@@ -97,7 +97,7 @@ impl f8e4m3 {
 }
 
 impl f8e5m2 {
-    /// Returns the nearest value, ties to even; an infinity where that is beyond the greatest number.
+    /// Returns the nearest value, ties to even; an infinity if it is beyond the greatest number.
     pub const fn from_f32(value: f32) -> Self {
         let (bits, sign) = (value.to_bits(), (value.to_bits() >> 24) as u8 & 0x80);
         let magnitude = bits & 0x7fff_ffff;
@@ -119,11 +119,11 @@ impl f8e5m2 {
 mod tests {
     use super::{f8e4m3, f8e5m2};
 
-    /// Returns a cast to 8 bits, its inverse, and an f32's distance from it.
+    /// Checks a cast to 8 bits, with the inverse cast, against the nearest of all codes.
     fn check(from: impl Fn(f32) -> u8, to: impl Fn(u8) -> f32, greatest: u8, beyond: u8) {
         let numbers: Vec<(u8, f64)> = (0..=greatest).map(|bits| (bits, f64::from(to(bits)))).collect();
         assert!(numbers.is_sorted_by(|a, b| a.1 < b.1), "codes of magnitudes grow with them");
-        // What has one more bit than the greatest number rounds away at half of the step to it.
+        // A value half a step above the greatest number is a tie: it rounds up only if that number's code is odd.
         let last = numbers[numbers.len() - 1].1;
         let step = last - numbers[numbers.len() - 2].1;
         let nearest = |value: f64| {

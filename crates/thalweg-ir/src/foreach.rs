@@ -1,22 +1,23 @@
 //! [`ForeachKernel`]: one body over a list of tensors, in place and in one launch (PyTorch's `_foreach_` and fused optimizers).
 //!
-//! An optimizer has a hundred parameters, most of them small: a launch each costs more than the work. Here the addresses of up to
-//! [`capacity`](ForeachKernel::capacity) tensors travel in the arguments of one launch, and each block of threads finds the
-//! tensor that its part belongs to.
+//! An optimizer has a hundred parameters, most of them small: one launch per parameter costs more than the work. Here the
+//! addresses of up to [`capacity`](ForeachKernel::capacity) tensors are passed in the arguments of one launch, and each block of
+//! threads finds the tensor that its part belongs to.
 //!
-//! The body is elementwise, over rows alone. An [`ForeachOperand`] says of each input whether every tensor of the list brings its own
-//! elements, one element, or shares one element with all others. Each output is written where an input of elements was read.
+//! The body is elementwise, with row dimensions only. A [`ForeachOperand`] states for each input whether every tensor of the list
+//! has its own elements, has one element of its own, or shares one element with all others. Each output is written in place of an
+//! input of elements.
 //!
 //! # Arguments
-//! 8-byte words, in this order: the address of each shared input; each scalar; the number of tensors; the number of elements
-//! of each tensor; the number of the first block of each; then, input by input of those that are not shared, the address for
-//! each tensor. Each table has as many words as the kernel has capacity, whatever the number of tensors.
+//! 8-byte words, in this order: the address of each shared input; each scalar; the number of tensors; the number of elements of
+//! each tensor; the number of the first block of each; then, for each input that is not shared, its address for each tensor. Each
+//! table has as many words as the kernel has capacity, whatever the number of tensors.
 
 use smallvec::SmallVec;
 
 use crate::{Body, Class, Dimensions, Geometry, Kernel, OperandGeometry};
 
-/// Words of a launch's arguments: the 4 KiB that a CUDA kernel may always have.
+/// Words of a launch's arguments: the 4 KiB that every CUDA kernel may have.
 const WORDS: usize = 512;
 
 /// Threads of a block.
@@ -28,9 +29,9 @@ pub const CHUNK: u64 = 2048;
 /// The part of an input that a tensor of a list takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ForeachOperand {
-    /// As many elements as the tensor has, contiguous: its own.
+    /// As many elements as the tensor has, contiguous, its own.
     Elements,
-    /// One element: the tensor's own (its number of steps).
+    /// One element per tensor (its number of steps).
     PerTensor,
     /// One element, the same for all tensors (a learning rate).
     Shared,
@@ -41,18 +42,18 @@ pub enum ForeachOperand {
 pub struct ForeachKernel {
     /// The name of the entry point: letters, digits and underscores.
     pub name: String,
-    /// The body that it computes for an element.
+    /// The body that is computed for each element.
     pub body: Body,
     /// The kind of each input.
     pub operands: SmallVec<[ForeachOperand; 8]>,
-    /// For each output the input of elements in whose place it is written.
+    /// For each output, the input of elements that it overwrites.
     pub targets: SmallVec<[u16; 4]>,
 }
 
 /// One tensor of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeachItem {
-    /// The number of elements that it has.
+    /// The number of elements of the tensor.
     pub elements: u64,
     /// The address of each input that is not shared, in order.
     pub addresses: SmallVec<[u64; 8]>,
@@ -70,13 +71,13 @@ pub struct ForeachArguments {
 }
 
 impl ForeachKernel {
-    /// Returns how many tensors a launch takes: as many as fit into its arguments.
+    /// Returns the number of tensors that a launch takes: as many as fit into its arguments.
     pub fn capacity(&self) -> usize {
         let listed = self.listed().count();
         (WORDS - self.header()) / (2 + listed)
     }
 
-    /// Returns how many words stand before the tables.
+    /// Returns the number of words before the tables.
     fn header(&self) -> usize {
         self.operands.len() - self.listed().count() + self.body.scalars.len() + 1
     }
@@ -86,30 +87,30 @@ impl ForeachKernel {
         self.operands[input] == ForeachOperand::Shared
     }
 
-    /// Returns the numbers of the inputs of which each tensor has its own.
+    /// Returns the inputs that each tensor has for itself, by their numbers.
     pub fn listed(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.operands.len()).filter(|&input| !self.is_shared(input))
     }
 
-    /// Returns the place of an input among the shared ones or among the others.
+    /// Returns the index of an input among the shared inputs, or among the others.
     pub fn place(&self, input: usize) -> usize {
         (0..input).filter(|&other| self.is_shared(other) == self.is_shared(input)).count()
     }
 
-    /// Returns how many elements an input has for a tensor of so many.
+    /// Returns the number of elements of an input for a tensor of `of_tensor` elements.
     pub fn elements(&self, input: usize, of_tensor: u64) -> u64 {
         if self.operands[input] == ForeachOperand::Elements { of_tensor } else { 1 }
     }
 
-    /// Returns whether an input's place is written.
+    /// Returns whether an output overwrites this input.
     pub fn is_written(&self, input: usize) -> bool {
         self.targets.iter().any(|&target| usize::from(target) == input)
     }
 
-    /// Returns the words of a launch over some tensors of a call.
+    /// Returns the words of a launch over these tensors of a call.
     ///
     /// # Panics
-    /// If there are more tensors than the [`capacity`](Self::capacity), or other operands than the kernel has.
+    /// If there are more tensors than the [`capacity`](Self::capacity), or operands that do not match the kernel's.
     pub fn pack(&self, arguments: &ForeachArguments, items: &[ForeachItem]) -> Vec<u64> {
         let ForeachArguments { shared, scalars, .. } = arguments;
         let (listed, capacity) = (self.listed().count(), self.capacity());
@@ -141,7 +142,7 @@ impl ForeachKernel {
         words
     }
 
-    /// Reads back what [`ForeachKernel::pack`] packed. `None` if the bytes are not of this kernel's layout.
+    /// Reads the words that [`ForeachKernel::pack`] wrote. Returns `None` if the bytes do not have this kernel's layout.
     pub fn unpack(&self, bytes: &[u8]) -> Option<ForeachArguments> {
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -165,12 +166,12 @@ impl ForeachKernel {
         })
     }
 
-    /// Returns the blocks of a launch: none where no tensor has elements.
+    /// Returns the number of blocks of a launch: 0 if no tensor has elements.
     pub fn blocks(items: &[ForeachItem]) -> u64 {
         items.iter().map(|item| item.elements.div_ceil(CHUNK)).sum()
     }
 
-    /// Returns the body over one tensor, as a kernel of its own: what the host runs for each.
+    /// Returns the body over one tensor as a kernel of its own, which the host runs for each tensor.
     pub fn single(&self) -> Kernel {
         let class = Class::new(1, 0);
         Kernel { name: self.name.clone(), body: self.body.clone(), class }

@@ -1,11 +1,11 @@
-//! The functions of one floating-point number among the primitives, a line each.
+//! The primitives that are functions of one floating-point number, one per line.
 //!
-//! With `body` and `body::builder` this is one circle: the primitives of a body, and the methods of the builder, are made from
+//! `body`, `body::builder` and this module form a circle: the primitives of a body, and the methods of the builder, are made from
 //! this list.
 
-/// Hands every function to a macro: documentation, the primitive's name, the name of the method of [`Value`](crate::Value), CUDA's
-/// name of the f64 form (the f32 form has an `f` behind it), the host's functions of f32 and f64, and the largest errors of CUDA's
-/// in units in the last place, of f32 and of f64.
+/// Calls a macro with every function: documentation, the primitive's name, the name of the method of [`Value`](crate::Value),
+/// CUDA's name of the f64 form (the f32 form has the suffix `f`), the host's functions of f32 and f64, and the largest errors of
+/// CUDA's functions in units in the last place, for f32 and f64.
 macro_rules! for_each_function {
     ($callback:ident) => {
         $callback! {
@@ -63,7 +63,7 @@ use std::f64::consts::PI;
 
 use crate::Value;
 
-/// Returns arcosh x; NaN below 1, where `libm` has numbers.
+/// Returns arcosh x; NaN below 1, where `libm` returns numbers.
 pub(crate) fn acosh_of_f32(x: f32) -> f32 {
     if x < 1.0 { f32::NAN } else { libm::acoshf(x) }
 }
@@ -74,8 +74,8 @@ pub(crate) fn acosh_of_f64(x: f64) -> f64 {
 }
 
 impl Value<'_> {
-    /// Returns ψ(x), the derivative of ln Γ(x): by its asymptotic series (Abramowitz and Stegun 6.3.18) at x + 8, taken back by the recurrence
-    /// ψ(x) = ψ(x + 1) − 1/x, and for negative x by the reflection ψ(x) = ψ(1 − x) − π cot πx.
+    /// Returns ψ(x), the derivative of ln Γ(x): by its asymptotic series (Abramowitz and Stegun 6.3.18) at x + 8, brought back by
+    /// the recurrence ψ(x) = ψ(x + 1) − 1/x, and for negative x by the reflection ψ(x) = ψ(1 − x) − π cot πx.
     #[must_use]
     pub fn digamma(self) -> Self {
         let is_negative = self.lt(0.5);
@@ -91,14 +91,14 @@ impl Value<'_> {
         let series =
             coefficients.iter().rev().fold(self.like(0.0), |sum, &coefficient| (sum + coefficient) * square);
         let value = far.log() - 0.5 * inverse - series - recurrence;
-        // The period is taken away first: near a pole the sine of the product would have lost all digits.
+        // The period is subtracted first: near a pole, the sine of the full product would lose all digits.
         let angle = (self - self.round()) * PI;
         let reflected = value - PI * angle.cos() / angle.sin();
         let pole = self.eq(0.0).select(-1.0 / self, self * f64::NAN);
         let is_pole = self.le(0.0).and(self.eq(self.floor()));
         is_pole.select(pole, is_negative.select(reflected, value))
     }
-    /// Returns ψ′(x), the derivative of ψ: by the same series and recurrence; infinite at the poles.
+    /// Returns ψ′(x), the derivative of ψ, by the series and the recurrence of `digamma`; infinite at the poles.
     #[must_use]
     pub fn trigamma(self) -> Self {
         let is_negative = self.lt(0.5);

@@ -1,28 +1,29 @@
-//! [`Held`]: what a thread that holds its points of a row keeps from one pass to the next.
+//! [`Held`]: the values that a thread keeps of its points of a row from one pass to the next.
 //!
-//! A row kernel makes a pass over its points for each set of reductions that do not need each other, and a last one for outputs
-//! at points. Where the points fit into the registers of the row's threads, a value that a pass computed is there for the
-//! next ones, and nothing is read or computed twice. What costs no more than a few additions is computed anew from the element as it
-//! was loaded, which takes less room.
+//! A row kernel makes one pass over its points per set of reductions that do not depend on each other, and a last pass for
+//! outputs at points. If the points fit into the registers of the row's threads, later passes reuse the values that a pass
+//! computed, and nothing is read or computed twice. A value that costs only a few additions is computed again from the loaded
+//! element, which takes fewer registers.
 //!
-//! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps elements alone, of as many inputs
-//! as fit into [`BYTES_OF_A_THREAD`]. Those of the others are loaded again by each pass, from the second-level cache as a rule.
+//! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that. It keeps only elements, of as many
+//! inputs as fit into [`BYTES_OF_A_THREAD`]. Each pass loads the elements of the other inputs again, usually from the
+//! second-level cache.
 //!
-//! This module and `online` use each other: points that a single value of a row picks are loaded by themselves in both.
+//! This module and `online` use each other: both load points that a single value of a row picks separately.
 
 use crate::body::{Binary, Node, OutputPlace, Unary};
 use crate::online::{Picked, is_one_value, picked};
 use crate::{Body, Class, ExprId};
 
-/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that two blocks of 512 threads have 64 each:
-/// with values there would be one, and nothing under way while its threads wait for each other.
+/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that each thread of two blocks of 512
+/// threads has 64. With values only one block would fit, and no work would be in flight while its threads wait for each other.
 pub const MOST_THREADS_WITH_VALUES: u32 = 256;
 
-/// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
+/// Bytes of registers of a thread that keep elements of a row. The same amount is left for computing with them.
 pub const BYTES_OF_A_THREAD: usize = 128;
 
-/// Registers of a thread that keeps all that later passes need, in bytes at most: in two blocks of [`MOST_THREADS_WITH_VALUES`] a thread has
-/// 512 bytes.
+/// The most bytes of registers that a thread uses to keep everything that later passes need: in two blocks of
+/// [`MOST_THREADS_WITH_VALUES`] threads, a thread has 512 bytes.
 pub const MOST_BYTES_OF_A_THREAD: usize = 384;
 
 /// The values that are read, kept and used in each pass over the points of a row. See the [module](self).
@@ -30,24 +31,24 @@ pub const MOST_BYTES_OF_A_THREAD: usize = 384;
 pub struct Held {
     /// The reductions of each pass.
     pub passes: Vec<Vec<usize>>,
-    /// The reductions to which a single point gives a value, by their number.
+    /// For each reduction, the single point that contributes a value to it, if there is one.
     pub picks: Vec<Option<Picked>>,
-    /// The values that each pass computes at points, in the order of `passes`; then those of the outputs at points.
+    /// The values that each pass computes at points, in the order of `passes`; then the values of the outputs at points.
     pub roots: Vec<Vec<ExprId>>,
     /// The inputs whose elements each pass needs.
     pub loads: Vec<Vec<usize>>,
     /// The values of earlier passes that each pass uses.
     pub uses: Vec<Vec<usize>>,
-    /// The pass that computes a value, by expression, of those that a later one uses.
+    /// For each expression, the pass that computes it, if a later pass uses it.
     pub made_in: Vec<Option<usize>>,
-    /// The inputs whose elements are loaded for the whole row at once: for the first pass, where many loads under way are what counts,
-    /// or because several passes need them.
+    /// The inputs whose elements are loaded for the whole row at once: for the first pass, which benefits from many loads in
+    /// flight, or because several passes need them.
     pub kept: Vec<bool>,
 }
 
 impl Held {
-    /// Returns what is kept of a body whose inputs `class` says to be repeated. `values` says whether computed values are kept at
-    /// all. `None` where a row output reads elements, or an output is written at no point and nothing is reduced.
+    /// Plans a body whose repeated inputs `class` lists. `values` states whether computed values are kept at all. Returns `None`
+    /// if a row output or the report depends on single points.
     pub fn of(body: &Body, class: &Class, values: bool) -> Option<Self> {
         let at_points = body.point_dependent(|input| !class.repeats(input));
         let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
@@ -102,7 +103,7 @@ impl Held {
         Some(held)
     }
 
-    /// Returns which inputs a thread of this class keeps; of a class that is not yet planned, all that are worth it.
+    /// Returns which inputs a thread of this class keeps; for a class that is not yet planned, all that are worth keeping.
     fn kept_inputs(&self, body: &Body, class: &Class) -> Vec<bool> {
         let points = usize::from(class.held - class.shared) * usize::from(class.vector);
         let is_large = class.held > 0 && class.threads_of_a_row() > MOST_THREADS_WITH_VALUES;
@@ -120,7 +121,7 @@ impl Held {
             .collect()
     }
 
-    /// Returns the passes that need an input's elements, the first and the last.
+    /// Returns the first and the last pass that need an input's elements.
     pub fn pass_range(&self, input: usize) -> Option<(usize, usize)> {
         let needs = |loads: &Vec<usize>| loads.contains(&input);
         Some((self.loads.iter().position(needs)?, self.loads.iter().rposition(needs)?))
@@ -143,8 +144,8 @@ impl Held {
         self.roots[..self.passes.len()].iter().any(|roots| !roots.is_empty())
     }
 
-    /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. A `vector` of 1
-    /// takes a register for each element.
+    /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. With a `vector`
+    /// of 1, each element takes a register.
     pub fn bytes_of_a_point(&self, body: &Body, vector: u8) -> usize {
         let of_input = |&input: &usize| bytes_of_an_element(body, input, vector);
         let first: usize = self.loads[0].iter().filter(|&&input| self.kept[input]).map(of_input).sum();
@@ -170,15 +171,16 @@ fn bytes_of_an_element(body: &Body, input: usize, vector: u8) -> usize {
     if vector == 1 { bytes.max(4) } else { bytes }
 }
 
-/// Operations that compute a value anew, at most, instead of a register that keeps it: fewer registers are more rows under way.
+/// The most operations that compute a value again instead of keeping it in a register: with fewer registers, more rows are in
+/// flight.
 const CHEAP: usize = 4;
 
-/// Returns whether a value follows from elements, coordinates and values of the row by few operations, each of one instruction.
+/// Returns whether a value follows from elements, coordinates and values of the row by few operations of one instruction each.
 fn is_cheap(body: &Body, at_points: &[bool], index: usize) -> bool {
     after(body, at_points, index, CHEAP).is_some()
 }
 
-/// Returns how many of these operations are left when a value has been computed; `None` if they are too few.
+/// Returns how many of `left` operations remain after computing a value; `None` if they are too few.
 fn after(body: &Body, at_points: &[bool], index: usize, left: usize) -> Option<usize> {
     let node = &body.nodes[index];
     let cost = match node {
@@ -196,7 +198,7 @@ fn after(body: &Body, at_points: &[bool], index: usize, left: usize) -> Option<u
     node.operands().try_fold(left, |left, operand| after(body, at_points, operand.index(), left))
 }
 
-/// Returns the reductions by passes: each in the first that comes after all results that it needs.
+/// Returns the reductions by passes: each is in the first pass after all results that it needs.
 pub(crate) fn passes(body: &Body) -> Vec<Vec<usize>> {
     let mut passes: Vec<Vec<usize>> = Vec::new();
     let mut pass_of: Vec<usize> = Vec::with_capacity(body.reductions.len());

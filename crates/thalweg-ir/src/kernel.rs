@@ -1,28 +1,28 @@
-//! [`Kernel`]: a body with the choices that make it code, and [`Geometry`]: the numbers of one launch.
+//! [`Kernel`]: a body with the choices that make it code, and [`Geometry`]: the sizes and strides of one launch.
 //!
-//! A kernel is compiled once for a *class* of layouts ([`Class`]), never for a shape: sizes and strides are arguments.
-//! Two readers turn the same kernel value into something that runs: [`cuda::print`](crate::cuda::print()) writes CUDA C,
-//! [`host`](crate::host) executes it on the CPU, with the same order of every reduction.
+//! A kernel is compiled once for a *class* of layouts ([`Class`]), never for a shape: sizes and strides are arguments. Two
+//! readers make the same kernel value executable: [`cuda::print`](crate::cuda::print()) writes CUDA C, and [`host`](crate::host)
+//! executes it on the CPU with the same order of every reduction.
 //!
 //! # The order of a reduction
-//! A [`Class`] has a number of `lanes`. Lane *t* of a row combines the points *t*, *t* + lanes, *t* + 2·lanes … in this
-//! order, starting from the operation's neutral value; then lanes are combined as a tree, neighbours first: for `step` = 1, 2,
-//! 4 … lanes/2, each lane *t* that is a multiple of 2·`step` becomes `op(lane t, lane t + step)`. With one lane the row is
-//! combined front to back. So the order is data, and every executor gives the same bits for operations that are correctly
-//! rounded. How many threads work on a row does not matter: one may take several neighbouring lanes ([`Class::vector`]).
+//! A [`Class`] has a number of `lanes`. Lane *t* of a row combines the points *t*, *t* + lanes, *t* + 2·lanes … in this order,
+//! starting from the operation's neutral value. Then lanes are combined as a tree, neighbours first: for `step` = 1, 2, 4 …
+//! lanes/2, each lane *t* that is a multiple of 2·`step` becomes `op(lane t, lane t + step)`. With one lane the row is combined
+//! front to back. The order is therefore data, and every executor computes the same bits for operations that are correctly
+//! rounded. The number of threads that work on a row does not matter: a thread may take several neighbouring lanes
+//! ([`Class::vector`]).
 //!
-//! A lane with many points is a *cascade*, so that the error of a sum does not grow with their number: with a
-//! [`Class::cascade`] of 2 its points are taken in runs of [`RUN`], each of which starts from the neutral value, and the results
-//! of the runs are combined in order, starting from the neutral value as well; with 3 these in turn are taken in runs of
-//! [`RUN`] runs.
+//! A lane with many points is a *cascade*, so that the error of a sum does not grow with their number. With a [`Class::cascade`]
+//! of 2, its points are taken in runs of [`RUN`], each of which starts from the neutral value, and the results of the runs are
+//! combined in order, also starting from the neutral value. With 3, these in turn are taken in runs of [`RUN`] runs.
 //!
 //! # Arguments
-//! A launch's arguments are 8-byte words, in this order: the address of each input; the address of each output; each
-//! scalar ([`Scalar::to_bits`](crate::Scalar::to_bits)); the number of rows; the number of points of a row; the extents of
-//! the row dimensions, then of the inner ones; for each input, its row strides and inner strides (strided) or its number of
-//! elements (gathered); for each output, its row strides and, if it is written at points, its inner strides, or its number
-//! of elements (scattered). Strides count elements. A [`Class::contiguous`] kernel has the two numbers, and neither extents
-//! nor strides; gathered inputs still have their number of elements.
+//! A launch's arguments are 8-byte words, in this order: the address of each input; the address of each output; each scalar
+//! ([`Scalar::to_bits`](crate::Scalar::to_bits)); the number of rows; the number of points of a row; the extents of the row
+//! dimensions, then of the inner ones; for each input, its row strides and inner strides (strided) or its number of elements
+//! (gathered); for each output, its row strides and, if it is written at points, its inner strides, or its number of elements
+//! (scattered). Strides count elements. A [`Class::contiguous`] kernel has the two numbers, but neither extents nor strides;
+//! gathered inputs still have their number of elements.
 
 use smallvec::SmallVec;
 
@@ -31,66 +31,72 @@ use crate::body::{Body, InputKind, OutputPlace};
 /// The layout class and the schedule that a kernel is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Class {
-    /// The number of row dimensions that are told apart.
+    /// The number of separate row dimensions.
     pub row_rank: u8,
-    /// The number of inner dimensions that are told apart.
+    /// The number of separate inner dimensions.
     pub inner_rank: u8,
-    /// Whether every strided operand is contiguous over rows and inner dimensions taken together (row-major, rows first;
-    /// row outputs over the rows): then element *i* of each operand belongs to point *i*. Both ranks are then at most 1.
+    /// Whether every strided operand is contiguous over rows and inner dimensions together (row-major, rows first; row outputs
+    /// over the rows), so that element *i* of each operand belongs to point *i*. Both ranks are then at most 1.
     pub contiguous: bool,
     /// Whether offsets, coordinates and the number of points of all rows together stay below 2³¹.
     pub narrow_index: bool,
     /// The number of lanes that combine a row: a power of two; 1 for bodies without reductions. At most 1,024 threads share a row.
     pub lanes: u16,
-    /// The number of consecutive elements that a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to that
-    /// many elements of each operand. Of a body without reductions they are neighbours in the last dimension; of rows that are
-    /// [`held`](Class::held) or [`online`](Class::online), neighbouring lanes; of rows abreast, neighbouring rows. It is 1 elsewhere.
+    /// The number of consecutive elements that a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to
+    /// that many elements of each operand. In a body without reductions they are neighbours in the last dimension; in rows that
+    /// are [`held`](Class::held) or [`online`](Class::online), neighbouring lanes; in rows abreast, neighbouring rows. Elsewhere
+    /// it is 1.
     pub vector: u8,
-    /// The number of rows that a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows
-    /// with several lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
+    /// The number of rows that a block of threads handles at a time, with neighbouring rows in neighbouring threads. It is 1, or,
+    /// for rows of several lanes whose elements are adjacent in memory, a power of two. Not part of a reduction's order.
     pub rows_abreast: u16,
     /// The number of levels of partial results that a lane keeps: 1, 2 or 3; 1 for bodies without reductions.
     pub cascade: u8,
-    /// The number of vectors that a thread holds of a row, from its first pass to its last: then a row has at most lanes · held
-    /// points, a multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for
-    /// the inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
+    /// The number of vectors of a row that a thread holds from its first pass to its last; 0 if each pass reads the row again. A
+    /// held row has at most lanes · held points, a multiple of [`vector`](Class::vector), in one inner dimension, and every
+    /// operand's inner stride is 1, or 0 for the inputs of [`repeated`](Class::repeated). Not part of a reduction's order.
     pub held: u8,
-    /// The vectors of them that a thread has in shared memory, the last ones, where registers hold no more: those of the only input that
-    /// is kept.
+    /// The number of held vectors, the last ones, that a thread keeps in shared memory because registers are full. They belong to
+    /// the only input that is kept.
     pub shared: u8,
-    /// The division of rows that are [`held`](Class::held) in the shared memory of a cluster of blocks rather than in registers; `None` elsewhere.
+    /// The division of rows that are [`held`](Class::held) in the shared memory of a cluster of blocks rather than in registers;
+    /// `None` elsewhere.
     pub streamed: Option<Streamed>,
     /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
-    /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is not an order of `lanes`, and differs
-    /// from theirs by what exponentials are rounded. Rows are one inner dimension of vectors, as of rows that are held.
+    /// ([`Online`](crate::online::Online)). The sum is scaled again whenever the greatest value grows; this is not an order of
+    /// `lanes`, and the result differs from theirs by the rounding of exponentials. Rows are one inner dimension of vectors, like
+    /// held rows.
     pub online: bool,
-    /// The inputs that stay on one element, as bits: at all points of a row, of rows that are held or online; for all rows at a point, of
-    /// rows abreast that are handled by vectors; along the last dimension, of strided points that are. 0 elsewhere.
+    /// The inputs that repeat one element, as bits: at all points of a row, for rows that are held or online; for all rows at a
+    /// point, for rows abreast that are handled by vectors; along the last dimension, for strided points that are handled by
+    /// vectors. 0 elsewhere.
     pub repeated: u32,
-    /// One more than the row dimension in which neighbouring elements of [`turned_inputs`](Class::turned_inputs) are neighbours in
-    /// memory, while those of outputs are in the last one; 0 where there is none. Such a kernel handles tiles of both.
+    /// One more than the row dimension in which neighbouring elements of [`turned_inputs`](Class::turned_inputs) are adjacent in
+    /// memory, while those of outputs are adjacent in the last dimension; 0 if there is no such dimension. The kernel then
+    /// handles two-dimensional tiles.
     pub turned: u8,
-    /// The inputs whose elements are neighbours in the dimension that is turned, as bits.
+    /// The inputs whose elements are adjacent in the turned dimension, as bits.
     pub turned_inputs: u32,
 }
 
-/// The division of rows among the blocks of a cluster, through whose shared memory they stream: the copy engine brings rows while others are computed, and what
-/// each block has combined of a row goes to the shared memory of all. GPUs of compute capability 9.0 have clusters.
-/// A row has more than [`lanes`](Class::lanes) · ([`held`](Class::held) − 1) points.
+/// The division of rows among the blocks of a cluster, through whose shared memory the rows stream: the copy engine brings rows
+/// while others are computed, and each block's partial results of a row go to the shared memory of all blocks. GPUs of compute
+/// capability 9.0 have clusters. A row has more than [`lanes`](Class::lanes) · ([`held`](Class::held) − 1) points.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Streamed {
-    /// The blocks of a cluster: 2, 4 or 8.
+    /// The number of blocks of a cluster: 2, 4 or 8.
     pub cluster: u8,
-    /// The groups of threads of a block, each of which has rows of its own: one computes while another waits for the other blocks.
+    /// The number of groups of threads of a block. Each has its own rows, so that one computes while another waits for the other
+    /// blocks.
     pub groups: u8,
-    /// The rows for which a group has memory.
+    /// The number of rows for which a group has memory.
     pub stages: u8,
     /// The inputs that are the same for all rows, as bits: they are copied once.
     pub columns: u32,
 }
 
 impl Streamed {
-    /// Returns whether an input is said to be in [`columns`](Streamed::columns).
+    /// Returns whether an input is in [`columns`](Streamed::columns).
     #[must_use]
     pub const fn is_column(&self, input: usize) -> bool {
         input < 32 && self.columns >> input & 1 == 1
@@ -98,7 +104,7 @@ impl Streamed {
 }
 
 impl Class {
-    /// Returns the class that any launch with these ranks is of, with one lane per row.
+    /// Returns the class of any launch with these ranks, with one lane per row.
     #[must_use]
     pub const fn new(row_rank: u8, inner_rank: u8) -> Self {
         Self {
@@ -120,61 +126,61 @@ impl Class {
         }
     }
 
-    /// Returns how many threads share a row.
+    /// Returns the number of threads that share a row.
     #[must_use]
     pub const fn threads_of_a_row(&self) -> u32 {
         if self.held > 0 || self.online { self.lanes as u32 / self.vector as u32 } else { self.lanes as u32 }
     }
 
-    /// Returns how many threads of a block share a row that is streamed.
+    /// Returns the number of threads of a block that share a streamed row.
     #[must_use]
     pub const fn threads_of_a_group(&self, streamed: Streamed) -> u32 {
         self.threads_of_a_row() / streamed.cluster as u32
     }
 
-    /// Returns how many threads of a block take neighbouring rows.
+    /// Returns the number of threads of a block that handle neighbouring rows.
     #[must_use]
     pub const fn threads_abreast(&self) -> u32 {
         if self.held > 0 || self.online { 1 } else { self.rows_abreast as u32 / self.vector as u32 }
     }
 
-    /// Returns whether an input is said to be in [`repeated`](Class::repeated).
+    /// Returns whether an input is in [`repeated`](Class::repeated).
     #[must_use]
     pub const fn repeats(&self, input: usize) -> bool {
         input < 32 && self.repeated >> input & 1 == 1
     }
 }
 
-/// The number of points, or of results of runs, that a lane of a cascade combines before the result goes up a level.
+/// The number of points, or of results of runs, that a lane of a cascade combines before it passes the result to the next level.
 pub const RUN: u64 = 32;
 
-/// A kernel: a body, a class, and a name that says both.
+/// A kernel: a body, a class, and a name for both.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Kernel {
     /// The name of the entry point: letters, digits and underscores.
     pub name: String,
-    /// The body that it computes.
+    /// The body that the kernel computes.
     pub body: Body,
-    /// The class of launches that it is compiled for.
+    /// The class of launches that the kernel is compiled for.
     pub class: Class,
 }
 
 /// Strides or extents; most have few dimensions.
 pub type Dimensions = SmallVec<[u64; 6]>;
 
-/// The place where one operand's elements lie.
+/// The placement of one operand's elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OperandGeometry {
-    /// By strides, in elements. The inner ones are empty for row outputs.
+    /// By strides, in elements. The inner strides are empty for row outputs.
     Strided {
-        /// One a row dimension.
+        /// One stride per row dimension.
         row_strides: Dimensions,
-        /// One an inner dimension.
+        /// One stride per inner dimension.
         inner_strides: Dimensions,
     },
-    /// Contiguous, with this number of elements, read or written anywhere.
+    /// Contiguous, with this number of elements, read or written at any place.
     Gathered {
-        /// The number of them.
+        /// The number of elements.
         elements: u64,
     },
 }
@@ -191,17 +197,17 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Returns how many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> u64 {
         self.row_shape.iter().product()
     }
 
-    /// Returns how many points a row has.
+    /// Returns the number of points of a row.
     pub fn points(&self) -> u64 {
         self.inner_shape.iter().product()
     }
 
-    /// Returns how many elements, from its first on, an operand may touch; 0 where nothing is touched.
+    /// Returns the number of elements, counted from its first, that an operand may touch; 0 where nothing is touched.
     pub fn span(&self, operand: usize) -> u64 {
         match &self.operands[operand] {
             OperandGeometry::Gathered { elements } => *elements,
@@ -225,7 +231,7 @@ pub struct LaunchArguments {
 }
 
 impl LaunchArguments {
-    /// Packs the arguments of a launch. `inputs` and `outputs` are addresses, `scalars` their bits.
+    /// Packs the arguments of a launch. `inputs` and `outputs` are addresses, `scalars` are bits.
     pub fn pack(
         kernel: &Kernel,
         geometry: &Geometry,
@@ -238,7 +244,7 @@ impl LaunchArguments {
         Self::behind(kernel, addresses, scalars, &Self::sizes(kernel, geometry))
     }
 
-    /// Returns the words that follow addresses and scalars: they are the same for every launch of this geometry.
+    /// Returns the words that follow addresses and scalars. They are the same for every launch of this geometry.
     pub fn sizes(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[u64; 16]> {
         let mut words = SmallVec::new();
         words.push(geometry.rows());
@@ -260,7 +266,7 @@ impl LaunchArguments {
         words
     }
 
-    /// Creates the arguments of a launch whose [`sizes`](Self::sizes) are known: `addresses` are those of the inputs, then of the
+    /// Creates the arguments of a launch from its [`sizes`](Self::sizes). `addresses` are those of the inputs, then of the
     /// outputs.
     #[inline]
     pub fn behind(
@@ -287,7 +293,7 @@ impl LaunchArguments {
     }
 }
 
-/// The arguments of a launch, read back: addresses of inputs and outputs, scalars, geometry.
+/// The arguments of a launch, unpacked: addresses of inputs and outputs, scalars, geometry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unpacked {
     /// The address of each input.
@@ -301,7 +307,7 @@ pub struct Unpacked {
 }
 
 impl Kernel {
-    /// Reads back what [`LaunchArguments::pack`] packed. `None` if the bytes are not of this kernel's layout.
+    /// Reads the words that [`LaunchArguments::pack`] wrote. Returns `None` if the bytes do not have this kernel's layout.
     pub fn unpack(&self, bytes: &[u8]) -> Option<Unpacked> {
         let mut words =
             bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));

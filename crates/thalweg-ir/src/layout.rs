@@ -9,7 +9,7 @@ use crate::DType;
 /// Extents of dimensions.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// The place where the elements of a tensor lie in its storage, in elements. Strides are never negative.
+/// The placement of a tensor's elements in its storage, in elements. Strides are never negative.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     shape: Shape,
@@ -18,7 +18,7 @@ pub struct Layout {
 }
 
 impl Clone for Layout {
-    /// Copies the numbers at once: a derived clone goes through them one by one.
+    /// Copies the arrays as blocks: a derived clone copies element by element.
     fn clone(&self) -> Self {
         Self {
             shape: Shape::from_slice(&self.shape),
@@ -36,7 +36,7 @@ pub struct LayoutError {
 }
 
 impl LayoutError {
-    /// Returns whether a dimension is out of range, which PyTorch tells as an `IndexError`.
+    /// Returns whether a dimension is out of range, which PyTorch raises as an `IndexError`.
     pub fn is_index(&self) -> bool {
         self.is_index
     }
@@ -63,7 +63,7 @@ pub fn contiguous_strides(shape: &[usize]) -> Shape {
     strides
 }
 
-/// Returns the order that takes an order of dimensions back.
+/// Returns the inverse of a permutation of dimensions.
 ///
 /// ```
 /// assert_eq!(thalweg_ir::inverse_order(&[1, 2, 0]).as_slice(), [2, 0, 1]);
@@ -74,7 +74,7 @@ pub fn inverse_order(order: &[usize]) -> Shape {
     inverse
 }
 
-/// Returns the shape that both broadcast to (`torch.broadcast_shapes`).
+/// Returns the common shape to which both broadcast (`torch.broadcast_shapes`).
 pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> {
     let rank = a.len().max(b.len());
     let at = |shape: &[usize], dimension: usize| {
@@ -93,8 +93,8 @@ pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> 
         .collect()
 }
 
-/// Returns the number of elements of a shape, or an error where it does not fit the address space. Extents of 0 are left out of that
-/// check, so that strides, and products of some of the extents, fit as well.
+/// Returns the number of elements of a shape, or an error if it does not fit the address space. The check ignores extents of 0,
+/// so that strides, and products of some of the extents, fit as well.
 pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
     shape
         .iter()
@@ -104,7 +104,7 @@ pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
         .map_or_else(|| error(format!("shape {shape:?} has more elements than can be addressed")), Ok)
 }
 
-/// Returns the number of bytes of a contiguous tensor of a shape, or an error where it does not fit the address space.
+/// Returns the number of bytes of a contiguous tensor of a shape, or an error if it does not fit the address space.
 pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
     element_count(shape)?
         .checked_mul(dtype.size_bytes())
@@ -113,12 +113,13 @@ pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
 }
 
 impl Layout {
-    /// Creates a row-major layout from offset 0.
+    /// Creates a row-major layout with offset 0.
     pub fn contiguous(shape: &[usize]) -> Self {
         Self { shape: Shape::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
 
-    /// Returns any layout. The caller vouches that it lies inside the storage: [`Layout::span`] says what it takes.
+    /// Creates a layout. The caller must ensure that it is inside the storage: [`Layout::span`] returns the number of elements
+    /// that it needs.
     pub fn new(shape: &[usize], strides: &[usize], offset: usize) -> Result<Self, LayoutError> {
         if shape.len() != strides.len() {
             return error(format!("shape {shape:?} and strides {strides:?} have different lengths"));
@@ -137,22 +138,22 @@ impl Layout {
         &self.strides
     }
 
-    /// Returns the first element, counted from the storage's start.
+    /// Returns the position of the first element, counted from the storage's start.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Returns how many dimensions there are.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// Returns how many elements there are.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Returns how many elements of the storage lie between the first and the last, both counted; 0 for an empty tensor.
+    /// Returns the number of elements of the storage from the first to the last element, both included; 0 for an empty tensor.
     pub fn span(&self) -> usize {
         if self.elements() == 0 {
             return 0;
@@ -165,8 +166,8 @@ impl Layout {
             .sum::<usize>()
     }
 
-    /// Returns whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter, and none does where
-    /// there are no elements.
+    /// Returns whether elements are row-major without gaps. Strides of dimensions of extent 1 do not matter, and no stride
+    /// matters if there are no elements.
     pub fn is_contiguous(&self) -> bool {
         if self.elements() == 0 {
             return true;
@@ -183,8 +184,8 @@ impl Layout {
         true
     }
 
-    /// Returns the dimensions, outermost first, in whose order the elements lie row-major with no gaps; `None` where there are gaps or elements share
-    /// memory.
+    /// Returns the order of dimensions, outermost first, in which the elements are row-major without gaps. Returns `None` if
+    /// there are gaps or elements share memory.
     ///
     /// ```
     /// # use thalweg_ir::Layout;
@@ -198,7 +199,8 @@ impl Layout {
         self.permute(&order).is_ok_and(|layout| layout.is_contiguous()).then_some(order)
     }
 
-    /// Returns whether two different coordinates may name the same element (an expanded tensor): such a tensor cannot be written.
+    /// Returns whether two different coordinates may refer to the same element (an expanded tensor): such a tensor cannot be
+    /// written.
     pub fn may_overlap(&self) -> bool {
         if self.elements() <= 1 {
             return false;
@@ -221,7 +223,7 @@ impl Layout {
         false
     }
 
-    /// Returns a dimension counted from the end where it is negative.
+    /// Returns the index of a dimension; negative numbers count from the end.
     pub fn dimension(&self, dimension: i64) -> Result<usize, LayoutError> {
         let rank = self.rank() as i64;
         let index = if dimension < 0 { dimension + rank } else { dimension };
@@ -268,7 +270,7 @@ impl Layout {
         self.permute(&order)
     }
 
-    /// Returns `length` elements of a dimension, from `start` on.
+    /// Returns the layout of `length` elements of a dimension, beginning at `start`.
     pub fn narrow(&self, dimension: usize, start: usize, length: usize) -> Result<Self, LayoutError> {
         let extent = self.shape[dimension];
         if start.checked_add(length).is_none_or(|end| end > extent) {
@@ -283,7 +285,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the layout without a dimension, at one place of it.
+    /// Returns the layout of one index of a dimension, without that dimension.
     pub fn select(&self, dimension: usize, index: usize) -> Result<Self, LayoutError> {
         let mut layout = self.narrow(dimension, index, 1)?;
         layout.shape.remove(dimension);
@@ -304,7 +306,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the layout without a dimension of extent 1; unchanged where the extent is another.
+    /// Returns the layout without a dimension of extent 1; unchanged if the extent is another.
     #[must_use]
     pub fn squeeze(&self, dimension: usize) -> Self {
         let mut layout = self.clone();
@@ -332,7 +334,7 @@ impl Layout {
         self.strides[1] != 0 && inner.iter().all(|&dimension| follows(dimension))
     }
 
-    /// Returns the layout broadcast to a shape: repeated dimensions get stride 0.
+    /// Returns the layout broadcast to a shape: repeated dimensions have stride 0.
     pub fn expand(&self, shape: &[usize]) -> Result<Self, LayoutError> {
         let Some(added) = shape.len().checked_sub(self.rank()) else {
             return error(format!(
@@ -354,7 +356,7 @@ impl Layout {
             }
         }
         element_count(shape)?;
-        // A new dimension of extent 1 is one that `unsqueeze` makes.
+        // A new dimension of extent 1 has the stride that `unsqueeze` would choose.
         let reach = |dimension: usize, strides: &[usize]| {
             shape.get(dimension).map_or(1, |extent| extent.saturating_mul(strides[dimension]))
         };
@@ -364,7 +366,7 @@ impl Layout {
         Ok(Self { shape: Shape::from_slice(shape), strides, offset: self.offset })
     }
 
-    /// Returns the layout seen in another shape of as many elements, or `Ok(None)` where that needs a copy.
+    /// Returns the layout viewed as another shape with the same number of elements, or `Ok(None)` if that needs a copy.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Self>, LayoutError> {
         if element_count(shape)? != self.elements() {
             return error(format!(
@@ -388,8 +390,8 @@ impl Layout {
         }))
     }
 
-    /// Returns strides for a new shape over the same elements: each run of old dimensions that is contiguous in itself may be
-    /// split anew (the rule of `torch.Tensor.view`).
+    /// Returns strides for a new shape over the same elements: each run of old dimensions that is contiguous may be split
+    /// differently (the rule of `torch.Tensor.view`).
     fn view_strides(&self, shape: &[usize]) -> Option<Shape> {
         let mut strides: Shape = std::iter::repeat_n(0, shape.len()).collect();
         let mut new = shape.len();

@@ -1,18 +1,18 @@
 //! Numbers and loops: dtypes, layouts, and the loop IR in which operators are written once.
 //!
-//! An operator of the table is a [`Body`]: a small DAG over a closed table of primitives. From it are derived
+//! An operator of the table is a [`Body`]: a small DAG over a closed table of primitives. Derived from it are
 //! - the CUDA C kernel ([`cuda::print`]),
-//! - the host executor ([`host`]), which is also the definition that the kernel is held against,
+//! - the host executor ([`host`]), which is also the reference that the kernel is tested against,
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
-//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are not loops over a body (matrix products,
+//! A [`foreach::ForeachKernel`] applies one body to a list of tensors. Kernels that are not loops over a body (matrix products,
 //! sums whose terms depend on data) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
-//! - Three readers (printer, executor, gradient) match exhaustively on the same enums: a new primitive does not compile
-//!   until each of them knows it.
+//! Three readers (printer, executor, gradient) match exhaustively on the same enums: a new primitive does not compile until each
+//! of them handles it.
 #![forbid(unsafe_code)]
 
 #[macro_use]

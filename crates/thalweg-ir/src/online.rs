@@ -1,27 +1,28 @@
-//! [`Online`]: rows of which a single pass gives the greatest value and the sum of exponentials of the distances from it.
+//! [`Online`]: rows for which a single pass computes the greatest value and the sum of exponentials of the distances from it.
 //!
-//! A thread keeps the greatest value that it has seen, and the sum of the exponentials of what it has seen, less that value. Whenever
-//! the value grows, the sum is scaled (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). So nothing of the
-//! row is kept, many rows are under way on a multiprocessor at a time, and a row may be of any length.
+//! A thread keeps the greatest value so far, and the sum of the exponentials of the values so far minus that greatest value.
+//! Whenever the greatest value grows, the sum is scaled (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+//! 2018). No elements of the row are kept, so many rows are in flight on a multiprocessor at a time, and a row may have any
+//! length.
 
 use crate::body::{Node, OutputPlace};
 use crate::held::reduced_by;
 use crate::{Binary, Body, Class, Dimension, ExprId, ReduceOp, Scalar, Unary};
 
-/// The reductions of a row that one pass gives. See the [module](self).
+/// The reductions of a row that one pass computes. See the [module](self).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Online {
-    /// The number of the reduction to the greatest value.
+    /// The number of the reduction that finds the greatest value.
     pub greatest: usize,
     /// The number of the sum of exponentials.
     pub sum: usize,
-    /// The value at each point of which they are.
+    /// The value at each point that both reductions combine.
     pub value: ExprId,
 }
 
 impl Online {
-    /// Returns the reductions of a body whose inputs `class` says to be repeated. `None` where it has others, but for values that are the
-    /// same for the whole row and [`picked`] ones, or where an output is written at points.
+    /// Finds the two reductions of a body whose repeated inputs `class` lists. Returns `None` if the body has other reductions,
+    /// except those of a value that is the same for the whole row and [`picked`] ones, or if an output is written at points.
     pub fn of(body: &Body, class: &Class) -> Option<Self> {
         let at_points = body.point_dependent(|input| !class.repeats(input));
         let of_rows = body.outputs.iter().all(|output| output.place == OutputPlace::Row)
@@ -42,17 +43,17 @@ impl Online {
     }
 }
 
-/// A sum over a row to which one point gives a value, and the others nothing: the value at the row's class.
+/// A sum over a row to which only one point contributes: the value at the row's class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Picked {
-    /// The point, the same for the whole row; there may be none of that number.
+    /// The index of the point, the same for the whole row; it may be outside the row.
     pub place: ExprId,
-    /// The value there.
+    /// The value at that point.
     pub value: ExprId,
 }
 
-/// Returns the one point of a reduction, if it is the sum of a value where the inner coordinate is a certain one, which follows from
-/// nothing that is combined, else of 0.
+/// Returns the one point of a reduction that sums a value where the inner coordinate equals a number, and 0 elsewhere. That
+/// number must not depend on combined values.
 pub fn picked(body: &Body, at_points: &[bool], number: usize) -> Option<Picked> {
     let reduction = &body.reductions[number];
     let Node::Select(condition, value, otherwise) = body.nodes[reduction.value.index()] else { return None };
@@ -68,13 +69,13 @@ pub fn picked(body: &Body, at_points: &[bool], number: usize) -> Option<Picked> 
     fits.then_some(Picked { place, value })
 }
 
-/// Returns whether a reduction is the greatest or the least of a value that is the same at all points: that value.
+/// Returns whether a reduction is the maximum or minimum of a value that is the same at all points, and so equals that value.
 pub(crate) fn is_one_value(body: &Body, at_points: &[bool], number: usize) -> bool {
     let reduction = &body.reductions[number];
     matches!(reduction.op, ReduceOp::Max | ReduceOp::Min) && !at_points[reduction.value.index()]
 }
 
-/// Returns what a value is before it is cut off from gradients.
+/// Returns the value below any [`Node::Detach`].
 fn behind(body: &Body, id: ExprId) -> ExprId {
     match body.nodes[id.index()] {
         Node::Detach(operand) => behind(body, operand),
@@ -82,7 +83,7 @@ fn behind(body: &Body, id: ExprId) -> ExprId {
     }
 }
 
-/// Returns whether a value needs to know where it is.
+/// Returns whether a value depends on coordinates.
 fn reads_coordinates(body: &Body, id: ExprId) -> bool {
     let node = &body.nodes[id.index()];
     matches!(node, Node::Index(_)) || node.operands().any(|operand| reads_coordinates(body, operand))

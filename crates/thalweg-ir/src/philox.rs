@@ -1,10 +1,10 @@
 //! Philox4x32-10, the counter-based generator that CUDA's libraries and PyTorch use (Salmon et al., "Parallel random numbers:
 //! as easy as 1, 2, 3", SC 2011).
 //!
-//! A block of four words is a function of a counter of 128 bits and a key of 64. As in cuRAND the key is the seed, the upper
-//! half of the counter is the number of a *subsequence* (cuRAND gives one to a thread), and the lower half counts blocks: so a
-//! random word is a function of (seed, subsequence, position) and needs no state. There is no order in which words must be
-//! drawn, which is what lets every point of a kernel draw its own.
+//! A block of four words is a function of a counter of 128 bits and a key of 64. As in cuRAND, the key is the seed, the upper
+//! half of the counter is the number of a *subsequence* (cuRAND uses one per thread), and the lower half counts blocks. A random
+//! word is therefore a function of (seed, subsequence, position) and needs no state. Words may be drawn in any order, so every
+//! point of a kernel draws its own.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
@@ -27,13 +27,13 @@ pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Returns the word at a position of a subsequence: what the draw of that number gives after `curand_init(seed, subsequence, 0)`.
+/// Returns the word at a position of a subsequence: the draw with that number after `curand_init(seed, subsequence, 0)`.
 #[inline(always)]
 pub fn word(seed: u64, subsequence: u64, position: u64) -> u32 {
     let halves = |value: u64| [value as u32, (value >> 32) as u32];
     let ([low, high], [thread_low, thread_high]) = (halves(position / 4), halves(subsequence));
     let [first, second, third, fourth] = block([low, high, thread_low, thread_high], halves(seed));
-    // Choices, which vectors have, where an index into the block would be a load for each.
+    // Selects, which vector units have; an index into the block would be one load for each.
     let (place, even) = (position % 4, if position & 2 == 0 { first } else { third });
     let odd = if place & 2 == 0 { second } else { fourth };
     if place & 1 == 0 { even } else { odd }

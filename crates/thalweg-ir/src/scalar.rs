@@ -16,7 +16,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// Returns the bits that travel in a launch's arguments: 8 bytes, whatever the kind.
+    /// Returns the bits that are passed in a launch's arguments: 8 bytes for every kind.
     pub const fn to_bits(self) -> u64 {
         match self {
             Self::Bool(value) => value as u64,
@@ -43,12 +43,12 @@ impl Scalar {
         }
     }
 
-    /// Returns whether it is a floating-point number.
+    /// Returns whether the scalar is a floating-point number.
     pub const fn is_floating_point(self) -> bool {
         matches!(self, Self::F64(_))
     }
 
-    /// Returns the category of dtypes that hold it.
+    /// Returns the category of dtypes that this number belongs to.
     pub const fn category(self) -> Category {
         match self {
             Self::Bool(_) => Category::Bool,

@@ -1,6 +1,7 @@
-//! How fast the host executor and the host's matrix product are, beside a plain copy of memory on the same machine.
+//! Measures the speed of the host executor and of the host's matrix product, compared with a plain copy of memory on the same
+//! machine.
 //!
-//! `cargo bench -p thalweg-kernels --bench host -- --json` prints one JSON object a line.
+//! `cargo bench -p thalweg-kernels --bench host -- --json` prints one JSON object per line.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use thalweg_ir::{
 };
 use thalweg_kernels::matmul::{self, Matmul};
 
-/// Seconds of the fastest of many runs of `work`, each long enough for the clock and short enough to be undisturbed.
+/// Returns the seconds of the fastest of many runs of `work`, each long enough for the clock and short enough to be undisturbed.
 fn seconds(mut work: impl FnMut()) -> f64 {
     let mut repeats = 1u32;
     let time = |repeats: u32, work: &mut dyn FnMut()| {
@@ -53,7 +54,7 @@ fn add(row_rank: u8) -> HostProgram {
     kernel(builder, row_rank, 0, 1)
 }
 
-/// Measures a sum of f32 under a geometry, in bytes moved or as time a call.
+/// Measures a sum of f32 under a geometry, as bytes moved or as time per call.
 fn elementwise() {
     const ELEMENTS: usize = 1 << 20;
     let (a, b) = (vec![1.0f32; ELEMENTS], vec![2.0f32; ELEMENTS]);
@@ -115,7 +116,7 @@ fn reductions() {
     }
 }
 
-/// Measures a mathematical function and a chain of arithmetic: what a step costs once memory does not.
+/// Measures a mathematical function and a chain of arithmetic: the cost of a step apart from memory.
 fn compute() {
     let x = vec![0.5f32; 32768];
     let mut y = vec![0.0f32; 32768];

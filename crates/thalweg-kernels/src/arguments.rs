@@ -1,7 +1,7 @@
-//! The arguments of a launch: the addresses of its operands and then its description, as words of 8 bytes, and back.
+//! The arguments of a launch as words of 8 bytes: the addresses of its operands, then its description. Words can be read back.
 //!
-//! [`arguments!`] and [`choices!`] say how a description is words: a structure has those of its fields, in the order in which the CUDA
-//! code declares them; an enumeration has one, its number.
+//! [`arguments!`] and [`choices!`] define the words of a description: a structure has those of its fields, in the order in which
+//! the CUDA code declares them; an enumeration has one, its number.
 
 use std::slice::Iter;
 
@@ -10,12 +10,12 @@ use thalweg_ir::DType;
 
 use crate::native::Words;
 
-/// A value that is so many words.
+/// A value that is encoded as a fixed number of words.
 pub(crate) trait Argument: Sized {
     /// Appends the words.
     fn write(&self, words: &mut Words);
 
-    /// Takes the words; `None` if they are not such a value.
+    /// Reads the value's words; `None` if they do not encode such a value.
     fn read(words: &mut Iter<'_, u64>) -> Option<Self>;
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn pack(at: &impl Argument, kernel: &impl Argument) -> Words {
     words
 }
 
-/// Returns description and addresses of a launch, and the words that follow them.
+/// Returns the description and the addresses of a launch, and the words that follow them.
 pub(crate) fn unpack<K: Argument, A: Argument, const REST: usize>(
     kernel: &str,
     launch: &HostLaunch<'_>,
@@ -38,8 +38,8 @@ pub(crate) fn unpack<K: Argument, A: Argument, const REST: usize>(
     found.ok_or_else(|| HostFault(format!("{kernel}: the arguments are not in its layout")))
 }
 
-/// Returns the description and addresses that words are, and the words that follow them; `None` if they are not so many, or no such
-/// description.
+/// Reads a description and addresses from words, and returns them with the words that follow. Returns `None` if the number of
+/// words is wrong, or if they do not encode such a description.
 pub(crate) fn read<K: Argument, A: Argument, const REST: usize>(
     words: &[u64],
 ) -> Option<(K, A, [u64; REST])> {
@@ -48,7 +48,7 @@ pub(crate) fn read<K: Argument, A: Argument, const REST: usize>(
     Some((kernel, at, words.as_slice().try_into().ok()?))
 }
 
-/// Returns the words of a launch's arguments; `None` if they are not so many.
+/// Returns the words of a launch's arguments; `None` if there are not `COUNT` of them.
 pub(crate) fn words<const COUNT: usize>(bytes: &[u8]) -> Option<[u64; COUNT]> {
     let (chunks, []) = bytes.as_chunks::<8>() else { return None };
     let chunks: &[[u8; 8]; COUNT] = chunks.try_into().ok()?;
@@ -60,7 +60,7 @@ pub(crate) fn number_of(dtype: DType) -> u64 {
     DType::ALL.iter().position(|&other| other == dtype).expect("ALL lists every dtype") as u64
 }
 
-/// Returns the dtype of a number; `None` if it is none's.
+/// Returns the dtype with a number; `None` if there is no such dtype.
 pub(crate) fn dtype_of(number: u64) -> Option<DType> {
     DType::ALL.get(usize::try_from(number).ok()?).copied()
 }
@@ -101,7 +101,7 @@ impl<T: Argument, const COUNT: usize> Argument for [T; COUNT] {
     }
 }
 
-/// Says that a structure is the words of its fields.
+/// Implements `Argument` for a structure as the words of its fields.
 macro_rules! arguments {
     ($T:ident { $($field:ident),* }) => {
         impl $crate::arguments::Argument for $T {
@@ -117,7 +117,7 @@ macro_rules! arguments {
     };
 }
 
-/// Says that an enumeration is the number of one of these.
+/// Implements `Argument` for an enumeration as the number of one of the given values.
 macro_rules! choices {
     ($T:ident: $all:expr) => {
         impl $crate::arguments::Argument for $T {

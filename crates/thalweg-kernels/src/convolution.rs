@@ -1,8 +1,8 @@
-//! Convolution and its gradients as host functions, for devices that run those in place of a vendor's library.
+//! Convolution and its gradients as host functions, for devices that run these instead of a vendor's library.
 //!
-//! A tile of windows is written as columns (channels and places of the kernel × windows), in the order in which a product reads them; columns of
-//! the input's gradient are added back. Threads share images and channels. All is in f32, 16-bit floats are rounded once, at the end; sizes alone
-//! say which terms a sum has in what order.
+//! A tile of windows is written as columns (channels and places of the kernel × windows), in the order in which a product reads
+//! them; columns of the input's gradient are added back. Threads share images and channels. All computations are in f32, and
+//! 16-bit floats are rounded once, at the end. The terms of a sum and their order depend only on sizes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,15 +18,15 @@ use thalweg_driver::{
 use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
 use crate::threads::{ranges, share, threads};
 
-/// The most elements of the columns of a tile, where it has more windows than the least.
+/// The most elements of the columns of a tile, if it has more windows than the least.
 const TILE: usize = 1 << 16;
 /// The least and the most windows of a tile.
 const WINDOWS: [usize; 2] = [64, 1024];
 
-/// The number of products that are worth a thread.
+/// The number of products for which another thread pays.
 const LEAST: usize = 1 << 18;
 
-/// Returns an operand [first, channels, places] in f32, places behind channels.
+/// Returns an operand [first, channels, places] in f32, with places innermost.
 fn load<'l>(
     shape: &ConvolutionShape,
     launch: &'l HostLaunch<'_>,
@@ -81,7 +81,7 @@ fn store(
     Ok(())
 }
 
-/// Returns what a call reads and writes, other than its workspace.
+/// Returns the ranges that a call reads and writes, except its workspace.
 pub fn accesses(call: &ConvolutionCall) -> impl Iterator<Item = Access> {
     let counts = call.shape.elements().unwrap_or_default();
     let bytes = call.shape.format.bytes().unwrap_or_default();
@@ -102,7 +102,7 @@ pub fn accesses(call: &ConvolutionCall) -> impl Iterator<Item = Access> {
     operands.into_iter().chain(bias)
 }
 
-/// Returns a host function that does what a call describes.
+/// Returns a host function that executes a call.
 pub fn host_function(call: ConvolutionCall) -> Arc<dyn HostKernel> {
     Arc::new(move |launch: &HostLaunch<'_>| run(&call, launch))
 }
@@ -151,7 +151,7 @@ fn run(call: &ConvolutionCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     }
 }
 
-/// Adds the bias to an output [batch, channels, places], and applies the rectified linear unit, which keeps what is not a number.
+/// Adds the bias to an output [batch, channels, places], and applies the rectified linear unit, which keeps NaN.
 fn finish(output: &mut [f32], places: usize, bias: &[f32], relu: bool) {
     for (channel, &bias) in output.chunks_exact_mut(places.max(1)).zip(bias.iter().cycle()) {
         for value in channel {
@@ -163,7 +163,7 @@ fn finish(output: &mut [f32], places: usize, bias: &[f32], relu: bool) {
     }
 }
 
-/// The sizes of a convolution, channels as those of a group.
+/// The sizes of a convolution; channels are those of one group.
 struct Sizes {
     batch: usize,
     groups: usize,
@@ -181,12 +181,12 @@ struct Sizes {
 struct Piece<'e> {
     image: usize,
     group: usize,
-    /// The number of its channels among the ranges that channels are cut into.
+    /// The index of the piece's channels among the ranges into which channels are divided.
     part: usize,
     elements: &'e mut [f32],
 }
 
-/// The memory that a thread writes tiles into.
+/// Scratch memory into which a thread writes tiles.
 #[derive(Default)]
 struct Room {
     panels: Vec<[f32; COLUMNS]>,
@@ -195,7 +195,7 @@ struct Room {
 }
 
 impl Room {
-    /// Returns panels of a right factor, and a line of zeros for its rows.
+    /// Returns memory for panels of a right factor, and a line of zeros for its rows.
     fn panels(&mut self, terms: usize, width: usize) -> (&mut [[f32; COLUMNS]], &mut [f32]) {
         let count = width.div_ceil(COLUMNS) * terms;
         if self.panels.len() < count {
@@ -238,22 +238,22 @@ impl Sizes {
         }
     }
 
-    /// Returns how many places the kernel has.
+    /// Returns the number of places of the kernel.
     fn places(&self) -> usize {
         self.kernel.iter().product()
     }
 
-    /// Returns how many rows columns have.
+    /// Returns the number of rows of the columns.
     fn rows(&self) -> usize {
         self.channels * self.places()
     }
 
-    /// Returns how many windows an image has.
+    /// Returns the number of windows of an image.
     fn windows(&self) -> usize {
         self.output.iter().product()
     }
 
-    /// Returns how many places a channel of an image has.
+    /// Returns the number of places of a channel of an image.
     fn plane(&self) -> usize {
         self.input.iter().product()
     }
@@ -270,7 +270,7 @@ impl Sizes {
         (0..windows).step_by(width).map(move |first| first..(first + width).min(windows))
     }
 
-    /// Returns ranges of a group's channels and, image by image, their elements: as many as there are threads, or more.
+    /// Divides the elements into ranges of a group's channels, image by image: at least one piece per thread.
     fn pieces<'e>(
         &self,
         elements: &'e mut [f32],
@@ -294,7 +294,7 @@ impl Sizes {
         (parts, pieces)
     }
 
-    /// Returns how many threads the work is worth.
+    /// Returns the number of threads for which the work is enough.
     fn threads(&self) -> usize {
         let work = self.batch * self.groups * self.outs * self.rows() * self.windows();
         (work / LEAST).clamp(1, threads())
@@ -316,13 +316,15 @@ impl Sizes {
         share(jobs.collect());
     }
 
-    /// Returns where a group's channels of an image begin, of an operand with so many of so many places.
+    /// Returns where a group's channels of an image begin, in an operand with this many channels per group and places per
+    /// channel.
     fn start(&self, [image, group]: [usize; 2], [channels, places]: [usize; 2]) -> usize {
         (image * self.groups + group) * channels * places
     }
 
-    /// Calls a function with each run of a row of columns: where it begins, the place in the channel of its first element, and how many
-    /// elements there are, [`stride`](Self::stride) places apart. What lies between runs is padding.
+    /// Calls a function with each run of a row of columns: the index at which the run begins, the place in the channel of its
+    /// first element, and the number of its elements, which are [`stride`](Self::stride) places apart. Between runs there is
+    /// padding.
     #[inline(always)]
     fn runs(&self, place: usize, windows: &Range<usize>, mut run: impl FnMut(usize, usize, usize)) {
         let [_, rows, width] = self.output;
@@ -353,7 +355,7 @@ impl Sizes {
         }
     }
 
-    /// Writes a row of a group's columns over some windows of an image.
+    /// Writes a row of a group's columns for some windows of an image.
     fn unfold(&self, x: &[f32], at: [usize; 2], row: usize, windows: &Range<usize>, line: &mut [f32]) {
         let (channel, place) = (row / self.places(), row % self.places());
         let start = self.start(at, [self.channels, self.plane()]) + channel * self.plane();
@@ -368,7 +370,7 @@ impl Sizes {
         });
     }
 
-    /// Adds a row of columns to the channel's places that it comes from.
+    /// Adds a row of columns to the places of the channel from which it was unfolded.
     fn fold(&self, row: &[f32], place: usize, windows: &Range<usize>, x: &mut [f32]) {
         self.runs(place, windows, |at, to, count| {
             let row = &row[at..at + count];
@@ -379,12 +381,13 @@ impl Sizes {
         });
     }
 
-    /// Returns a group's elements of the weight: outputs, with a row of all channels and places each.
+    /// Returns a group's elements of the weight: per output, a row of all channels and places.
     fn weights<'e>(&self, w: &'e [f32], group: usize) -> &'e [f32] {
         &w[group * self.outs * self.rows()..][..self.outs * self.rows()]
     }
 
-    /// Returns panels for each group and part: `rows` of a part, and `value` of a group's weight, a part, row and term.
+    /// Returns panels for each group and part. A panel has the rows of a part; `value` returns the element of a group's weight at
+    /// a row and a term.
     fn pack_weights(
         &self,
         parts: &[Range<usize>],
@@ -469,7 +472,8 @@ impl Sizes {
         });
     }
 
-    /// Adds the products of a group over all windows to some rows of the weight's gradient, a row of outputs for each.
+    /// Returns a group's sums of products over all windows for some rows of the weight's gradient, with a row of outputs for
+    /// each.
     fn gradient_of_rows(&self, y: &[f32], x: &[f32], group: usize, own: Range<usize>) -> Vec<f32> {
         let (windows, outs) = (self.windows(), self.outs);
         let mut sums = vec![0.0; outs * own.len()];
@@ -529,7 +533,7 @@ impl Sizes {
 mod tests {
     use super::*;
 
-    /// Numbers in −1 … 1 that repeat late.
+    /// Numbers in −1 … 1 with a long period.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|at| ((at * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0).collect()
     }
@@ -566,7 +570,7 @@ mod tests {
         }
     }
 
-    /// Holds the three passes against sums in f64.
+    /// Checks the three passes against sums in f64.
     fn is_convolution(sizes: &Sizes) {
         let x = numbers(sizes.batch * sizes.groups * sizes.channels * sizes.plane(), 1);
         let w = numbers(sizes.groups * sizes.outs * sizes.rows(), 2);

@@ -4,10 +4,10 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::FloatNames;
 use thalweg_ir::host::Fault;
 
-/// The dtypes that such a kernel has a version for.
+/// The dtypes for which such a kernel has a version.
 pub(crate) const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
 
-/// The floating-point dtypes, each of which a kernel has a version for that takes floats alone.
+/// The floating-point dtypes, for each of which a kernel that takes only floats has a version.
 pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
 /// Checks that a dtype is one of [`DTYPES`].
@@ -18,7 +18,7 @@ pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
     }
 }
 
-/// Returns the names of a dtype in CUDA code: of elements, of what is computed in, of loading and of storing.
+/// Returns the names for a dtype in CUDA code: of elements, of the compute type, of loading and of storing.
 pub(crate) fn names(dtype: DType) -> [String; 4] {
     if dtype == DType::I64 {
         return ["i64".into(), "i64".into(), String::new(), String::new()];
@@ -27,7 +27,7 @@ pub(crate) fn names(dtype: DType) -> [String; 4] {
     [element.into(), sum.into(), load, store]
 }
 
-/// Defines the names of a kernel's entry points, and the list of its sources, which a function `print` returns.
+/// Defines the names of a kernel's entry points, and the list of its sources, each of which a function `print` returns.
 macro_rules! entry_points {
     ($prefix:literal) => {
         /// Returns the name of the entry point.
@@ -41,14 +41,14 @@ macro_rules! entry_points {
             }
         }
 
-        /// Returns name and source of every kernel here.
+        /// Returns name and source of every kernel of this module.
         pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
             $crate::dtypes::DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
         }
     };
 }
 
-/// Runs an expression with the Rust type of a floating-point dtype; another is a fault of the kernel.
+/// Runs an expression with the Rust type of a floating-point dtype; for any other dtype it returns a fault of the kernel.
 macro_rules! with_float {
     ($kernel:literal, $dtype:expr, $T:ident => $run:expr) => {{
         let dtype = $dtype;

@@ -1,13 +1,14 @@
-//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is not a loop over
-//! a body: how many places a row's gradient is summed over is in the data.
+//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is not a loop
+//! over a body, because the data determine how many places a row's gradient is summed over.
 //!
-//! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result
-//! does not depend on timing. The first place of an index does the sum; on a GPU that is a warp per 256 features, which finds the
-//! others by comparing all indices with its own. The eight warps of a block share the indices that they compare, 2,048 at a time in
-//! shared memory. So the work is that of the sum, and of comparing each index with each: little beside the other work of a
-//! network up to some hundred thousand indices.
+//! A row of the table receives the sum of the gradients of all places that have its index, in the order of the places, so that
+//! the result does not depend on timing. The first place of an index computes the sum. On a GPU that is one warp per 256
+//! features, which finds the others by comparing all indices with its own. The eight warps of a block share the indices that they
+//! compare, 2,048 at a time in shared memory. The cost is that of the sum, and of comparing each index with every other: little
+//! compared with the rest of a network for up to some hundred thousand indices.
 //!
-//! Rows that no place reads are not written: they are zeros before. An index out of range, and the padding index, write nothing.
+//! Rows that no place reads are not written: they are zero before the launch. An index out of range, and the padding index, write
+//! nothing.
 
 use std::sync::Arc;
 
@@ -29,9 +30,9 @@ pub struct EmbeddingBackward {
     pub embeddings: u64,
     /// Elements of a row.
     pub features: u64,
-    /// The index whose row gets no gradient; −1 for none.
+    /// The index whose row gets no gradient; −1 if there is no such index.
     pub padding: i64,
-    /// Of gradients and result: a floating-point type. 16-bit floats are summed in f32 and rounded once.
+    /// The dtype of gradients and result: a floating-point type. 16-bit floats are summed in f32 and rounded once.
     pub dtype: DType,
 }
 
@@ -39,25 +40,25 @@ arguments! { EmbeddingBackward { indices, embeddings, features, padding, dtype }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// Places that a block sums for: one per warp.
+/// The number of places that a block sums for: one per warp.
 const PLACES: u64 = 8;
-/// Features of a place that a block sums: eight per lane of a warp.
+/// The number of features of a place that a block sums: eight per lane of a warp.
 const FEATURES: u64 = 256;
 
 impl EmbeddingBackward {
-    /// Returns how many elements gradients, indices and result have.
+    /// Returns the numbers of elements of gradients, indices and result.
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         [self.indices * self.features, self.indices, self.embeddings * self.features]
     }
 
-    /// Returns the row of the table that an index names, unless it gets no gradient.
+    /// Returns the row of the table for an index, or `None` if the index gets no gradient.
     fn row(&self, index: i64) -> Option<usize> {
         let row = u64::try_from(index).ok().filter(|&row| row < self.embeddings)?;
         (index != self.padding).then_some(row as usize)
     }
 
-    /// Carries it out on the host, with the GPU's bits.
+    /// Runs the kernel on the host, with the same bits as on a GPU.
     ///
     /// # Panics
     /// If an operand is shorter than its span.
@@ -86,7 +87,7 @@ impl EmbeddingBackward {
         }
     }
 
-    /// Returns the launch. The grid is never empty: the caller skips tables and lists without elements itself.
+    /// Returns the launch. The grid is never empty: the caller must skip tables and lists without elements.
     pub fn launch_shape(&self) -> LaunchShape {
         let blocks = self.indices.div_ceil(PLACES).saturating_mul(self.features.div_ceil(FEATURES));
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
@@ -123,7 +124,7 @@ pub fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The gradients of the places (contiguous rows), their indices (i64), and a result of zeros (contiguous).
+/// Operands: the gradients of the places (contiguous rows), their indices (i64), and a result of zeros (contiguous).
 impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -159,13 +160,13 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
         Accesses::from_iter([
             Access::read(gradient, gradients * element),
             Access::read(index, indices * size_of::<i64>() as u64),
-            // The other rows stay as they are.
+            // The other rows keep their values.
             result_of(&self.kernel, result).touching(Touch::chosen(gradients * element)),
         ])
     }
 }
 
-/// Returns the whole table, of which a launch touches the rows that the indices name.
+/// Returns the access to the whole table, of which a launch touches the rows that the indices name.
 fn result_of(sizes: &EmbeddingBackward, result: DevicePointer) -> Access {
     Access::read_write(result, sizes.spans()[2] * sizes.dtype.size_bytes() as u64)
 }

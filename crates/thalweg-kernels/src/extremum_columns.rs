@@ -1,9 +1,10 @@
-//! [`ExtremumColumns`]: the places of the greatest or smallest elements of columns that lie side by side, such as those of a matrix, in one
-//! reading.
+//! [`ExtremumColumns`]: the places of the greatest or smallest elements of columns that are adjacent in memory, such as those of
+//! a matrix, in one pass over the elements.
 //!
-//! The elements are (outer, length, inner), without gaps; a column is all of the second dimension. Each is split into *parts*, so that a GPU
-//! is full: the first launch leaves a number for each part of each column, which is greater the nearer the element is to the extremum, and of
-//! equal elements for the first; the second launch takes the greatest of a column's numbers. So no result depends on how columns are split.
+//! The elements are (outer, length, inner), without gaps; a column is the second dimension. Each column is split into *parts*, so
+//! that the work fills a GPU. The first launch writes one number per part of each column. The number is greater the nearer the
+//! element is to the extremum, and, among equal elements, for the first. The second launch finds the greatest of a column's
+//! numbers. The result does not depend on how columns are split.
 
 use std::sync::Arc;
 
@@ -16,38 +17,38 @@ use crate::arguments::{self, arguments, choices};
 use crate::extremum_place::{DTYPES, RANKED, ranked};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// A part of the work.
+/// One of the two phases of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
     /// From elements to a number for each part of each column.
     Parts,
-    /// From these numbers to places.
+    /// From those numbers to places.
     Places,
 }
 
-/// The columns of a launch. The first NaN of a column is its extremum, where it has one.
+/// The columns of a launch. If a column has a NaN, its first NaN is its extremum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtremumColumns {
     /// The number of matrices, of the elements of a column, and of the columns of a matrix.
     pub sizes: [u64; 3],
-    /// Whether the smallest element is looked for, and not the greatest.
+    /// Whether to find the smallest element instead of the greatest.
     pub smallest: bool,
-    /// Of the elements: one of [`DTYPES`].
+    /// The dtype of the elements: one of [`DTYPES`].
     pub dtype: DType,
-    /// The part of the work.
+    /// The phase of the work.
     pub phase: Phase,
 }
 
 arguments! { ExtremumColumns { sizes, smallest, dtype, phase } }
 choices! { Phase: [Phase::Parts, Phase::Places] }
 
-/// The fewest elements for which two launches are worth it.
+/// The fewest elements for which two launches pay.
 const LEAST_ELEMENTS: u64 = 1 << 18;
 /// The fewest elements of a part.
 const LEAST_LENGTH: u64 = 64;
-/// Blocks that fill a GPU, several times.
+/// A number of blocks that fills a GPU several times.
 const BLOCKS: u64 = 1024;
-/// Vectors of columns that a block has side by side.
+/// The number of vectors of columns that a block handles side by side.
 const ABREAST: u64 = 32;
 /// Threads of a block.
 const BLOCK: u32 = 256;
@@ -55,8 +56,8 @@ const BLOCK: u32 = 256;
 const VECTOR: u64 = 16;
 
 impl ExtremumColumns {
-    /// Returns whether columns are so many and so long that the kernel is worth it, of a dtype that it takes, and can be read by vectors
-    /// from this address on.
+    /// Returns whether the kernel can and should be used: for columns of a supported dtype, of a sufficient number and length,
+    /// that can be read by vectors at this address.
     #[must_use]
     pub fn fits(&self, values: DevicePointer) -> bool {
         let [outer, length, inner] = self.sizes;
@@ -86,24 +87,24 @@ impl ExtremumColumns {
         }
     }
 
-    /// Returns how many columns a thread has.
+    /// Returns the number of columns of a thread.
     fn width(&self) -> u64 {
         VECTOR / self.dtype.size_bytes() as u64
     }
 
-    /// Returns how many blocks lie side by side over the columns of a matrix.
+    /// Returns the number of blocks side by side over the columns of a matrix.
     fn blocks_abreast(&self) -> u64 {
         self.sizes[2].div_ceil(ABREAST * self.width())
     }
 
-    /// Returns how many parts a column is split into.
+    /// Returns the number of parts of a column.
     fn parts(&self) -> u64 {
         let [outer, length, _] = self.sizes;
         let wanted = BLOCKS.div_ceil((outer * self.blocks_abreast()).max(1));
         wanted.clamp(1, (length / LEAST_LENGTH).clamp(1, (1 << 16) - 1))
     }
 
-    /// Returns how many numbers of 8 bytes stand between the launches.
+    /// Returns the number of 8-byte numbers that the first launch writes for the second.
     #[must_use]
     pub fn numbers(&self) -> u64 {
         self.sizes[0] * self.parts() * self.sizes[2]
@@ -143,7 +144,7 @@ fn name(dtype: DType, phase: Phase) -> &'static str {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let all = DTYPES.into_iter().map(|dtype| (dtype, Phase::Parts)).chain([(DType::F32, Phase::Places)]);
     all.map(|(dtype, phase)| (name(dtype, phase).to_owned(), print(dtype, phase)))
@@ -161,7 +162,7 @@ fn print(dtype: DType, phase: Phase) -> String {
     with_prelude(&code)
 }
 
-/// The elements and the numbers of their parts, or the numbers and the places, of int64.
+/// Operands: the elements and the numbers of their parts, or the numbers and the places (int64).
 impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype, self.kernel.phase)
@@ -348,7 +349,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
 mod tests {
     use super::*;
 
-    /// Returns the places by both launches.
+    /// Computes the places with both launches.
     fn places(sizes: [u64; 3], smallest: bool, values: &[f32]) -> Vec<i64> {
         let kernel = ExtremumColumns { sizes, smallest, dtype: DType::F32, phase: Phase::Parts };
         let mut numbers = vec![9; kernel.numbers() as usize];
@@ -364,7 +365,7 @@ mod tests {
         assert!(
             ExtremumColumns { sizes, smallest: false, dtype: DType::F32, phase: Phase::Parts }.parts() > 4
         );
-        // Few different values, so that equals meet in several parts.
+        // Few different values, so that equal elements occur in several parts.
         let mut values: Vec<f32> = (0..2 * 700 * 8u64).map(|at| (at * 7919 % 23) as f32 - 11.0).collect();
         values[(650 * 8) + 3] = f32::NAN;
         values[(699 * 8) + 3] = f32::NAN;

@@ -1,7 +1,8 @@
 //! [`ExtremumPlace`]: the place of the greatest or smallest element of each of a few long rows, such as the scores of a step of a decoder.
 //!
-//! The blocks of a cluster share a row, on GPUs that have clusters of blocks. An element and its place are one number of 64 bits whose order is that of
-//! the elements, the first of equals before later ones; the greatest such number names the place.
+//! The blocks of a cluster share a row, on GPUs that have clusters of blocks. An element and its place are encoded as one number
+//! of 64 bits that has the order of the elements, with the first among equals the greatest; the greatest such number contains the
+//! place.
 
 use std::sync::Arc;
 
@@ -13,27 +14,27 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The rows of a launch, without gaps. The first NaN of a row is its extremum, where it has one.
+/// The rows of a launch, without gaps. If a row has a NaN, its first NaN is its extremum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtremumPlace {
     /// The number of rows.
     pub rows: u64,
     /// The elements of a row, at least one.
     pub length: u64,
-    /// Whether the smallest element is looked for, and not the greatest.
+    /// Whether to find the smallest element instead of the greatest.
     pub smallest: bool,
-    /// Of the elements: one of [`DTYPES`].
+    /// The dtype of the elements: one of [`DTYPES`].
     pub dtype: DType,
 }
 
 arguments! { ExtremumPlace { rows, length, smallest, dtype } }
 
-/// The dtypes that there is a kernel for.
+/// The dtypes for which there is a kernel.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// The most rows for which several blocks a row are of use, each of which has a cluster.
+/// The most rows for which several blocks per row help; each row then has a cluster.
 const MOST_ROWS: u64 = 32;
-/// The fewest elements of a row that several blocks share.
+/// The fewest elements of a row for which several blocks share it.
 const LEAST_LENGTH: u64 = 4096;
 /// Blocks of a cluster.
 const PARTS: u32 = 8;
@@ -41,7 +42,7 @@ const PARTS: u32 = 8;
 const BLOCK: u32 = 512;
 
 impl ExtremumPlace {
-    /// Returns whether rows are so few and so long that the kernel is worth it, and of a dtype that it takes.
+    /// Returns whether the kernel can and should be used: for few long rows of a supported dtype.
     #[must_use]
     pub fn fits(&self) -> bool {
         (1..=MOST_ROWS).contains(&self.rows)
@@ -57,7 +58,8 @@ impl ExtremumPlace {
     }
 }
 
-/// Returns a number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
+/// Returns a number that is greater the nearer the value is to the extremum, and, among equal values, for the one whose place is
+/// first. 0 is below all.
 pub(crate) fn ranked(value: f32, place: u32, smallest: bool) -> u64 {
     let bits = (value + 0.0).to_bits();
     let rank = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
@@ -74,7 +76,7 @@ fn name(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
 }
@@ -90,7 +92,7 @@ fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The rows, and their places, of int64.
+/// Operands: the rows, and their places (int64).
 impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -159,7 +161,7 @@ fn run_typed<T: Element>(
     Ok(())
 }
 
-/// A value and its place as one number.
+/// CUDA code that encodes a value and its place as one number.
 pub(crate) const RANKED: &str = "\
 // A number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
 static __device__ __forceinline__ u64 ranked(const f32 value, const u32 place, const bool smallest) {

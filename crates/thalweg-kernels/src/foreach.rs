@@ -19,7 +19,7 @@ pub struct Part<'a> {
     items: &'a [ForeachItem],
 }
 
-/// Returns the launches of a kernel over a list of tensors: one for each [`capacity`](ForeachKernel::capacity) of them. Outputs of
+/// Returns the launches of a kernel over a list of tensors, one per [`capacity`](ForeachKernel::capacity) of them. Outputs of
 /// different tensors must not overlap.
 pub fn launches<'a>(
     kernel: &'a Arc<ForeachKernel>,

@@ -1,8 +1,8 @@
-//! [`GatherRows`]: the rows of a tensor that a list of indices names, copied 16 bytes at a time.
+//! [`GatherRows`]: the rows of a tensor that a list of indices selects, copied 16 bytes at a time.
 //!
-//! The source is (outer, extent, inner), the result (outer, count, inner), both contiguous. A row's index is read by each thread that has
-//! a part of it, and all are in the same lines of the cache. An index out of range gives a row of NaN, or of 0 for integers, and the
-//! kernel tells of it.
+//! The source is (outer, extent, inner), the result (outer, count, inner), both contiguous. A row's index is read by each thread
+//! that has a part of the row; all of them read it from the cache. An index out of range results in a row of NaN, or of 0 for
+//! integers, and the kernel reports it.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::threads::{ranges, share};
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GatherRows {
-    /// Outer extent, the extent that is indexed, how many indices there are, bytes of a row.
+    /// The outer extent, the extent that is indexed, the number of indices, and the bytes of a row.
     pub sizes: [u64; 4],
     /// The stride of the indices, in elements.
     pub index_stride: u64,
-    /// The content of a row at an index out of range, 8 bytes of it.
+    /// The content of a row at an index out of range, as 8 bytes that are repeated.
     pub fill: u64,
 }
 
@@ -39,7 +39,7 @@ const VECTORS: u64 = 4;
 type Operands = [DevicePointer; 3];
 
 impl GatherRows {
-    /// Returns 8 bytes of what an element at an index out of range is; `None` for dtypes that the kernel does not take.
+    /// Returns 8 bytes of the elements that an index out of range results in; `None` for dtypes that the kernel does not support.
     pub fn fill_of(dtype: DType) -> Option<u64> {
         match dtype {
             DType::F16 => Some(0x7e00_7e00_7e00_7e00),
@@ -51,12 +51,12 @@ impl GatherRows {
         }
     }
 
-    /// Returns whether the kernel takes rows of so many bytes, at these addresses of source and result.
+    /// Returns whether the kernel supports rows of `row_bytes` bytes at these addresses of source and result.
     pub fn takes(row_bytes: u64, at: [DevicePointer; 2]) -> bool {
         row_bytes.is_multiple_of(VECTOR) && at.iter().all(|at| at.address().is_multiple_of(VECTOR))
     }
 
-    /// Returns how many indices are reached over.
+    /// Returns the number of elements that the indices span in memory.
     fn indices(&self) -> u64 {
         if self.sizes[2] == 0 { 0 } else { 1 + (self.sizes[2] - 1) * self.index_stride }
     }
@@ -128,7 +128,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 }
 
-/// The number of bytes that are worth a thread.
+/// The number of bytes for which another thread pays.
 const LEAST_BYTES: usize = 1 << 18;
 
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
@@ -165,7 +165,7 @@ fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
         let copy = &copy;
         jobs.push(move || if part.is_empty() { None } else { copy(range.start, part) });
     }
-    // In the order of one thread: of reports the last counts.
+    // In the order of a single thread: the last report counts.
     share(jobs).into_iter().flatten().for_each(|named| tell(slot, named, extent as i64));
     if launch.has_tickets() {
         let read = (0..rows).filter_map(place);

@@ -1,20 +1,21 @@
-//! Native kernels, which are not loops over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, random numbers, scans, sorting
-//! and searching, functions whose work depends on the numbers, lists of tensors.
+//! Native kernels, which are not loops over a body of the IR: matrix products and decompositions, attention, sums whose terms the
+//! data select, random numbers, scans, sorting and searching, functions whose work depends on the numbers, lists of tensors.
 //!
-//! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
-//! the host. [`Placed`] adds the addresses of its operands, and implements [`NativeKernel`], all that a stream needs to launch
-//! it.
+//! Each kernel is a description (sizes, strides, dtypes: a small value without addresses) with its CUDA C and the same
+//! computation on the host. [`Placed`] adds the addresses of its operands and implements [`NativeKernel`], the interface through
+//! which a stream launches it.
 //!
 //! # Adding a kernel
-//! One file here: the description, the order of its words (`arguments!`), its source, its host function,
-//! `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing elsewhere: `Stream::launch_native` launches it, the bundle ships it, and the tests compile it.
+//! One file in this crate: the description, the order of its words (`arguments!`), its source, its host function,
+//! `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing else is needed: `Stream::launch_native` launches it, the
+//! bundle ships it, and the tests compile it.
 //!
-//! Modules use each other downwards: `native` is what a launch needs, `arguments`, `dtypes`, `operands`, `panels`, `shared` and [`threads`] are for all
-//! kernels, and this file alone knows every kernel.
+//! Dependencies between modules point downwards: `native` is the interface of a launch; `arguments`, `dtypes`, `operands`,
+//! `panels`, `shared` and [`threads`] serve all kernels; only this file refers to every kernel.
 //!
 //! # Invariants
 //! - The host function is the definition: a GPU may differ from it only where its documentation says so.
-//! - What a launch touches is derived from the description alone, and the host function reads and writes nothing else.
+//! - The ranges that a launch touches are derived from the description only, and the host function reads and writes nothing else.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -50,8 +51,8 @@ pub use operands::{cells, slice, slice_mut};
 
 use dtypes::FLOATS;
 
-/// Returns name and source of every kernel of this crate that does not depend on a program's bodies: what a bundle compiles
-/// ahead, and what tests compile.
+/// Returns name and source of every kernel of this crate that does not depend on a program's bodies: those that a bundle compiles
+/// ahead of time, and that tests compile.
 pub fn sources() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for dtype in matmul::DTYPES {

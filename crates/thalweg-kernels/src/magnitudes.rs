@@ -1,8 +1,9 @@
-//! [`Magnitudes`]: the magnitudes of many tensors, summed or compared chunk by chunk: what clipping of gradients and their scaling look at.
+//! [`Magnitudes`]: the magnitudes of many tensors, summed or compared chunk by chunk, for the clipping and the scaling of
+//! gradients.
 //!
-//! A launch takes up to [`CAPACITY`] tensors of one dtype, each contiguous. A block has [`CHUNK`] elements of one tensor, and leaves one number
-//! for them, in f32, or f64 for tensors of f64. Each of its threads takes vectors of 16 bytes at fixed places, and threads are combined in
-//! a fixed order, so that the numbers do not depend on timing or on where tensors lie.
+//! A launch takes up to [`CAPACITY`] tensors of one dtype, each contiguous. A block handles [`CHUNK`] elements of one tensor and
+//! writes one number for them, in f32, or in f64 for tensors of f64. Each of its threads takes vectors of 16 bytes at fixed
+//! places, and threads are combined in a fixed order, so that the numbers do not depend on timing or on addresses.
 
 use std::sync::Arc;
 
@@ -15,30 +16,30 @@ use crate::arguments;
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The way in which the magnitudes of a chunk become one number.
+/// The way in which the magnitudes of a chunk are combined into one number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Magnitude {
     /// The sum of |x| to a power above 0.
     Power(f64),
-    /// The greatest |x|; NaN where one is NaN.
+    /// The greatest |x|; NaN if any x is NaN.
     Greatest,
 }
 
 /// A launch over tensors of a dtype.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Magnitudes {
-    /// The way in which the magnitudes of a chunk become one number.
+    /// The way in which the magnitudes of a chunk are combined into one number.
     pub magnitude: Magnitude,
-    /// Of the tensors: a floating-point type.
+    /// The dtype of the tensors: a floating-point type.
     pub dtype: DType,
 }
 
 /// The operands of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Operands {
-    /// The place where each tensor begins, and the number of its elements, at least one.
+    /// The address of each tensor, and the number of its elements, at least one.
     pub tensors: Vec<(DevicePointer, u64)>,
-    /// The place where the numbers of the chunks are written, in the order of the tensors.
+    /// The address at which the numbers of the chunks are written, in the order of the tensors.
     pub numbers: DevicePointer,
 }
 
@@ -51,9 +52,9 @@ const BLOCK: usize = 256;
 /// Bytes that a thread loads at a time.
 const VECTOR: usize = 16;
 
-/// Words in front of the tables: numbers, tensors, power, kind, dtype.
+/// The words before the tables: numbers, tensors, power, kind, dtype.
 const HEADER: usize = 5;
-/// The number of 8-byte words that a launch takes.
+/// The number of 8-byte words of a launch.
 const ARGUMENT_WORDS: usize = HEADER + 3 * CAPACITY;
 
 impl Magnitudes {
@@ -63,7 +64,7 @@ impl Magnitudes {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// Returns how many chunks tensors of these numbers of elements have.
+    /// Returns the number of chunks of tensors with these numbers of elements.
     pub fn chunks(elements: impl IntoIterator<Item = u64>) -> u64 {
         elements.into_iter().map(|elements| elements.div_ceil(CHUNK)).sum()
     }
@@ -103,7 +104,7 @@ impl Magnitudes {
     fn combine<N: Number>(&self, a: N, b: N) -> N {
         match self.magnitude {
             Magnitude::Power(_) => a.plus(b),
-            // Either order gives a NaN where one is.
+            // The result is NaN in either order if one is NaN.
             Magnitude::Greatest => {
                 if b > a || b.is_nan() {
                     b
@@ -115,7 +116,7 @@ impl Magnitudes {
     }
 }
 
-/// The type that a chunk's number is computed in.
+/// The type in which a chunk's number is computed.
 trait Number: Copy + Default + PartialOrd + Element {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
@@ -147,7 +148,7 @@ fn name(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     FLOATS.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
 }

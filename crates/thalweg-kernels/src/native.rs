@@ -1,4 +1,4 @@
-//! [`NativeKernel`]: all that a launch needs of a native kernel, and the types of its arguments and ranges.
+//! [`NativeKernel`]: everything that a launch needs from a native kernel, and the types of its arguments and ranges.
 
 use std::sync::Arc;
 
@@ -13,12 +13,13 @@ pub type Words = SmallVec<[u64; 24]>;
 /// The ranges that a launch touches.
 pub type Accesses = SmallVec<[Access; 8]>;
 
-/// The function that a host function calls to tell of an index that is out of range: the slot that its launch's last word names, the index, the extent.
+/// The function through which a host function reports an index that is out of range: the slot that its launch's last word
+/// contains, the index, the extent.
 pub type Tell = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
 
-/// A launch of a kernel that is written as CUDA C, with the same work as a host function.
+/// A launch of a kernel that is written as CUDA C, with the same computation as a host function.
 pub trait NativeKernel {
-    /// Returns the name of the entry point. Kernels of one name are the same kernel.
+    /// Returns the name of the entry point. Two kernels with the same name are the same kernel.
     fn name(&self) -> &str;
 
     /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point takes
@@ -28,28 +29,28 @@ pub trait NativeKernel {
     /// Returns the host function, which reads the same words.
     fn host(&self) -> Arc<dyn HostKernel>;
 
-    /// Returns the host function of a kernel that [tells](Self::tells).
+    /// Returns the host function of a kernel that [reports indices](Self::tells).
     fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
         let _ = tell;
         self.host()
     }
 
-    /// Returns whether the kernel tells of indices that are out of range. Then one more word follows its [`words`](Self::words), which
-    /// says where: on a GPU the address of two int64, which get the index, and the extent plus one.
+    /// Returns whether the kernel reports indices that are out of range. If so, one more word follows its [`words`](Self::words)
+    /// and contains the destination: on a GPU, the address of two int64 that receive the index and the extent plus one.
     fn tells(&self) -> bool {
         false
     }
 
-    /// Checks that the description can be carried out.
+    /// Checks that the description can be executed.
     ///
     /// # Errors
-    /// What cannot, in a sentence.
+    /// A sentence that names the unsupported part.
     fn check(&self) -> Result<(), Fault>;
 
     /// Returns the grid and the blocks of the launch; `None` if there is nothing to compute.
     fn launch_shape(&self) -> Option<LaunchShape>;
 
-    /// Returns how much dynamic shared memory a block has.
+    /// Returns the bytes of dynamic shared memory of a block.
     fn shared_memory_bytes(&self) -> u32 {
         0
     }
@@ -62,7 +63,7 @@ pub trait NativeKernel {
     /// Returns the arguments.
     fn words(&self) -> Words;
 
-    /// Returns the ranges that the launch touches. Empty ones are left out by the caller.
+    /// Returns the ranges that the launch touches. The caller removes empty ones.
     fn accesses(&self) -> Accesses;
 }
 
@@ -71,6 +72,6 @@ pub trait NativeKernel {
 pub struct Placed<K, A> {
     /// The kernel.
     pub kernel: K,
-    /// The places where each operand begins.
+    /// The addresses at which the operands begin.
     pub at: A,
 }

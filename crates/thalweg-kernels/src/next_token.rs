@@ -1,10 +1,12 @@
-//! [`NextToken`]: a language model's head and the choice of the likeliest token, which a decoder then reads next, in one kernel.
+//! [`NextToken`]: a language model's head and the choice of the likeliest token, which a decoder reads next, in one kernel.
 //!
-//! `token = argmax(norm(x) · weightᵀ)`, `position += 1`, `history[position] = token`, where the scores are rounded to the weights' dtype and not stored. A position
-//! behind the history is reported, and writes nothing there. Of equal scores the first counts, and NaN is greater than all, as in `argmax`.
+//! `token = argmax(norm(x) · weightᵀ)`, `position += 1`, `history[position] = token`. The scores are rounded to the weights'
+//! dtype and not stored. A position beyond the history is reported, and writes nothing there. Among equal scores the first
+//! counts, and NaN is greater than all, as in `argmax`.
 //!
-//! A warp multiplies eight rows of the weights at a time by the tensor cores, with the loads of the next eight under way. The blocks meet at two words, of
-//! which the first is the greatest score with its place: its order of unsigned numbers is that of scores, then of earlier places.
+//! A warp multiplies eight rows of the weights at a time with the tensor cores, while the loads of the next eight are in flight.
+//! The blocks combine their results in two words. The first is the greatest score with its place, encoded so that its order as an
+//! unsigned number is that of scores, then of earlier places.
 
 use std::sync::Arc;
 
@@ -23,28 +25,28 @@ use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
 pub struct NextToken {
     /// The number of tokens: 1 to 2³¹ - 1.
     pub count: u64,
-    /// The number of tokens that the history has room for.
+    /// The number of tokens that fit the history.
     pub context: u64,
     /// Features of the row: a multiple of 32 up to 4,096.
     pub features: u64,
-    /// The number that is added to the variance, by its bits.
+    /// The bits of the number that is added to the variance.
     pub eps_bits: u64,
-    /// Of row and weights: float16 or bfloat16.
+    /// The dtype of row and weights: float16 or bfloat16.
     pub dtype: DType,
 }
 
 arguments! { NextToken { count, context, features, eps_bits, dtype } }
 
-/// A launch's sizes, and how many multiprocessors the GPU has.
+/// A launch's sizes, and the number of the GPU's multiprocessors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NextTokenLaunch {
     /// The sizes.
     pub sizes: NextToken,
-    /// Multiprocessors, each of which has three blocks at most.
+    /// The number of multiprocessors, each of which has at most three blocks.
     pub processors: u64,
 }
 
-/// The place where the operands of a launch begin.
+/// The addresses at which the operands of a launch begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NextTokenAddresses {
     /// The row (features).
@@ -53,13 +55,13 @@ pub struct NextTokenAddresses {
     pub weight: DevicePointer,
     /// Weight and bias of the layer norm (features).
     pub norm: [DevicePointer; 2],
-    /// The token, one int64: written.
+    /// The token, one int64, which is written.
     pub token: DevicePointer,
-    /// The position, one int64: read and written.
+    /// The position, one int64, which is read and written.
     pub position: DevicePointer,
     /// The tokens so far, each at its position (context).
     pub history: DevicePointer,
-    /// Two words of 8 bytes where the blocks meet: zeros, in front of the launch and behind it.
+    /// Two words of 8 bytes in which the blocks combine their results: zeros before and after the launch.
     pub meeting: DevicePointer,
 }
 
@@ -71,17 +73,17 @@ const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
 /// The most features that a row may have.
 const MOST_FEATURES: u64 = 4096;
 
-/// Warps of a block, and rows of the weights that a warp has at a time.
+/// The number of warps of a block, and of rows of the weights that a warp handles at a time.
 const WARPS: u64 = 8;
 const WARP_ROWS: u64 = 8;
-/// Blocks that a multiprocessor has at a time.
+/// The number of blocks that a multiprocessor runs at a time.
 const BLOCKS: u64 = 3;
 
 impl NextToken {
-    /// Bytes where blocks meet.
+    /// The bytes of the words in which blocks combine their results.
     pub const MEETING_BYTES: u64 = 16;
 
-    /// Returns whether there is a kernel for so many tokens of so many features.
+    /// Returns whether there is a kernel for this many tokens and features.
     #[must_use]
     pub fn takes(dtype: DType, count: u64, features: u64) -> bool {
         DTYPES.contains(&dtype)
@@ -205,7 +207,7 @@ fn run(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
     Ok(())
 }
 
-/// Returns the place of the greatest score: NaN is greater than all, and of equal ones the first counts.
+/// Returns the place of the greatest score: NaN is greater than all, and among equal scores the first counts.
 fn likeliest<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &NextToken,

@@ -1,14 +1,14 @@
 //! [`OneQuery`]: attention of one query per head over many keys, such as a step of a decoder over its cache.
 //!
-//! A block has a head. Its warps share the keys: a few neighbouring lanes, as many as it takes to read a key in loads of 16 bytes, sum a score and
-//! the values that it weighs, with the greatest score so far beside them; at last those sums are put together, in an order that depends
-//! on nothing but the sizes. Keys that the mask leaves out are not read.
+//! A block handles one head. Its warps share the keys. A few neighbouring lanes, as many as read a key in loads of 16 bytes,
+//! compute a score and sum the weighted values, together with the greatest score so far. At the end these sums are combined, in
+//! an order that depends only on the sizes. Keys that the mask excludes are not read.
 //!
-//! With [an appended key and value](OneQuery::append) the keys are a cache: those up to the position that lies in device memory count, and those at
-//! the position are new. A thread takes them from where they are new and stores them into the cache, so that nothing is read that another
-//! block of the launch writes.
+//! With [an appended key and value](OneQuery::append) the keys are a cache: keys before the position, which is in device memory,
+//! count, and those at the position are new. A thread reads new keys and values from their own memory and stores them into the
+//! cache, so that nothing is read that another block of the launch writes.
 //!
-//! Scores, weights and sums are of f32, the result is rounded once. The host function computes in f64.
+//! Scores, weights and sums are in f32; the result is rounded once. The host function computes in f64.
 
 use std::sync::Arc;
 
@@ -20,70 +20,70 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use crate::arguments;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The place where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
+/// The strides of an operand in elements, between items of the batch, heads and keys. Features are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Steps {
-    /// From one item of the batch to the next.
+    /// The distance from one item of the batch to the next.
     pub batch: u64,
-    /// From one head to the next.
+    /// The distance from one head to the next.
     pub head: u64,
-    /// From one key to the next; of the query and the result, without a meaning.
+    /// The distance from one key to the next; unused for the query and the result.
     pub key: u64,
 }
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OneQuery {
-    /// Items of the batch.
+    /// The number of items of the batch.
     pub batch: u64,
-    /// Heads of the query and of the result.
+    /// The number of heads of the query and of the result.
     pub heads: u64,
-    /// Heads of keys and values; a divisor of `heads`.
+    /// The number of heads of keys and values; a divisor of `heads`.
     pub kv_heads: u64,
-    /// Keys per head.
+    /// The number of keys per head.
     pub keys: u64,
-    /// Features of a head: a multiple of 16 bytes, 128 at most.
+    /// The number of features of a head: a multiple of 16 bytes, at most 128.
     pub features: u64,
-    /// The factor of the scores, by its bits.
+    /// The bits of the factor of the scores.
     pub scale_bits: u32,
-    /// Of query, keys, values and result: float32, float16 or bfloat16.
+    /// The dtype of query, keys, values and result: float32, float16 or bfloat16.
     pub dtype: DType,
-    /// The places where queries lie.
+    /// The strides of the query.
     pub query: Steps,
-    /// The places where keys lie.
+    /// The strides of the keys.
     pub key: Steps,
-    /// The places where values lie.
+    /// The strides of the values.
     pub value: Steps,
-    /// The places where the truth values lie that say which keys count, by heads of the query; `None` where all do.
+    /// The strides of the mask, by heads of the query: truth values that state which keys count. `None` if all keys count.
     pub mask: Option<Steps>,
-    /// The place where a new key and a new value lie, for each head of the keys, that are written at a position into keys and values
-    /// first; only keys up to the position count. A position out of range writes nothing.
+    /// The strides of a new key and a new value for each head of the keys. They are first written to keys and values at a
+    /// position; only keys up to the position count. A position out of range writes nothing.
     pub append: Option<[Steps; 2]>,
 }
 
 /// The number of 8-byte words that [`OneQuery::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 30;
 
-/// The dtypes that there are kernels for.
+/// The dtypes for which there are kernels.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 /// The most features of a head.
 pub const MOST_FEATURES: u64 = 128;
 
-/// Lanes that share a key.
+/// The possible numbers of lanes that share a key.
 pub const TEAMS: [u64; 3] = [8, 16, 32];
 
-/// The addresses of query, keys, values, mask and result, and of the new key, the new value and its position (int64); those of what is not there do
-/// not matter.
+/// The addresses of query, keys, values, mask and result, and of the new key, the new value and its position (int64). Addresses
+/// of absent operands are ignored.
 pub type Addresses = [DevicePointer; 8];
 
 impl OneQuery {
-    /// Returns how many elements a thread loads at once.
+    /// Returns the number of elements that a thread loads at once.
     fn width(dtype: DType) -> u64 {
         16 / dtype.size_bytes() as u64
     }
 
-    /// Returns whether there is a kernel for heads of so many features.
+    /// Returns whether there is a kernel for heads with this many features.
     #[must_use]
     pub fn takes(dtype: DType, features: u64) -> bool {
         DTYPES.contains(&dtype)
@@ -91,12 +91,13 @@ impl OneQuery {
             && features.is_multiple_of(Self::width(dtype))
     }
 
-    /// Returns how many lanes share a key.
+    /// Returns the number of lanes that share a key.
     fn team(&self) -> u64 {
         (self.features / Self::width(self.dtype)).next_power_of_two().max(TEAMS[0])
     }
 
-    /// Returns whether several blocks share the keys of a head: where heads alone would leave most of a GPU's 100 or so multiprocessors idle.
+    /// Returns whether several blocks share the keys of a head: if one block per head would leave most of a GPU's 100 or so
+    /// multiprocessors idle.
     fn is_split(&self) -> bool {
         self.batch * self.heads <= 64 && self.keys >= SPLIT * LEAST_SHARE
     }
@@ -108,7 +109,7 @@ impl OneQuery {
         (self.batch - 1) * steps.batch + (heads - 1) * steps.head + (rows - 1) * steps.key + row
     }
 
-    /// Returns how many elements query, keys, values, mask and result take, from their first on.
+    /// Returns the numbers of elements that query, keys, values, mask and result span, counted from their first.
     #[must_use]
     pub fn spans(&self) -> [u64; 5] {
         let features = self.features;
@@ -121,15 +122,16 @@ impl OneQuery {
         ]
     }
 
-    /// Returns how many elements the new key and the new value take, from their first on.
+    /// Returns the numbers of elements that the new key and the new value span, counted from their first.
     fn new_spans(&self) -> [u64; 2] {
         self.append
             .map_or([0; 2], |steps| steps.map(|steps| self.span(&steps, self.kv_heads, 1, self.features)))
     }
 
-    /// Returns the arguments of a launch as words: the addresses of query, keys, values, mask and result; the sizes, the scale's bits; the steps of
-    /// query, key, value and mask; the dtype's place in [`DType::ALL`], with bit 8 where there is a mask, and bit 9 where a key is
-    /// appended; the addresses of the new key, the new value and the position; and the steps of both.
+    /// Returns the arguments of a launch as words: the addresses of query, keys, values, mask and result; the sizes; the scale's
+    /// bits; the strides of query, key, value and mask; the dtype's index in [`DType::ALL`], with bit 8 set if there is a mask,
+    /// and bit 9 if a key is appended; the addresses of the new key, the new value and the position; and the strides of the new
+    /// key and value.
     #[must_use]
     pub fn pack(&self, at: [u64; 8]) -> [u64; ARGUMENT_WORDS] {
         let [query, key, value, mask, result, new_key, new_value, position] = at;
@@ -172,7 +174,8 @@ impl OneQuery {
         ]
     }
 
-    /// Reads back what [`OneQuery::pack`] packed, with the addresses. `None` if the bytes are not such a thing.
+    /// Reads the words that [`OneQuery::pack`] wrote, and returns the addresses as well. Returns `None` if the bytes do not have
+    /// this layout.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 8])> {
         let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
@@ -199,7 +202,7 @@ impl OneQuery {
         (flags >> 8 < 4).then_some((sizes, at))
     }
 
-    /// Writes the new key or value at the position into a cache.
+    /// Writes the new key or value into a cache at the position.
     fn store<T: Element>(&self, cache: &mut [T], steps: &Steps, new: &[T], from: &Steps, position: i64) {
         let Some(place) = u64::try_from(position).ok().filter(|&place| place < self.keys) else { return };
         let features = self.features as usize;
@@ -211,7 +214,8 @@ impl OneQuery {
         }
     }
 
-    /// Stores a new key and a new value at the position into keys and values, and [runs](Self::run) over the keys up to there.
+    /// Stores a new key and a new value into keys and values at the position, and [runs](Self::run) over the keys up to that
+    /// position.
     pub(crate) fn run_appending<T: Element>(
         &self,
         query: &[T],
@@ -228,12 +232,12 @@ impl OneQuery {
         seen.run(query, [keys, values], mask, result);
     }
 
-    /// Returns how many keys count where a position ends them.
+    /// Returns the number of keys up to and including a position.
     fn keys_up_to(&self, position: i64) -> u64 {
         u64::try_from(position.saturating_add(1)).unwrap_or(0).min(self.keys)
     }
 
-    /// Carries it out on the host, in f64, without appending: `keys` says how many there are.
+    /// Runs the kernel on the host, in f64, without appending: `keys` is the number of keys.
     ///
     /// # Panics
     /// If an operand is shorter than its span.
@@ -274,18 +278,19 @@ impl OneQuery {
     }
 }
 
-/// Blocks that share the keys of a head where there are few heads, on GPUs with clusters of blocks.
+/// The number of blocks that share the keys of a head if there are few heads, on GPUs with clusters of blocks.
 const SPLIT: u64 = 8;
 
-/// Returns how many threads a block has: of those that share a head's keys, fewer, since their results are combined warp by warp.
+/// Returns the number of threads of a block. Blocks that share a head's keys have fewer, because their results are combined warp
+/// by warp.
 const fn threads(is_split: bool) -> u32 {
     if is_split { 256 } else { 512 }
 }
 
-/// The fewest keys for a block of them.
+/// The fewest keys for each of the blocks that share a head.
 const LEAST_SHARE: u64 = 32;
 
-/// The names of the kernels for a dtype and a team: with a head's keys in one block, and shared by several.
+/// The names of the kernels for a dtype and a team: one for a head's keys in one block, one for keys shared by several.
 macro_rules! names {
     ($kernel:literal) => {
         [concat!("one_query_", $kernel), concat!("one_query_", $kernel, "_split")]
@@ -341,7 +346,7 @@ pub fn print(dtype: DType, team: u64, is_split: bool) -> String {
     with_prelude(&code)
 }
 
-/// The addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
+/// Operands: the addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
 impl NativeKernel for Placed<OneQuery, Addresses> {
     fn name(&self) -> &str {
         name(self.kernel.dtype, self.kernel.team(), self.kernel.is_split())

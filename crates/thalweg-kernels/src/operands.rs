@@ -1,4 +1,4 @@
-//! Operands of a host function, in the variant of their dtype.
+//! Operands of a host function, as enum variants by dtype.
 
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::host::{Cells, Slice, SliceMut};
@@ -7,7 +7,7 @@ use thalweg_ir::{DType, with_dtype};
 /// Returns elements of device memory to read, in the variant of their dtype.
 ///
 /// # Errors
-/// As [`HostLaunch::read`].
+/// Those of [`HostLaunch::read`].
 pub fn slice<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,
@@ -21,7 +21,7 @@ pub fn slice<'a>(
 /// Returns elements of device memory as cells, which may alias others, in the variant of their dtype.
 ///
 /// # Errors
-/// As [`HostLaunch::cells`].
+/// Those of [`HostLaunch::cells`].
 pub fn cells<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,
@@ -35,7 +35,7 @@ pub fn cells<'a>(
 /// Returns elements of device memory to write, in the variant of their dtype.
 ///
 /// # Errors
-/// As [`HostLaunch::write`].
+/// Those of [`HostLaunch::write`].
 pub fn slice_mut<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,

@@ -1,17 +1,17 @@
-//! Small products of f32 in the widest vectors that the processor has, for host functions that write their factors in the order in which the
-//! product reads them: so what they compute a factor's elements from costs no pass of its own.
+//! Small products of f32 in the widest vectors that the processor has, for host functions that write their factors in the order
+//! in which the product reads them. Computing the elements of a factor then needs no separate pass.
 //!
-//! The left factor is cut into panels of [`ROWS`] rows, the right one into panels of [`COLUMNS`] columns; a panel has a small array for each
-//! term of the sums. Both sizes together are what the registers of a processor with AVX2 hold.
+//! The left factor is divided into panels of [`ROWS`] rows, the right one into panels of [`COLUMNS`] columns; a panel has a small
+//! array for each term of the sums. The product of both sizes fits the registers of a processor with AVX2.
 //!
 //! # Invariants
-//! - A sum's terms are added in their order, so that results do not depend on which thread computes which panels.
+//! - A sum's terms are added in order, so that results do not depend on which thread computes which panels.
 
 use pulp::NullaryFnOnce as Loop;
 
-/// Rows of a panel of the left factor.
+/// The number of rows of a panel of the left factor.
 pub(crate) const ROWS: usize = 6;
-/// Columns of a panel of the right factor.
+/// The number of columns of a panel of the right factor.
 pub(crate) const COLUMNS: usize = 16;
 
 /// A row of sums for each row of a panel.
@@ -54,8 +54,8 @@ pub(crate) fn product(left: &[[f32; ROWS]], right: &[[f32; COLUMNS]]) -> Sums {
     sums
 }
 
-/// sums = left · right, of rows that are read where they lie. A loop of its own: through an iterator that both share, steps of an LSTM take 2.7
-/// times as long.
+/// sums = left · right, for rows that are read in place. This loop is separate because an LSTM step takes 2.7 times as long with
+/// an iterator that both loops share.
 struct ProductOfRows<'p, const FUSED: bool> {
     left: [&'p [f32]; ROWS],
     right: &'p [[f32; COLUMNS]],
@@ -82,7 +82,8 @@ impl<const FUSED: bool> Loop for ProductOfRows<'_, FUSED> {
     }
 }
 
-/// Returns what [`product`] does for rows of the left factor that are read where they lie: as many terms of each as the panel of the right has.
+/// Returns the [`product`] for rows of the left factor that are read in place, with as many terms of each as the panel of the
+/// right factor has.
 #[inline]
 pub(crate) fn product_of_rows(left: [&[f32]; ROWS], right: &[[f32; COLUMNS]]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
@@ -95,12 +96,13 @@ pub(crate) fn product_of_rows(left: [&[f32]; ROWS], right: &[[f32; COLUMNS]]) ->
     sums
 }
 
-/// Returns whether there is the instruction for a · b + c; without it the mathematical library would be called for each product.
+/// Returns whether the processor has an instruction for a · b + c; without it, the mathematical library would be called for each
+/// product.
 fn is_fused(arch: pulp::Arch) -> bool {
     cfg!(target_arch = "aarch64") || !matches!(arch, pulp::Arch::Scalar)
 }
 
-/// Writes rows into panels of the left factor, `terms` arrays each, from the element of each row and term.
+/// Writes rows into panels of the left factor, `terms` arrays each; `value` returns the element of a row and a term.
 pub(crate) fn pack_left(
     panels: &mut Vec<[f32; ROWS]>,
     rows: usize,
@@ -117,7 +119,7 @@ pub(crate) fn pack_left(
     }
 }
 
-/// Writes a row of the right factor, the term's number, into panels with `terms` arrays each.
+/// Writes a row of the right factor, that of term `term`, into panels with `terms` arrays each.
 pub(crate) fn pack_term(panels: &mut [[f32; COLUMNS]], terms: usize, term: usize, row: &[f32]) {
     for (panel, columns) in row.chunks(COLUMNS).enumerate() {
         panels[panel * terms + term][..columns.len()].copy_from_slice(columns);

@@ -1,14 +1,14 @@
 //! [`Draw`]: random numbers, drawn as PyTorch's CUDA generator draws them, and dropout.
 //!
-//! Seed and offset come from device memory. Of `threads` subsequences, element *i* takes the word at `offset + i / threads` of
-//! subsequence `i % threads`: that is what a grid of as many threads gets that draws four words at a time and steps through
-//! the elements (`distribution_nullary_kernel`), so the numbers are PyTorch's, and each element is a function of its place
-//! alone. The offset is a multiple of four, so that the four elements *i*, *i* + `threads`, … take one block of words.
+//! Seed and offset are read from device memory. With `threads` subsequences, element *i* takes the word at `offset + i / threads`
+//! of subsequence `i % threads`. A grid of `threads` threads that draws four words at a time and steps through the elements
+//! (`distribution_nullary_kernel`) assigns the same words, so the numbers are PyTorch's, and each element is a function of its
+//! index only. The offset is a multiple of four, so that the four elements *i*, *i* + `threads`, … take one block of words.
 //!
-//! A thread takes the blocks of neighbouring subsequences, and so has four runs of neighbouring elements, which it stores 16 bytes at a time.
-//! Of few elements, and where an operand does not lie on 16 bytes, it takes one block.
+//! A thread takes the blocks of neighbouring subsequences, and so has four runs of neighbouring elements, which it stores 16
+//! bytes at a time. For few elements, or if an operand is not aligned to 16 bytes, it takes one block.
 //!
-//! Numbers are drawn in f32 whatever the result's dtype; PyTorch draws f64 with twice as many bits.
+//! Numbers are drawn in f32 for every result dtype; PyTorch draws f64 with twice as many bits.
 
 use std::f64::consts::TAU;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::dtypes::FLOATS;
 use crate::dtypes::{names, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The numbers that are made of the words.
+/// The numbers that are computed from the words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Distribution {
-    /// Numbers in [low, high), which are the two numbers of the launch.
+    /// Numbers in [low, high). Low and high are the two numbers of the launch.
     Uniform,
     /// Numbers of a normal distribution with a mean and a deviation: sine and cosine halves of Box-Muller pairs.
     Normal,
-    /// Elements of a tensor that are kept with a probability, times a scale, else 0; and which were kept.
+    /// Elements of a tensor times a scale, each kept with a probability and 0 otherwise; and a mask of the kept elements.
     Dropout,
 }
 
@@ -54,22 +54,22 @@ pub struct Draw {
     pub distribution: Distribution,
     /// The number of elements.
     pub elements: u64,
-    /// The number of subsequences that they take words of in turn, at most 2³¹.
+    /// The number of subsequences whose words the elements take in turn, at most 2³¹.
     pub threads: u64,
     /// Low and high, mean and deviation, or probability and scale.
     pub numbers: [f64; 2],
-    /// Of the elements: a floating-point type.
+    /// The dtype of the elements: a floating-point type.
     pub dtype: DType,
 }
 
-/// The place where the operands of a [`Draw`] begin. Source and mask are those of dropout, and null addresses else.
+/// The addresses at which the operands of a [`Draw`] begin. Source and mask are used by dropout only, and are null otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operands {
     /// The seed, an int64.
     pub seed: DevicePointer,
     /// The offset, an int64.
     pub offset: DevicePointer,
-    /// The elements that are kept or not.
+    /// The elements that dropout keeps or drops.
     pub source: DevicePointer,
     /// The result.
     pub result: DevicePointer,
@@ -87,23 +87,23 @@ const BLOCK: u64 = 256;
 /// The most subsequences.
 const MOST_THREADS: u64 = 1 << 31;
 
-/// Words of a block of Philox.
+/// The number of words of a block of Philox.
 const WORDS: u64 = 4;
 
-/// The fewest elements of which a thread stores 16 bytes at a time: with fewer, threads are better than long runs.
+/// The fewest elements for which a thread stores 16 bytes at a time: with fewer, more threads are better than long runs.
 const LEAST_WIDE: u64 = 1 << 20;
 
 /// The bytes that a thread stores at a time.
 const VECTOR_BYTES: u64 = 16;
 
-/// A word is this part of a whole, and half of it above 0.
+/// The distance between the numbers of neighbouring words: a word w is the number (w + ½) · this.
 const UNIT: f64 = 1.0 / (1u64 << 32) as f64;
 
 fn name(distribution: Distribution, dtype: DType) -> String {
     format!("draw_{}_{}", distribution.name(), dtype.name())
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let all = Distribution::ALL.into_iter().flat_map(|kind| FLOATS.map(|dtype| (kind, dtype)));
     all.map(|(kind, dtype)| (name(kind, dtype), print(kind, dtype)))
@@ -137,18 +137,19 @@ fn print(distribution: Distribution, dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// Returns how many elements a thread stores at a time: 16 bytes, but no more than four, each of which is four words that it keeps.
+/// Returns the number of elements that a thread stores at a time: 16 bytes, but at most four elements, for each of which it keeps
+/// four words.
 fn vector(dtype: DType) -> u64 {
     (VECTOR_BYTES / dtype.size_bytes() as u64).min(4)
 }
 
 impl Draw {
-    /// Returns how many blocks of words a subsequence gives.
+    /// Returns the number of blocks of words that are drawn from a subsequence.
     fn rounds(&self) -> u64 {
         self.elements.div_ceil(self.threads.saturating_mul(WORDS).max(1))
     }
 
-    /// Calls a function with each element's place and a number drawn from its words: in (0, 1], or normally distributed.
+    /// Calls a function with each element's index and a number drawn from its words: in (0, 1], or normally distributed.
     fn each(&self, [seed, offset]: [i64; 2], mut write: impl FnMut(usize, f32)) {
         let key = [seed as u32, (seed >> 32) as u32];
         for round in 0..self.rounds() {
@@ -172,7 +173,7 @@ impl Draw {
     }
 }
 
-/// Returns (word + ½) / 2³² of a whole, rounded once.
+/// Returns `whole` · (word + ½) / 2³², rounded once.
 fn part(word: u32, whole: f64) -> f32 {
     (word as f32).mul_add((whole * UNIT) as f32, (whole * UNIT / 2.0) as f32)
 }
@@ -253,7 +254,7 @@ impl NativeKernel for Placed<Draw, Operands> {
 }
 
 impl Placed<Draw, Operands> {
-    /// Returns how many neighbouring subsequences a thread draws from.
+    /// Returns the number of neighbouring subsequences that a thread draws from.
     fn vector(&self) -> u64 {
         let Operands { source, result, mask, .. } = self.at;
         let aligned = [source, result, mask].iter().all(|at| at.address().is_multiple_of(VECTOR_BYTES));
@@ -278,7 +279,7 @@ fn run<T: Element>(launch: &HostLaunch<'_>, draw: &Draw, at: Operands) -> Result
             let bounds = [first, second].map(|bound| T::from_f64(f64::from(bound)));
             draw.each(state, |place, number| {
                 let value = T::from_f64(f64::from(number.mul_add(second - first, first)));
-                // Drawn from (low, high]; the upper bound, also one that rounding reaches, becomes the lower.
+                // Drawn from (low, high]; the upper bound, even if only reached by rounding, becomes the lower.
                 result[place] = if value.to_f64() == bounds[1].to_f64() { bounds[0] } else { value };
             });
         }

@@ -1,4 +1,4 @@
-//! [`Search`]: where values would stand in sorted rows, by a binary search per value.
+//! [`Search`]: the positions at which values would be inserted into sorted rows, by one binary search per value.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 pub struct Search {
     /// The number of sorted rows.
     pub rows: u64,
-    /// The points of a sorted row.
+    /// The number of elements of a sorted row.
     pub length: u64,
-    /// The number of values that each row is searched for.
+    /// The number of values that are searched for in each row.
     pub count: u64,
-    /// Whether a value stands behind those that are equal to it, and not before them.
+    /// Whether a value is placed after elements that are equal to it, rather than before them.
     pub right: bool,
-    /// Of rows and values: a floating-point type or int64.
+    /// The dtype of rows and values: a floating-point type or int64.
     pub dtype: DType,
 }
 
@@ -43,7 +43,7 @@ fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The sorted rows; the values; and their places, of int64.
+/// Operands: the sorted rows, the values, and their places (int64).
 impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -91,7 +91,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("search", search.dtype, T => run_typed::<T>(launch, &search, at, is_before))
 }
 
-/// Returns whether a float stands before another: NaN is above every number.
+/// Returns whether a float precedes another: NaN is above every number.
 fn is_before<T: Element>(a: &T, b: &T) -> bool {
     let (a, b) = (a.to_f64(), b.to_f64());
     a < b || (b.is_nan() && !a.is_nan())

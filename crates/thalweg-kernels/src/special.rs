@@ -1,9 +1,11 @@
-//! [`Special`]: functions of two numbers whose work depends on the numbers: sums up to a precision, recurrences, Euclid's algorithm.
+//! [`Special`]: functions of two numbers whose work depends on the numbers: sums up to a precision, recurrences, Euclid's
+//! algorithm.
 //!
-//! Floats of every dtype are computed in f64. The polynomials are those of Abramowitz and Stegun, *Handbook of Mathematical Functions*,
-//! chapter 22; the incomplete gamma functions by 6.5.29 and 6.5.31, the zeta function by 23.2.
+//! Floats of every dtype are computed in f64. The polynomials are those of Abramowitz and Stegun, *Handbook of Mathematical
+//! Functions*, chapter 22; the incomplete gamma functions use 6.5.29 and 6.5.31, the zeta function 23.2.
 //!
-//! What would take more than [`MOST_STEPS`] steps is NaN: polynomials of a higher degree outside of [−1, 1], the zeta function far below 0.
+//! A result that would need more than [`MOST_STEPS`] steps is NaN: polynomials of a higher degree outside of [−1, 1], the zeta
+//! function far below 0.
 
 mod source;
 
@@ -22,15 +24,15 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u64)]
 pub enum Function {
-    /// The greatest common divisor; of int64.
+    /// The greatest common divisor, for int64.
     Gcd = 0,
     /// The next number from the first towards the second, in the dtype.
     NextAfter,
     /// The Hurwitz zeta function of s and q.
     Zeta,
-    /// The lower incomplete gamma function of a and x, over Γ(a).
+    /// The lower incomplete gamma function of a and x, divided by Γ(a).
     LowerGamma,
-    /// The upper incomplete gamma function of a and x, over Γ(a).
+    /// The upper incomplete gamma function of a and x, divided by Γ(a).
     UpperGamma,
     /// Chebyshev's polynomial of the first kind, of x and its degree.
     ChebyshevT,
@@ -73,9 +75,9 @@ impl Function {
 pub struct Special {
     /// The function.
     pub function: Function,
-    /// The number of elements that each operand has.
+    /// The number of elements of each operand.
     pub elements: u64,
-    /// Of both operands and the result: int64 of [`Function::Gcd`], else a floating-point type.
+    /// The dtype of both operands and the result: int64 for [`Function::Gcd`], else a floating-point type.
     pub dtype: DType,
 }
 
@@ -95,7 +97,7 @@ fn print(dtype: DType) -> String {
     let value = if dtype == DType::I64 { "i64" } else { "double" };
     let functions = match dtype {
         DType::I64 => source::INTEGERS.to_owned(),
-        // f64 has a function of its own.
+        // f64 has a library function.
         DType::F64 => source::FLOATS.replace("NEIGHBOUR", "").replace("NEXT_AFTER", "nextafter(a, b)"),
         DType::F16 => source::FLOATS
             .replace("NEIGHBOUR", source::NEIGHBOUR_OF_HALF)
@@ -115,12 +117,12 @@ fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// Returns how far neighbours of a dtype are apart in the bits of f32: the low bits of bfloat16 are not there.
+/// Returns the distance between neighbours of a dtype in the bits of f32: bfloat16 lacks the low bits.
 fn step_bits(dtype: DType) -> u32 {
     if dtype == DType::Bf16 { 1 << 16 } else { 1 }
 }
 
-/// The operands and the result.
+/// Operands: the two operands and the result.
 impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -191,7 +193,7 @@ fn run_typed<T: Element>(
     Ok(())
 }
 
-/// Returns the greatest common divisor. That of two numbers −2⁶³ wraps around.
+/// Returns the greatest common divisor; a result of 2⁶³ wraps around.
 fn gcd(a: i64, b: i64) -> i64 {
     let (mut a, mut b) = (a.unsigned_abs(), b.unsigned_abs());
     while b != 0 {
@@ -236,7 +238,7 @@ fn next_after(dtype: DType, a: f64, b: f64) -> f64 {
     f64::from(f32::from_bits(bits))
 }
 
-/// B₂ₖ / (2k)! for k from 1 on.
+/// B₂ₖ / (2k)! for k = 1, 2, ….
 const BERNOULLI: [f64; 8] = [
     1.0 / 12.0,
     -1.0 / 720.0,
@@ -248,7 +250,7 @@ const BERNOULLI: [f64; 8] = [
     -3617.0 / 10_670_622_842_880_000.0,
 ];
 
-/// Returns Σ (q + k)⁻ˢ over k from 0 on, by Euler and Maclaurin from the first q + k above 10 on.
+/// Returns Σ (q + k)⁻ˢ over k = 0, 1, …: by Euler and Maclaurin, beginning at the first q + k above 10.
 fn zeta(s: f64, q: f64) -> f64 {
     if s == 1.0 {
         return f64::INFINITY;
@@ -335,7 +337,8 @@ fn incomplete_gamma(a: f64, x: f64, is_lower: bool) -> f64 {
     if is_lower { 1.0 - upper } else { upper }
 }
 
-/// Returns a polynomial of x, of a degree whose fraction is dropped; of a negative degree 0. Hermite's are NaN from a degree on.
+/// Returns a polynomial of x. The fraction of the degree is dropped; for a negative degree the result is 0. Hermite polynomials
+/// are NaN above a degree of `hermite_limit`.
 fn polynomial(function: Function, x: f64, degree: f64, hermite_limit: f64) -> f64 {
     let n = degree.trunc();
     if x.is_nan() || n.is_nan() {
@@ -425,7 +428,7 @@ mod tests {
         near(of(Function::Legendre, x, 3.0), 2.5 * x.powi(3) - 1.5 * x);
         assert_eq!((gcd(-12, 18), gcd(0, -5), gcd(0, 0)), (6, 5, 0));
         assert_eq!(next_after(DType::Bf16, 1.0, 2.0), 1.0 + 2f64.powi(-7));
-        // Up to 65504, and down to 2⁻²⁴ in steps of it.
+        // Up to 65504, and down to 2⁻²⁴ in steps of 2⁻²⁴.
         let (least, most) = (2f64.powi(-24), 65_504.0);
         for (a, b, wanted) in [
             (1.0, 2.0, 1.0 + 2f64.powi(-10)),

@@ -1,10 +1,10 @@
-//! Threads that share the work of a host function. They are started once and wait for work, which costs a few microseconds; starting a
-//! thread costs tens.
+//! Threads that share the work of a host function. They are started once and wait for work, which costs a few microseconds;
+//! starting a thread costs tens.
 //!
 //! # Invariants
-//! - What a host function computes does not depend on how many threads there are: jobs write apart, and a sum is cut into parts whose
-//!   number follows from sizes alone.
-//! - A job shares no work itself.
+//! - The results of a host function do not depend on the number of threads: jobs write disjoint memory, and a sum is divided into
+//!   parts whose number depends only on sizes.
+//! - A job does not share work itself.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use std::thread;
 
 use thread_tree::{ThreadTree, ThreadTreeCtx};
 
-/// Returns how many threads a host function may have.
+/// Returns the number of threads that a host function may use.
 pub fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get).min(MOST))
@@ -21,10 +21,10 @@ pub fn threads() -> usize {
 /// The most threads that share a host function.
 const MOST: usize = 1 << 6;
 
-/// Runs jobs, [`threads`] of them or fewer at a time, and returns their results in the jobs' order.
+/// Runs jobs, at most [`threads`] of them at a time, and returns their results in the jobs' order.
 ///
 /// # Panics
-/// If a job does, when all have ended.
+/// If a job panics, after all have ended.
 pub fn share<R: Send>(jobs: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
     static TREE: OnceLock<Box<ThreadTree>> = OnceLock::new();
     if jobs.len() < 2 {
@@ -44,7 +44,7 @@ fn halves<R: Send>(tree: ThreadTreeCtx<'_>, mut jobs: Vec<impl FnOnce() -> R + S
     first
 }
 
-/// Returns `count` things as ranges, for as many threads as there are and have `least` things each.
+/// Divides `count` items into ranges, for as many threads as are available and have at least `least` items each.
 pub fn ranges(count: usize, least: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let parts = (count / least.max(1)).clamp(1, threads());
     (0..parts).map(move |part| count * part / parts..count * (part + 1) / parts)

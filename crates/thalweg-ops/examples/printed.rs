@@ -1,9 +1,10 @@
-//! Prints the kernels of typical calls, to be timed without this library (`time_printed.py` beside this file does): for each case, into the folder that the first argument
-//! names, its CUDA C (`NAME.cu`), and a line of `cases.tsv` with what a launch needs.
+//! Prints the kernels of typical calls, so that they can be timed without this library (`time_printed.py` in this folder does
+//! that). For each case it writes, to the folder given as first argument, the CUDA C (`NAME.cu`) and a line of `cases.tsv` with
+//! everything that a launch needs.
 //!
-//! The columns are the case, the kernel's name, blocks, threads, the number of inputs, of outputs and of scalars, the words behind
-//! addresses and scalars, and bytes of dynamic shared memory. Calls are of bfloat16 on a GPU with 132 multiprocessors; with a second argument `float32`, cases over rows
-//! and columns are of that one, and there are no others.
+//! The columns are the case, the kernel's name, blocks, threads, the numbers of inputs, outputs and scalars, the words after
+//! addresses and scalars, and bytes of dynamic shared memory. Calls use bfloat16 on a GPU with 132 multiprocessors. With a second
+//! argument `float32`, only the cases over rows and columns are printed, in that dtype.
 
 use std::fmt::Write as _;
 
@@ -13,10 +14,10 @@ use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, forward, gradient, kernel, plan, structured, table,
 };
 
-/// The place where an operand of a case lies.
+/// The placement of an operand of a case.
 #[derive(Clone, Copy)]
 enum Lies {
-    /// At every point, as in memory of rows of points.
+    /// At every point, stored as rows of points.
     Points,
     /// Once per row.
     Rows,
@@ -36,7 +37,7 @@ fn signature(operator: &LoopOp, dtypes: &[DType], to: DType) -> Signature {
     operator.signature(dtypes, false, Some(to)).expect("the operator takes these dtypes")
 }
 
-/// Returns a case over a matrix of so many rows and points, of which rows or columns are combined.
+/// Returns a case over a matrix with these numbers of rows and points, of which rows or columns are combined.
 fn matrix(
     name: &str,
     operator: &'static LoopOp,
@@ -134,7 +135,7 @@ fn matrices(shape: [u64; 2], dtype: DType, cases: &mut Vec<Case>) {
     cases.push(matrix("column_sum", &structured::SUM, parts, shape, &[Points, Rows], true));
 }
 
-/// Adds the two stages of sums over long columns: parts of 1,024 points, and what comes of them.
+/// Adds the two stages of sums over long columns: parts of 1,024 points, and the combination of their results.
 fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
     let parts = points / 1024;
     let (signature, body) = parts_of(&structured::SUM, &[Bf16], F32);

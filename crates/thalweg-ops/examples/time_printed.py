@@ -1,6 +1,7 @@
-"""Times the kernels that `cargo run -p thalweg-ops --example printed -- FOLDER` wrote, beside PyTorch's and a copy.
+"""Times the kernels that `cargo run -p thalweg-ops --example printed -- FOLDER` wrote, next to PyTorch's kernels and a copy.
 
-`time_printed.py FOLDER [PATTERN]`: all cases, or those whose line has the pattern; with F32=1 in the environment those of float32. Outputs are poisoned before each check; the reference is PyTorch's in float64, over the first rows where the whole is large.
+`time_printed.py FOLDER [PATTERN]` times all cases, or those whose line contains the pattern; with F32=1 in the environment, those of
+float32. Outputs are poisoned before each check. The reference is PyTorch's result in float64, over the first rows if there are many.
 """
 import ctypes as C
 import os
@@ -58,7 +59,7 @@ class Attr(C.Structure):
 
 
 def launcher(case, tensors, scalars=()):
-    """A call that launches a case on these tensors; integers and floats travel as 8 bytes."""
+    """Returns a call that launches a case on these tensors; integers and floats are passed as 8 bytes."""
     bits = [struct.unpack("<Q", struct.pack("<d" if isinstance(s, float) else "<q", s))[0] for s in scalars]
     words = [t.data_ptr() for t in tensors] + bits + [int(w) for w in case[7].split(",") if w]
     packed = (C.c_uint64 * len(words))(*words)
@@ -78,7 +79,7 @@ def launcher(case, tensors, scalars=()):
 
 
 def seconds(run, count=11):
-    """The median time of a call by events, after a warm-up."""
+    """Returns the median time of a call by events, after a warm-up."""
     for _ in range(2):
         run()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
@@ -89,7 +90,7 @@ def seconds(run, count=11):
 
 
 def report(case, run, outputs, moved, theirs, references):
-    """Checks a case and prints its line: `moved` bytes, and a reference with the part of the output that it is of."""
+    """Checks a case and prints its line. `moved` is in bytes; each reference comes with the part of the output that it covers."""
     for output in outputs:
         output.fill_(float("nan"))
     run()
@@ -172,7 +173,7 @@ def rows(case, name, r, p):
         classes = F.one_hot(target[FIRST].clamp(0), p)
         references = [((torch.softmax(first, 1) - classes) * of_rows, FIRST)]
         report(case, launcher(case, [x, target, log_sum, g, y], [p, -100]), [y], 4 * n, theirs, references)
-        # Over the scores, to the bit.
+        # The result may overwrite the scores, with the same bits.
         over = x.clone()
         launcher(case, [over, target, log_sum, g, over], [p, -100])()
         print(f"{'':32s} over the scores: {'equal' if torch.equal(over, y) else 'DIFFERENT'}")

@@ -1,11 +1,11 @@
-//! The default floating-point dtype of the process (`torch.get_default_dtype`): what integers become in operators that give floats, and what
-//! tensors have that are made without a dtype.
+//! The default floating-point dtype of the process (`torch.get_default_dtype`): the dtype to which operators with floating-point
+//! results convert integers, and the dtype of tensors that are created without one.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use thalweg_ir::DType;
 
-/// Its place in [`FLOATS`].
+/// The index of the default dtype in [`FLOATS`].
 static DEFAULT: AtomicU8 = AtomicU8::new(0);
 
 /// The dtypes that may be the default, float32 first.
@@ -16,10 +16,10 @@ pub fn default_dtype() -> DType {
     FLOATS[usize::from(DEFAULT.load(Ordering::Relaxed))]
 }
 
-/// Makes a dtype the default of every thread, as `torch.set_default_dtype` does. Returns whether it can be: float64, float32, float16 and
-/// bfloat16 can.
+/// Makes a dtype the default of every thread, as `torch.set_default_dtype` does. Returns whether the dtype is allowed: float64,
+/// float32, float16 and bfloat16 are.
 ///
-/// Calls that run at the same time see the former default or the new one.
+/// Concurrent calls see either the former or the new default.
 pub fn set_default_dtype(dtype: DType) -> bool {
     let place = FLOATS.iter().position(|&float| float == dtype);
     if let Some(place) = place {

@@ -10,22 +10,23 @@ use thalweg_ir::{Body, BodyBuilder, Category, DType, OutputPlace, PromotionError
 /// A list of dtypes; most operators have few operands.
 pub type DTypes = SmallVec<[DType; 8]>;
 
-/// The dtypes that an operator takes, the one that it computes in, and those that it gives.
+/// The input dtypes that an operator accepts, the dtype that it computes in, and the dtypes of its results.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DTypeRule {
     /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
     Numeric,
-    /// As `Numeric`, and `Bool` is refused as PyTorch refuses to negate it.
+    /// Like `Numeric`; `Bool` is refused with the message with which PyTorch refuses to negate it.
     Negation,
-    /// As `Numeric`, and of truth values alone the result is a truth value: whether what is computed in i32 is not 0.
+    /// Like `Numeric`, except that inputs that are all truth values have a truth value as result: whether the result computed in
+    /// i32 is not 0.
     NumericOrBool,
-    /// As `Numeric`, and integers become f32: transcendental functions and division.
+    /// Like `Numeric`, with integers converted to f32: transcendental functions and division.
     Floating,
     /// Inputs are promoted to one dtype and compared in it; the result is `Bool`.
     Comparison,
     /// Inputs are promoted to one dtype of integers or truth values, which is also the result's. Floats are refused.
     Bits,
-    /// As `Bits`, without truth values.
+    /// Like `Bits`, without truth values.
     Integers,
     /// Inputs are read as truth values ("not 0"); the result is `Bool`.
     Logical,
@@ -39,38 +40,38 @@ pub enum DTypeRule {
     Position,
     /// The first input is floating-point, the second an i64 index: losses over classes.
     Classes,
-    /// As `Classes`, and of 16-bit floats the result is f32, the dtype of the computation.
+    /// Like `Classes`; for 16-bit floats the result is f32, the dtype of the computation.
     WideClasses,
     /// The first input is floating-point, and the results have its dtype.
     FloatingPoint,
-    /// As `FloatingPoint`, and the call may ask for another dtype of results; what is computed and results that go past stay in the
-    /// first input's.
+    /// Like `FloatingPoint`, but the call may request another dtype for results. The computation, and further results, keep the
+    /// first input's dtype.
     FloatingPointAs,
-    /// Any dtype, kept as it is: what only moves elements.
+    /// Any dtype, unchanged: operators that only move elements.
     Moved,
-    /// One input of any dtype; the result's dtype is asked for by the call.
+    /// One input of any dtype; the call specifies the result's dtype.
     Converted,
-    /// No input; the result's dtype is asked for by the call.
+    /// No input; the call specifies the result's dtype.
     Created,
-    /// As `Created`, but a number: `Bool` is refused.
+    /// Like `Created`, but numeric: `Bool` is refused.
     Counted,
 }
 
 /// The iteration space of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Space {
-    /// Every operand is broadcast to one shape, and each element is computed alone.
+    /// Every operand is broadcast to one shape, and each element is computed independently.
     Elementwise,
     /// Some dimensions are reduced: the rows are the others.
     Rows,
-    /// The operator says its extents itself and works with coordinates.
+    /// The operator specifies its own extents and works with coordinates.
     Coordinates,
 }
 
-/// The list of integers that a call passes beside tensors and numbers.
+/// The list of integers that a call passes in addition to tensors and numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sizes {
-    /// None.
+    /// No list.
     None,
     /// The shape of the result, of any rank.
     Shape,
@@ -83,7 +84,7 @@ pub enum Sizes {
 }
 
 impl Sizes {
-    /// Returns the name of the parameter, PyTorch's.
+    /// Returns PyTorch's name of the parameter.
     fn parameter(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -96,9 +97,9 @@ impl Sizes {
 /// The dtype that the tensors of an operator are cast to in a region of autocast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Autocast {
-    /// None: it computes in the dtypes that it gets, and so do the operators that it is made of, as in a kernel of its own.
+    /// No cast: the operator computes in the dtypes of its inputs, and so do the operators that it consists of, as in one kernel.
     Unchanged,
-    /// None: each of the operators that it is made of casts its tensors.
+    /// No cast by the operator itself: each of the operators that it consists of casts its tensors.
     Parts,
     /// The 16-bit dtype of the region.
     Lower,
@@ -106,85 +107,89 @@ pub enum Autocast {
     Full,
     /// The widest dtype of its tensors.
     Widest,
-    /// None, and the result, if it is asked for in no dtype, has that of the region: what stands behind it is a product as a rule.
+    /// No cast of the inputs. Unless a dtype is requested, the result has the region's 16-bit dtype, because the next operator is
+    /// usually a matrix product.
     Rounded,
-    /// It is refused.
+    /// The operator is refused in a region of autocast.
     Banned,
 }
 
 /// The dtypes of one call.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Signature {
-    /// Of each input, in memory.
+    /// The dtype of each input in memory.
     pub inputs: DTypes,
     /// The dtype that inputs and numbers are converted to (`torch.result_type`), before anything is computed.
     pub common: DType,
     /// The dtype of the computation.
     pub compute: DType,
-    /// Of each output, in memory.
+    /// The dtype of each output in memory.
     pub outputs: DTypes,
 }
 
-/// Samples and an independent oracle, from which tests of an operator are made.
+/// Samples and an independent oracle, from which the tests of an operator are generated.
 #[derive(Clone, Copy)]
 pub struct Examples {
-    /// Values of the inputs, one list a sample. They stay clear of kinks, so that finite differences are meaningful.
+    /// Values of the inputs, one list per sample. They are not at kinks, so that finite differences are meaningful.
     pub inputs: &'static [&'static [f64]],
     /// Values of the scalars.
     pub scalars: &'static [f64],
-    /// The function in f64, written without this crate.
+    /// The function in f64, implemented without this crate.
     pub reference: fn(&[f64], &[f64]) -> f64,
 }
 
-/// The gradient of each input, in the compute dtype, from the result and its gradient. Scalars are those of the operator.
+/// A function that computes the gradient of each input, in the compute dtype, from the result and its gradient. Scalars are those
+/// of the operator.
 pub type FromResult =
     for<'b> fn(&'b BodyBuilder, &Signature, Value<'b>, Value<'b>) -> SmallVec<[Value<'b>; 2]>;
 
-/// The gradient of each input, in the compute dtype. The function adds the operator's inputs and numbers to the builder, and then the
-/// gradient of the result.
+/// A function that computes the gradient of each input, in the compute dtype. It adds the operator's inputs and numbers to the
+/// builder, and then the gradient of the result.
 pub type FromInputs = for<'b> fn(&'b BodyBuilder, &Signature) -> SmallVec<[Value<'b>; 2]>;
 
 /// An operator that is a loop over points: an entry of the table.
 #[derive(Clone, Copy)]
 pub struct LoopOp {
-    /// Its name, PyTorch's where PyTorch has it.
+    /// The operator's name: PyTorch's, if PyTorch has the operator.
     pub name: &'static str,
-    /// The signature of the operator that this entry is, in the notation of [`schema`](crate::schema); `None` where it is a part
-    /// of others: see [`LoopOp::schema`].
+    /// The operator's signature, in the notation of [`schema`](crate::schema); `None` for an entry that is only a part of other
+    /// operators: see [`LoopOp::schema`].
     pub aten: Option<&'static str>,
     /// The meaning of the operator, in a sentence.
     pub doc: &'static str,
-    /// The number of tensors that it takes.
+    /// The number of tensors that the operator takes.
     pub input_count: usize,
-    /// The names of the numbers it takes.
+    /// The names of the numbers that the operator takes.
     pub scalars: &'static [&'static str],
-    /// The integers it takes.
+    /// The integers that the operator takes.
     pub sizes: Sizes,
-    /// Dtypes.
+    /// The rule for dtypes.
     pub rule: DTypeRule,
-    /// Iteration space.
+    /// The iteration space.
     pub space: Space,
-    /// The number of times that each output is written.
+    /// Whether each output is written once per row or once per point.
     pub outputs: &'static [OutputPlace],
     /// Writes the body for a signature.
     pub build: fn(&BodyBuilder, &Signature),
-    /// The gradients of the inputs, where they are better written by the result than derived: a result is often kept by the
-    /// next operator anyway, and an input would be kept for this one alone.
+    /// The gradients of the inputs, if they are better computed from the result than derived: the next operator often keeps the
+    /// result anyway, while an input would be kept only for this gradient.
     pub from_result: Option<FromResult>,
-    /// The gradients of the inputs, where one that is derived would not be PyTorch's: at poles, and where the formula overflows.
+    /// The gradients of the inputs, if derived ones would differ from PyTorch's: at poles, and where the formula overflows.
     pub from_inputs: Option<FromInputs>,
-    /// The dtype that autocast gives its tensors.
+    /// The dtype to which autocast casts the operator's tensors.
     pub autocast: Autocast,
-    /// The operator that takes its calls with complex numbers, where the formula has no meaning for them.
+    /// The operator that handles calls with complex numbers, if the formula has no meaning for them.
     pub complex: Option<&'static str>,
-    /// The operator of what the last two tensors of a call and its number make: a number that is complex multiplies that, and it is added to the first.
+    /// The operator that combines the last two tensors of a call. If the call's number is complex, it multiplies that result,
+    /// which is then added to the first tensor.
     pub weighs: Option<&'static str>,
-    /// For tests; only elementwise operators have them here.
+    /// Examples for tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
 }
 
 impl LoopOp {
-    /// A reduction of one input of floats to one result per row, without a body: entries are written on top of it (`..LoopOp::BASE`).
+    /// A reduction of one floating-point input to one result per row, without a body. Entries override its fields
+    /// (`..LoopOp::BASE`).
     pub const BASE: Self = Self {
         name: "",
         aten: None,
@@ -215,7 +220,7 @@ impl fmt::Debug for LoopOp {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DTypeError {
     text: String,
-    /// Whether the operator is not there for a dtype (`NotImplementedError` of PyTorch).
+    /// Whether the operator is not implemented for a dtype (`NotImplementedError` in PyTorch).
     pub is_not_implemented: bool,
 }
 
@@ -238,7 +243,7 @@ impl fmt::Display for DTypeError {
 impl std::error::Error for DTypeError {}
 
 impl LoopOp {
-    /// Returns a number that tells the operator from every other: a hash of its name (FNV-1a), which the table's test holds unique.
+    /// Returns a number that identifies the operator: a hash of its name (FNV-1a). A test of the table checks that it is unique.
     pub const fn id(&self) -> u64 {
         let bytes = self.name.as_bytes();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -250,7 +255,7 @@ impl LoopOp {
         hash
     }
 
-    /// Returns the signature of the operator. A part of other operators is called as `thalweg::name`, with tensors, numbers,
+    /// Returns the signature of the operator. A part of other operators is called `thalweg::name` and takes tensors, numbers,
     /// integers and a dtype, in this order.
     pub fn schema(&self) -> Cow<'static, str> {
         if let Some(schema) = self.aten {
@@ -272,14 +277,14 @@ impl LoopOp {
         Cow::Owned(format!("thalweg::{}({}) -> {results}", self.name, parameters.join(", ")))
     }
 
-    /// Returns the full name of the operator: `add.Tensor`, or `thalweg::name` of a part.
+    /// Returns the full name of the operator: `add.Tensor`, or `thalweg::name` for a part.
     pub fn operator_name(&self) -> String {
         let schema = self.schema();
         schema.split_once('(').map_or_else(|| schema.to_string(), |(name, _)| name.to_owned())
     }
 
-    /// Returns the dtypes of a call. `scalar_is_float` says whether a scalar argument is a floating-point number, which turns
-    /// integers into f32 as in PyTorch; `requested` is the dtype that the call asks for, where the rule wants one.
+    /// Returns the dtypes of a call. `scalar_is_float` states whether a scalar argument is a floating-point number, which
+    /// converts integers to f32 as in PyTorch; `requested` is the dtype that the call specifies, if the rule needs one.
     pub fn signature(
         &self,
         inputs: &[DType],
@@ -290,9 +295,9 @@ impl LoopOp {
         self.signature_of(inputs, 0, scalars, requested)
     }
 
-    /// Returns [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
-    /// promotion unless they are of a higher category (bool, integers, floats, complex numbers) than all others. `scalars` is the highest category
-    /// of the numbers: one above that of all tensors makes them i64 or f32.
+    /// Returns [`LoopOp::signature`] for a call in which some inputs have no dimensions, as bits of `zero_dimensional`. These do
+    /// not take part in promotion unless they have a higher category (bool, integers, floats, complex numbers) than all others.
+    /// `scalars` is the highest category of the numbers: one above that of all tensors makes the tensors i64 or f32.
     pub fn signature_of(
         &self,
         inputs: &[DType],
@@ -329,20 +334,20 @@ impl LoopOp {
         }
     }
 
-    /// Returns whether its formula has a meaning for complex numbers: by its rule, and by its primitives.
+    /// Returns whether the formula is defined for complex numbers, by its rule and by its primitives.
     fn takes_complex(&self, signature: &Signature) -> bool {
         let is_moved_or_computed =
             !matches!(self.rule, DTypeRule::Counted | DTypeRule::Bits | DTypeRule::Integers | DTypeRule::Sum);
         is_moved_or_computed && self.body(signature).complex_is_defined()
     }
 
-    /// Returns PyTorch's refusal of a dtype.
+    /// Returns PyTorch's error for an unsupported dtype.
     fn not_for(&self, dtype: DType) -> DTypeError {
         let named = if dtype == DType::C64 { "ComplexFloat" } else { "ComplexDouble" };
         DTypeError::not_implemented(format!("\"{}\" not implemented for '{named}'", self.name))
     }
 
-    /// Returns the dtype that the inputs from `first` on promote to, with the numbers.
+    /// Returns the dtype to which the inputs from `first` on, and the numbers, promote.
     fn promote(
         &self,
         inputs: &[DType],
@@ -429,7 +434,7 @@ impl LoopOp {
         })
     }
 
-    /// Returns why the operator does not compute with truth values, if it does not.
+    /// Returns the reason why the operator does not compute with truth values, if it does not.
     fn refusal_of_bool(&self) -> Option<&'static str> {
         match self.rule {
             DTypeRule::Negation => Some(
@@ -450,7 +455,8 @@ impl LoopOp {
     }
 }
 
-/// Returns the dtype to which inputs are converted (`torch.result_type`); a bit of `zero_dimensional` for each without dimensions.
+/// Returns the dtype to which inputs are converted (`torch.result_type`). `zero_dimensional` has a bit for each input without
+/// dimensions.
 fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionError> {
     let of = |zero: bool| {
         let list =
@@ -460,7 +466,7 @@ fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionE
         dtypes.try_fold(first, DType::promote).map(Some)
     };
     match (of(false)?, of(true)?) {
-        // A float stays as wide as it is: a complex number's parts are.
+        // The float keeps its width: the complex result's parts are as wide.
         (Some(dimensioned), Some(zero)) if dimensioned.is_floating_point() && zero.is_complex() => {
             Ok(dimensioned.complex())
         }
@@ -476,7 +482,7 @@ fn names(dtypes: &[DType]) -> String {
     dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a scalar argument as a value of the compute dtype: it travels as f64 or i64.
+/// Returns a scalar argument as a value of the compute dtype; it is passed as f64 or i64.
 pub fn scalar(builder: &BodyBuilder, compute: DType) -> Value<'_> {
     let travels = if compute.is_differentiable() { DType::F64 } else { DType::I64 };
     builder.scalar(travels).to(compute)

@@ -1,4 +1,4 @@
-//! Bodies of the table's operators and of their derived gradients, made once a signature and kept.
+//! Bodies of the table's operators and of their derived gradients, built once per signature and cached.
 
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -12,13 +12,13 @@ use crate::definition::{FromInputs, FromResult, LoopOp, Signature};
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ForwardBody {
-    /// A number that tells it from every other body of these dtypes.
+    /// A number that distinguishes this body from every other body with these dtypes.
     pub id: u64,
     /// The body.
     pub body: Body,
 }
 
-/// A table that is filled as it is asked.
+/// A cache that is filled on first use.
 pub(crate) type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
 
 pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
@@ -42,21 +42,23 @@ pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
 /// The gradient of an operator with respect to some of its inputs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GradientBody {
-    /// A number that tells it from every other body of the operator's signature.
+    /// A number that distinguishes this body from every other body of the operator's signature.
     pub id: u64,
-    /// The inputs of the operator that it reads, by their number; the gradients of the outputs follow them.
+    /// The inputs of the operator that the gradient reads, by their numbers.
     pub saved_inputs: SmallVec<[usize; 4]>,
-    /// The outputs of the operator that it reads, by their number; they follow the inputs.
+    /// The outputs of the operator that the gradient reads, by their numbers; in the body they follow the saved inputs.
     pub saved_outputs: SmallVec<[usize; 1]>,
-    /// The outputs of the operator whose gradients it reads, by their number.
+    /// The outputs of the operator whose gradients this gradient reads, by their numbers; in the body they follow the saved
+    /// outputs.
     pub used_outputs: SmallVec<[usize; 2]>,
-    /// The body: saved inputs and outputs, then used gradients; one output a wanted input.
+    /// The body: saved inputs and outputs, then used gradients; one output per requested input.
     pub body: Body,
 }
 
 type Derived = Result<Arc<GradientBody>, String>;
 
-/// Returns the gradient of `operator` with respect to the inputs in `wanted` (a bit each), or why there is none.
+/// Returns the gradient of `operator` with respect to the inputs in `wanted` (one bit each), or the reason why there is no
+/// gradient.
 pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
     keep(&GRADIENTS, (operator.id(), signature.clone(), wanted), || derive(operator, signature, wanted))
@@ -65,7 +67,7 @@ pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derive
 fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     let wrt: SmallVec<[usize; 4]> =
         (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
-    // The number of a derived body: the operator's, mixed with which inputs are wanted.
+    // The number of a derived body: the operator's, mixed with the set of requested inputs.
     let id = (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     if let Some(from_inputs) = operator.from_inputs {
         let body = by_inputs(operator, signature, &wrt, from_inputs);
@@ -80,8 +82,8 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     of_body(operator.name, id, &operator.body(signature), &wrt)
 }
 
-/// Returns the gradient of a gradient that is derived from an operator of this signature, with respect to the inputs of its body in
-/// `wanted` (a bit each), or why there is none.
+/// Returns the gradient of a gradient that is derived from an operator of this signature, with respect to the inputs of its body
+/// in `wanted` (one bit each), or the reason why there is no gradient.
 pub fn gradient_of(
     name: &'static str,
     signature: &Signature,
@@ -119,13 +121,13 @@ fn packed(id: u64, gradient: &Body, inputs: usize) -> GradientBody {
 /// A gradient for calls in which gradients of some outputs are absent.
 #[derive(Clone, Debug)]
 pub struct PartialGradient {
-    /// The gradient, which reads neither those nor what would be multiplied with them.
+    /// The gradient, which reads neither the absent gradients nor tensors that only multiply them.
     pub derived: Arc<GradientBody>,
-    /// The saved tensors that it reads, inputs and outputs alike, by their place among those of the whole gradient.
+    /// The saved tensors that this gradient reads, inputs and outputs together, by their index among those of the full gradient.
     pub saved: SmallVec<[usize; 4]>,
 }
 
-/// Returns a gradient of an operator of this signature without those of the used outputs in `absent` (a bit for each, by its place).
+/// Returns a gradient of an operator of this signature without those of the used outputs in `absent` (one bit each, by index).
 pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> PartialGradient {
     static GRADIENTS: Kept<(u64, Signature, u32), PartialGradient> = OnceLock::new();
     keep(&GRADIENTS, (derived.id, signature.clone(), absent), || {
@@ -154,7 +156,7 @@ pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> Pa
     })
 }
 
-/// Returns the body that an entry writes by its inputs.
+/// Returns the body of a gradient that the entry computes from its inputs.
 fn by_inputs(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_inputs: FromInputs) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -166,7 +168,7 @@ fn by_inputs(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_input
     builder.finish().pruned()
 }
 
-/// Returns the body that an entry writes by its result.
+/// Returns the body of a gradient that the entry computes from its result.
 fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_result: FromResult) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -180,7 +182,7 @@ fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_resul
     builder.finish().pruned()
 }
 
-/// Returns the body without the inputs that nothing reads, and the numbers of those that stay.
+/// Returns the body without the inputs that nothing reads, and the numbers of the remaining inputs.
 pub(crate) fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>) {
     let kept: SmallVec<[usize; 4]> = (0..body.inputs.len()).filter(|&input| body.uses_input(input)).collect();
     let renumber = |input: &mut u16| {

@@ -1,18 +1,18 @@
-//! Operators as data: the table, and the planner that makes kernels of it.
+//! Operators as data: the table, and the planner that makes kernels from it.
 //!
-//! - [`elementwise_operators`]: the elementwise operators, an entry each, from which everything else is derived.
+//! - [`elementwise_operators`]: the elementwise operators, one entry each, from which everything else is derived.
 //! - [`structured`]: creation, reductions, losses, windows.
-//! - [`optimizer`]: fused optimizers, an entry each.
+//! - [`optimizer`]: fused optimizers, one entry each.
 //! - [`gradient()`]: gradients, derived from the same bodies.
 //! - [`stages`]: reductions of few long rows, in parts.
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
-//! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
+//! - [`plan()`]: from layouts to a kernel's class and a launch's geometry. Only the planner decides these.
 //!
 //! Kernels that are not loops over a body (matrix products, sorting) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - No device, no stream, no memory: names, dtypes, bodies and numbers only. No `unsafe`.
-//! - Whatever is decided here depends on shapes, strides and dtypes alone.
+//! All decisions here depend only on shapes, strides and dtypes.
 #![forbid(unsafe_code)]
 
 mod default_dtype;

@@ -1,11 +1,12 @@
-//! Fused optimizers as data: an [`OptimizerRule`] is an entry of the table in `optimizer/table.rs`, and from it come the options
-//! with their checks, the state tensors and the kernels that step all parameters of a list in one launch.
+//! Fused optimizers as data: an [`OptimizerRule`] is an entry of the table in `optimizer/table.rs`. Derived from it are the
+//! options with their checks, the state tensors, and the kernels that step all parameters of a list in one launch.
 //!
 //! # A step
-//! Two kernels over a list of parameters (`thalweg_ir::foreach`): [`count_kernel`] advances what there is one number of per
-//! parameter (how often it was stepped), [`step_kernel`] updates the parameters and the states that have their shape. What
-//! changes from step to step lies in device memory, so that a captured step goes on when it is replayed: step counts, the
-//! learning rate, and of gradient scaling the scale and whether a gradient was not finite, in which case nothing changes.
+//! A step is two kernels over a list of parameters (`thalweg_ir::foreach`): [`count_kernel`] advances the states that are one
+//! number per parameter (such as the number of steps), [`step_kernel`] updates the parameters and the states that have their
+//! shape. Values that change from step to step are in device memory, so that a replayed capture of a step continues correctly:
+//! step counts, the learning rate, and, for gradient scaling, the scale and whether a gradient was not finite, in which case
+//! nothing changes.
 //!
 //! # Adding an optimizer
 //! An entry of the table, and a type alias in `thalweg_nn::optim`.
@@ -20,7 +21,7 @@ use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
 pub use number::Number;
 pub use table::*;
 
-/// The values that a number of an optimizer may have.
+/// The values that an option of an optimizer may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bound {
     /// At least 0.
@@ -34,7 +35,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Returns what a value must be if it is out of bounds.
+    /// Returns the requirement that a value violates, if it is out of bounds.
     pub fn violated(self, value: f64) -> Option<&'static str> {
         let (holds, text) = match self {
             Self::AtLeastZero => (value >= 0.0, "must be at least 0"),
@@ -46,39 +47,39 @@ impl Bound {
     }
 }
 
-/// A number that an optimizer takes beside its learning rate.
+/// A number that an optimizer takes in addition to its learning rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NumberRule {
-    /// Its name, which is that of the options' field.
+    /// The number's name, which is also the name of the options' field.
     pub name: &'static str,
-    /// The values that it may have.
+    /// The values that the number may have.
     pub bound: Bound,
 }
 
 /// A fused optimizer: names, and the bodies of its two kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimizerRule {
-    /// The first part of its kernels' names: letters, digits and underscores.
+    /// The first part of the names of the optimizer's kernels: letters, digits and underscores.
     pub name: &'static str,
     /// The name of a step in labels, traces and reports (`adam_step`).
     pub step_label: &'static str,
-    /// The name of counting a step there (`adam_count`).
+    /// The name of counting a step in labels, traces and reports (`adam_count`).
     pub count_label: &'static str,
-    /// PyTorch's name of its class, where PyTorch has it.
+    /// The name of the optimizer's class, PyTorch's if PyTorch has it.
     pub title: &'static str,
-    /// The numbers that it takes beside the learning rate.
+    /// The numbers that the optimizer takes in addition to the learning rate.
     pub numbers: &'static [NumberRule],
-    /// The decisions that are made when a kernel is made: the names of the bits of [`OptimizerValues::flags`].
+    /// The options that are fixed when a kernel is built: the names of the bits of [`OptimizerValues::flags`].
     pub flags: &'static [&'static str],
-    /// The states of a parameter's shape and dtype, by PyTorch's names.
+    /// The states that have the parameter's shape and dtype, by PyTorch's names.
     pub states: &'static [&'static str],
-    /// The states of one number per parameter, beside the number of steps, by PyTorch's names, with what they start as.
+    /// The states that are one number per parameter, except the number of steps, by PyTorch's names, with their initial values.
     pub scalar_states: &'static [(&'static str, f64)],
     /// Returns the default options.
     pub defaults: fn() -> OptimizerValues,
     /// Writes the body of a step.
     step: fn(&mut StepBody<'_>),
-    /// Writes what the scalar states are next.
+    /// Writes the body that computes the next scalar states.
     count: fn(&mut StepBody<'_>),
 }
 
@@ -87,15 +88,15 @@ pub struct OptimizerRule {
 pub struct OptimizerValues {
     /// The step size.
     pub learning_rate: f64,
-    /// In the order of [`OptimizerRule::numbers`].
+    /// The numbers, in the order of [`OptimizerRule::numbers`].
     pub numbers: SmallVec<[f64; 8]>,
-    /// In the order of [`OptimizerRule::flags`], from the lowest bit on.
+    /// The flags as bits, in the order of [`OptimizerRule::flags`], from the lowest bit on.
     pub flags: u32,
-    /// The value that each of [`OptimizerRule::states`] starts as; `None` for one that these options do not need.
+    /// The initial value of each of [`OptimizerRule::states`]; `None` for a state that these options do not need.
     pub states: SmallVec<[Option<f64>; 4]>,
 }
 
-/// The options of an optimizer: a struct that the table makes of its entry.
+/// The options of an optimizer: a struct that the table generates from the optimizer's entry.
 pub trait OptimizerOptions:
     Clone + Copy + PartialEq + std::fmt::Debug + Default + Send + Sync + 'static
 {
@@ -105,22 +106,23 @@ pub trait OptimizerOptions:
     /// Returns all values, in the rule's order.
     fn values(&self) -> OptimizerValues;
 
-    /// Returns the options by PyTorch's names, as a state dictionary has them (of a pair there, `betas.0` and `betas.1`); a flag is 1 or 0.
+    /// Returns the options by PyTorch's names, as in a state dictionary (for a pair there, `betas.0` and `betas.1`); a flag is 1
+    /// or 0.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
     /// Sets the learning rate.
     fn set_learning_rate(&mut self, value: f64);
 
-    /// Sets the option of such a name; of a flag, whether the value is not 0. Returns whether there is one.
+    /// Sets the option with this name; a flag is set if the value is not 0. Returns whether the option exists.
     fn set(&mut self, option: &str, value: f64) -> bool;
 
-    /// Returns what the options must be together, if they are not.
+    /// Returns the requirement on several options together that these options violate, if they violate one.
     fn conflict(&self) -> Option<&'static str>;
 
-    /// Checks every value, and all of them together.
+    /// Checks every value, and the values together.
     ///
     /// # Errors
-    /// What is wrong, in a sentence that begins with the optimizer's title.
+    /// A sentence that begins with the optimizer's title and names the invalid value.
     fn check(&self) -> Result<(), String> {
         let OptimizerValues { learning_rate, numbers, .. } = self.values();
         let rule = Self::RULE;
@@ -145,7 +147,7 @@ impl OptimizerRule {
         values.states.iter().enumerate().filter(|(_, start)| start.is_some()).map(|(state, _)| state)
     }
 
-    /// Returns the default options, and ones with every flag and every state: what tests compile.
+    /// Returns the default options, and options with every flag and every state: the variants that tests compile.
     pub fn variants(&self) -> [OptimizerValues; 2] {
         let defaults = (self.defaults)();
         let all = OptimizerValues {
@@ -156,7 +158,7 @@ impl OptimizerRule {
         [defaults, all]
     }
 
-    /// Returns a part of a kernel's name that tells the flags.
+    /// Returns the part of a kernel's name that encodes the flags.
     fn variant(&self, flags: u32) -> String {
         let set = self.flags.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
         set.map(|(_, name)| format!("_{name}")).collect()
@@ -169,23 +171,25 @@ impl OptimizerRule {
     }
 }
 
-/// The values that all tensors of a step share, and what becomes of the gradients.
+/// The values that all tensors of a step share, and the treatment of the gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StepForm {
-    /// The dtype of the learning rate, one element in device memory; `None` for a scalar in f64, in front of the rule's numbers.
+    /// The dtype of the learning rate, one element in device memory; `None` for a scalar in f64, which precedes the rule's
+    /// numbers.
     pub learning_rate: Option<DType>,
     /// Whether gradients are divided by a scale: one element of f32.
     pub has_scale: bool,
-    /// Whether one element of f32 says, if it is not 0, that a gradient is not finite and the step changes nothing.
+    /// Whether one element of f32 states, by not being 0, that a gradient is not finite and the step changes nothing.
     pub has_found_inf: bool,
-    /// Whether gradients are written in their places, divided by the scale.
+    /// Whether gradients are overwritten with themselves divided by the scale.
     pub writes_gradients: bool,
-    /// The dtype in which parameters are written a second time, to memory of their own: the casts that autocast would make of them.
+    /// The dtype of a second copy of the parameters, written to separate memory: the casts that autocast would compute.
     pub cast: Option<DType>,
 }
 
 impl Default for StepForm {
-    /// Returns PyTorch's options: everything that changes from step to step lies in device memory, with the learning rate in f64; gradients stay as they are.
+    /// Returns PyTorch's options: everything that changes from step to step is in device memory, with the learning rate in f64;
+    /// gradients are not changed.
     fn default() -> Self {
         Self {
             learning_rate: Some(DType::F64),
@@ -198,7 +202,7 @@ impl Default for StepForm {
 }
 
 impl StepForm {
-    /// Returns a part of a kernel's name that tells the form from the default one.
+    /// Returns the part of a kernel's name that distinguishes the form from the default one.
     fn variant(self) -> String {
         let Self { learning_rate, has_scale, has_found_inf, writes_gradients, cast } = self;
         if self == Self::default() {
@@ -211,11 +215,11 @@ impl StepForm {
     }
 }
 
-/// Makes the kernel that steps parameters and gradients of these dtypes.
+/// Builds the kernel that steps parameters and gradients of these dtypes.
 ///
-/// Each tensor brings its elements of parameter, gradient and the states that the options need, its number of steps and its
-/// other scalar states (f32 each), and its cast, if the form has one; shared are those of learning rate, scale and `found_inf` that the form has in device memory, in this
-/// order. Scalars are the rule's numbers, in f64.
+/// Each tensor has its own elements of parameter, gradient and the states that the options need, its number of steps and its
+/// other scalar states (f32 each), and its cast, if the form has one. All tensors share the learning rate, the scale and
+/// `found_inf`, in this order, as far as the form has them in device memory. Scalars are the rule's numbers, in f64.
 pub fn step_kernel(
     rule: &'static OptimizerRule,
     values: &OptimizerValues,
@@ -293,8 +297,9 @@ fn write_step<'b>(
     operands
 }
 
-/// Makes the kernel that counts a step, unless a gradient was not finite: over the numbers of steps and the other scalar states
-/// (f32), with the learning rate (f64) and whether a gradient was not finite (f32) shared. Scalars are the rule's numbers.
+/// Builds the kernel that counts a step, unless a gradient was not finite. It runs over the numbers of steps and the other scalar
+/// states (f32). All tensors share the learning rate (f64) and whether a gradient was not finite (f32). Scalars are the rule's
+/// numbers.
 pub fn count_kernel(rule: &'static OptimizerRule, values: &OptimizerValues) -> ForeachKernel {
     let builder = BodyBuilder::new();
     write_count(&builder, rule, values);
@@ -329,14 +334,14 @@ fn write_count<'b>(builder: &'b BodyBuilder, rule: &'static OptimizerRule, value
     }
 }
 
-/// The values of a step while its body is written. The table's macro brings them into the entries' formulas by name.
+/// The values of a step while its body is written. The table's macro makes them available to the entries' formulas by name.
 struct StepBody<'b> {
     rule: &'static OptimizerRule,
     flags: u32,
     parameter: Value<'b>,
     gradient: Value<'b>,
     states: SmallVec<[Value<'b>; 4]>,
-    /// The number of steps with this one, then the rule's.
+    /// The number of steps, including this one, then the rule's scalar states.
     scalar_states: SmallVec<[Number<'b>; 2]>,
     learning_rate: Number<'b>,
     numbers: SmallVec<[Number<'b>; 8]>,

@@ -1,8 +1,8 @@
 //! The planner: from a body and the layouts of its operands to a kernel's class and a launch's geometry.
 //!
-//! It alone decides which dimensions can be seen as one, whether a launch is contiguous, how wide loads
-//! are, how many lanes combine a row. Each decision depends on shapes, strides and dtypes alone, so the same call always
-//! runs the same kernel and sums in the same order.
+//! Only the planner decides which dimensions can be merged, whether a launch is contiguous, how wide loads are, and how many
+//! lanes combine a row. Each decision depends only on shapes, strides and dtypes, so the same call always runs the same kernel
+//! and sums in the same order.
 
 mod columns;
 mod explain;
@@ -19,21 +19,21 @@ use thalweg_ir::{
     Streamed,
 };
 
-/// The place where one operand lies over the iteration space.
+/// The placement of one operand over the iteration space.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
     /// By strides over the row dimensions and over the inner ones (elements; 0 repeats). Row outputs have no inner strides.
     Strided {
-        /// One a row dimension.
+        /// One stride per row dimension.
         rows: Dimensions,
-        /// One an inner dimension.
+        /// One stride per inner dimension.
         inner: Dimensions,
     },
-    /// Contiguous, this many elements, gathered from.
+    /// Contiguous, with this number of elements, gathered from.
     Gathered(u64),
 }
 
-/// An iteration space with its operands, before anything was decided.
+/// An iteration space with its operands, before any decision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Iteration {
     /// The extents of the row dimensions.
@@ -44,7 +44,7 @@ pub struct Iteration {
     pub operands: SmallVec<[Placement; 8]>,
     /// The greatest number of bytes to which every operand's address is aligned.
     pub alignment_bytes: u64,
-    /// The bytes of shared memory that a block may have.
+    /// The shared memory available to a block, in bytes.
     pub shared_memory_bytes: u32,
     /// Whether blocks may form clusters, which read each other's shared memory: on GPUs of compute capability 9.0.
     pub has_clusters: bool,
@@ -59,7 +59,7 @@ pub struct LaunchPlan {
     pub geometry: Geometry,
 }
 
-/// Bytes of the widest load of a thread.
+/// Bytes of a thread's widest load.
 const VECTOR_BYTES: u64 = 16;
 
 /// Rows with at most this many points are combined by one thread.
@@ -68,31 +68,32 @@ const SERIAL_POINTS: u64 = 16;
 /// Rows with at most this many points are combined by a warp, longer ones by a block.
 const WARP_POINTS: u64 = 1024;
 
-/// At most so many rows of at least so many points, which leave most of a GPU idle, get blocks as large as there are: a greatest score among a
-/// vocabulary's. Only where the order of combining does not matter, since that depends on shapes alone.
+/// The most rows that get blocks of the largest size, if each has at least [`LONG_POINTS`] points: so few rows leave most of a
+/// GPU idle (for example, the greatest score in a vocabulary). This applies only if the order of combining does not matter, since
+/// the order depends on shapes only.
 const FEW_ROWS: u64 = 64;
 const LONG_POINTS: u64 = 1 << 14;
 
-/// With this many rows, whose neighbours lie side by side in memory, a thread per row reads whole sectors and fills a GPU.
+/// The least number of rows, adjacent in memory, for which one thread per row reads complete sectors and fills a GPU.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
-/// With fewer rows than that, so many neighbours share a block: eight elements of 4 bytes are a sector.
+/// With fewer rows than that, the number of neighbours that share a block: eight elements of 4 bytes are a sector.
 const ROWS_ABREAST: u16 = 8;
 
-/// Points of a lane of such rows, as long as there are no more than [`MOST_LANES_ABREAST`] lanes: loads that a thread has under
-/// way at once.
+/// Points per lane of such rows, while there are no more than [`MOST_LANES_ABREAST`] lanes: the loads that a thread has in
+/// flight.
 const POINTS_ABREAST: u64 = 8;
 
 /// The most lanes of rows that share a block: a block has at most 1,024 threads.
 const MOST_LANES_ABREAST: u64 = 128;
 
-/// A lane with more points than that is a cascade of two levels.
+/// The most points of a lane without a cascade; with more, it is a cascade of two levels.
 const POINTS_OF_A_LANE: u64 = 2 * RUN;
 
-/// One with more than that, of three.
+/// The most points of a lane with a cascade of two levels; with more, it has three.
 const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
 
-/// Decides class and geometry.
+/// Plans the launch of a body over an iteration.
 pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
     let flat = points::as_rows(body, iteration);
     let iteration = flat.as_ref().unwrap_or(iteration);
@@ -164,7 +165,7 @@ fn strided<'a>(
     operands.iter().filter_map(of).collect()
 }
 
-/// The dimensions that are seen as one: runs of dimension numbers, outermost first.
+/// Dimensions merged into one: runs of dimension numbers, outermost first.
 struct Merged(SmallVec<[SmallVec<[usize; 6]>; 6]>);
 
 impl Merged {
@@ -177,8 +178,8 @@ impl Merged {
     }
 }
 
-/// Merges neighbours that every operand walks through as if they were one dimension. Dimensions of extent 1 go. There is
-/// always one dimension left, unless the space has none at all.
+/// Merges neighbouring dimensions that every operand traverses like one dimension. Dimensions of extent 1 are removed. One
+/// dimension always remains, unless the space has none.
 fn merge(shape: &[u64], operands: &[&[u64]], keep: bool) -> Merged {
     let mut runs: SmallVec<[SmallVec<[usize; 6]>; 6]> = SmallVec::new();
     if keep {
@@ -221,13 +222,13 @@ fn is_contiguous(body: &Body, geometry: &Geometry) -> bool {
 }
 
 fn is_narrow(geometry: &Geometry) -> bool {
-    // Half of what 32 bits hold, so that a grid's stride can be added without wrapping around.
+    // Half of the range of 32 bits, so that a grid's stride can be added without overflow.
     let limit = 1 << 30;
     geometry.rows().saturating_mul(geometry.points()) < limit
         && (0..geometry.operands.len()).all(|operand| geometry.span(operand) < limit)
 }
 
-/// Returns how many lanes a row has, and how many rows a block takes abreast.
+/// Returns the number of lanes of a row, and the number of rows that a block handles abreast.
 fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
     let (rows, points) = (geometry.rows(), geometry.points());
     if body.reductions.is_empty() || points <= SERIAL_POINTS {
@@ -235,7 +236,7 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
     }
     let side_by_side = geometry.operands.iter().zip(&body.inputs).all(|(operand, input)| match operand {
         OperandGeometry::Strided { row_strides, inner_strides } => {
-            // What is the same for all rows comes to all threads at once, wherever it lies.
+            // An operand that is the same for all rows is read once for all threads, wherever it is.
             input.kind == InputKind::Strided
                 && (row_strides.iter().all(|&stride| stride == 0)
                     || row_strides.last().is_none_or(|&stride| stride <= 1)
@@ -256,7 +257,7 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
     }
 }
 
-/// Returns whether the order in which a reduction combines elements matters for its result.
+/// Returns whether the order in which a reduction combines elements affects its result.
 fn rounds(body: &Body) -> bool {
     body.reductions.iter().any(|reduction| {
         matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product)
@@ -264,7 +265,7 @@ fn rounds(body: &Body) -> bool {
     })
 }
 
-/// Returns how many levels of partial results a lane keeps. Extrema are exact, and so are integers.
+/// Returns the number of levels of partial results that a lane keeps. Extrema and integers are exact, so they need one.
 fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     let points = geometry.points().div_ceil(u64::from(lanes));
     if !rounds(body) || points <= POINTS_OF_A_LANE {
@@ -276,18 +277,18 @@ fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     }
 }
 
-/// Threads, about as many as a block of 256 on each multiprocessor of a large GPU, below which a thread handles fewer points: they take their turns in
-/// a thread, and one kernel of so little work lasts as long as its longest thread.
+/// The number of threads below which a thread handles fewer points, about a block of 256 on each multiprocessor of a large GPU. A
+/// thread handles its points in turn, and a kernel with so little work takes as long as its longest thread.
 const FEW_THREADS: u64 = 1 << 15;
 
-/// Returns how many neighbours a thread handles at once of contiguous points: as many as 16 bytes hold, and fewer where that leaves the
-/// GPU too few threads.
+/// Returns how many neighbouring points a thread handles at once if points are contiguous: as many as fit 16 bytes, or fewer if
+/// that leaves the GPU too few threads.
 fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
     let sizes =
         body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    // Each thread moves `vector` elements of every operand, so the smallest of them sets the rate, the largest the width.
+    // Each thread moves `vector` elements of every operand, so the smallest dtype limits the rate, and the largest the width.
     let fills = |vector: u64| geometry.rows().saturating_mul(geometry.points()) / vector >= FEW_THREADS;
     while vector > 1 && !(alignment_bytes.is_multiple_of(vector * largest) && fills(vector)) {
         vector /= 2;
@@ -295,7 +296,7 @@ fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
     vector as u8
 }
 
-/// Returns a kernel's name: what it computes, on which dtypes, for which class. Two kernels of one name are the same kernel.
+/// Builds a kernel with a name for its operator, dtypes and class. Two kernels with the same name are the same kernel.
 pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kernel {
     use std::fmt::Write;
     let mut name = format!("{operator}_");

@@ -1,4 +1,4 @@
-//! The planner's decisions, each of which a kernel's speed or meaning rests on.
+//! The planner's decisions, on each of which a kernel's speed or correctness depends.
 
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType, Dimensions};
@@ -85,7 +85,7 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
     let transposed = elementwise(&[6, 5], &[&[1, 6], &[5, 1], &[5, 1]], 256);
     assert_eq!((transposed.class.row_rank, transposed.class.vector), (2, 1));
     assert_eq!(transposed.class.turned, 0, "too small for tiles");
-    // A bias for each row, or for each column: loads are wide where memory is walked.
+    // A bias for each row, or for each column: loads are wide where memory is contiguous.
     let bias = elementwise(&[6, 8], &[&[8, 1], &[1, 0], &[8, 1]], 256);
     assert_eq!((bias.class.vector, bias.class.repeated), (4, 0b10));
     let bias = elementwise(&[6, 8], &[&[8, 1], &[0, 1], &[8, 1]], 256);
@@ -96,7 +96,7 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
 
 #[test]
 fn points_are_walked_in_the_order_of_the_output() {
-    // Operands of one layout are contiguous, whatever their dimensions are called.
+    // Operands of one layout are contiguous, whatever the order of their dimensions.
     let turned: &[u64] = &[1, 100];
     let found = elementwise(&[100, 50], &[turned; 3], 256);
     assert!(found.class.contiguous);
@@ -108,11 +108,11 @@ fn a_transposition_is_done_by_tiles() {
     let (plain, turned): (&[u64], &[u64]) = (&[64, 1], &[1, 128]);
     let found = elementwise(&[128, 64], &[turned, plain, plain], 256);
     assert_eq!((found.class.turned, found.class.turned_inputs, found.class.vector), (1, 1, 1));
-    // The same with the roles changed: what is written decides.
+    // With the roles exchanged: the output decides.
     let found = elementwise(&[128, 64], &[turned, plain, turned], 256);
     assert_eq!(found.geometry.row_shape.as_slice(), [64, 128]);
     assert_eq!((found.class.turned, found.class.turned_inputs), (1, 2));
-    // Halves go in pairs, as long as all rows begin at a multiple of two.
+    // 16-bit floats are loaded in pairs if all rows begin at a multiple of two.
     let copy = |extents: [u64; 3], alignment_bytes| {
         let [outer, rows, columns] = extents;
         let iteration = Iteration {
@@ -152,7 +152,7 @@ fn the_lanes_of_a_row_follow_its_length() {
     // With gaps between elements, so that nothing is held.
     assert_eq!(sum(&[100], &[100], &[300], &[3]).class.lanes, 32);
     assert_eq!(sum(&[100], &[5000], &[15_000], &[3]).class.lanes, 256);
-    // Many rows that lie side by side: a thread each reads whole sectors.
+    // Many rows that are adjacent in memory: one thread per row reads complete sectors.
     assert_eq!(sum(&[(1 << 16) + 1], &[5000], &[1], &[(1 << 16) + 1]).class.lanes, 1);
     assert_eq!(sum(&[64], &[5000], &[1], &[64]).class.lanes, 128);
 }
@@ -196,7 +196,7 @@ fn rows_that_lie_side_by_side_share_blocks() {
     assert_eq!(shared(sum(&[512], &[16], &[1], &[512])), (1, 1));
 }
 
-/// The threads of a row, the width of their loads, and how many they hold.
+/// The number of threads of a row, the width of their loads, and the number of vectors that they hold.
 fn held(plan: &LaunchPlan) -> (u32, u8, u8) {
     (plan.class.threads_of_a_row(), plan.class.vector, plan.class.held)
 }
@@ -227,7 +227,7 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
     assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");
     assert_eq!(of(65_537, 65_537).2, 0, "single elements");
-    // Loads are as wide as all rows are aligned.
+    // Loads are as wide as the alignment of all rows.
     assert_eq!(of(1024, 1026), (32, 2, 16));
     assert_eq!(of(1023, 1023), (32, 1, 32));
     assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
@@ -252,12 +252,13 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     // One value per point: the exponential.
     let softmax = of(&structured::SOFTMAX, &[DType::Bf16], &[points(), points()]);
     assert_eq!(held(&softmax), (64, 8, 4));
-    // None, since all follow from elements by few operations: those of three inputs. Mean and deviation are the same for the whole row.
+    // No values, since all follow from elements of three inputs by few operations. Mean and deviation are the same for the whole
+    // row.
     let dtypes = [DType::Bf16, DType::Bf16, DType::F32, DType::F32, DType::Bf16];
     let operands = [points(), row(&[0], &[1]), once(), once(), points(), points()];
     let backward = of(&structured::LAYER_NORM_BACKWARD, &dtypes, &operands);
     assert_eq!((held(&backward), backward.class.repeated), ((128, 8, 2), 0b1100));
-    // Longer rows: nothing is computed or loaded again while it fits, then two blocks share a multiprocessor.
+    // Longer rows: nothing is computed or loaded again while it fits; then two blocks share a multiprocessor.
     let longer = |points: u64| {
         let row = |inner: u64| Placement::Strided {
             rows: [points].as_slice().into(),
@@ -280,12 +281,12 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     assert_eq!(longer(32_768), (512, 8, 8));
     assert_eq!(longer(65_536), (512, 8, 16), "half of them in shared memory");
     assert_eq!(longer(65_544), (1024, 8, 9), "vectors, which each pass loads again");
-    // The class of a row.
+    // The class of each row.
     let operands = [points(), once(), row(&[1], &[]), row(&[1], &[])];
     let loss = of(&structured::CROSS_ENTROPY, &[DType::Bf16, DType::I64], &operands);
     assert!(loss.class.online, "a greatest value, and a sum of exponentials");
     assert_eq!((held(&loss), loss.class.repeated), ((64, 8, 0), 0b10));
-    // Nothing is combined, and nothing kept.
+    // Nothing is combined, and nothing is kept.
     let operands = [points(), once(), once(), once(), points()];
     let dtypes = [DType::Bf16, DType::I64, DType::F32, DType::Bf16];
     let backward = of(&structured::CROSS_ENTROPY_BACKWARD, &dtypes, &operands);

@@ -62,10 +62,10 @@ impl Kind {
     }
 }
 
-/// A fact about memory: which tensors of a call are views of each other, and whether the call writes them (`(a!)`).
+/// A memory annotation (`(a!)`): which tensors of a call are views of each other, and whether the call writes them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Alias {
-    /// The letter; arguments and results of the same letter share memory. `*` is any.
+    /// The letter of the set; arguments and results with the same letter share memory. `*` matches any.
     pub set: String,
     /// Whether the call writes the memory.
     pub writes: bool,
@@ -76,26 +76,26 @@ pub struct Alias {
 pub struct Type {
     /// The kind of a single value.
     pub kind: Kind,
-    /// Whether it is a list.
+    /// Whether the type is a list.
     pub list: bool,
-    /// The length of a list that one value stands for as well (`int[2]`).
+    /// The length of the list that a single value also stands for (`int[2]`).
     pub length: Option<usize>,
     /// Whether the elements of a list may be missing (`Tensor?[]`).
     pub optional_elements: bool,
-    /// Whether the whole may be missing.
+    /// Whether the value itself may be missing.
     pub optional: bool,
-    /// The memory that it shares.
+    /// The memory that the value shares.
     pub alias: Option<Alias>,
 }
 
 /// The default of a parameter.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Literal {
-    /// Nothing.
+    /// No value.
     None,
     /// A truth value.
     Bool(bool),
-    /// An integer; of a `MemoryFormat` or a reduction, PyTorch's number for it.
+    /// An integer; for a `MemoryFormat` or a reduction, PyTorch's number for it.
     Int(i64),
     /// A floating-point number.
     Float(f64),
@@ -114,7 +114,7 @@ pub struct Parameter {
     pub ty: Type,
     /// The value of a missing argument.
     pub default: Option<Literal>,
-    /// Whether it stands behind `*`: callers name it.
+    /// Whether the parameter follows `*`, so that callers must name it.
     pub keyword_only: bool,
 }
 
@@ -127,11 +127,11 @@ pub struct Schema {
     pub parameters: Vec<Parameter>,
     /// The results, in their order.
     pub returns: Vec<Type>,
-    /// The names of the results; empty where they have none.
+    /// The names of the results; empty if they have no names.
     pub return_names: Vec<String>,
 }
 
-/// The place and reason at which a schema cannot be read.
+/// The place and the reason at which parsing of a schema failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SchemaError(String);
 
@@ -144,10 +144,10 @@ impl fmt::Display for SchemaError {
 impl std::error::Error for SchemaError {}
 
 impl Schema {
-    /// Reads a schema.
+    /// Parses a schema.
     ///
     /// # Errors
-    /// A text that is not in the notation; the message names the part.
+    /// If the text is not in the notation; the message names the part.
     pub fn parse(text: &str) -> Result<Self, SchemaError> {
         let fail = |part: &str| SchemaError(format!("the schema `{text}` cannot be read at `{part}`"));
         let (name, rest) = text.split_once('(').ok_or_else(|| fail(text))?;
@@ -166,7 +166,7 @@ impl Schema {
         let list = returns.strip_prefix('(').and_then(|list| list.strip_suffix(')')).unwrap_or(returns);
         let (mut types, mut return_names) = (Vec::new(), Vec::new());
         for part in split(list) {
-            // A result may have a name behind its type.
+            // A result may have a name after its type.
             let (ty, name) = part.split_once(' ').unwrap_or((part, ""));
             types.push(Type::parse(ty).ok_or_else(|| fail(part))?);
             return_names.push(name.into());
@@ -177,7 +177,7 @@ impl Schema {
         Ok(Self { name: name.trim().into(), parameters, returns: types, return_names })
     }
 
-    /// Returns the name without overload and namespace: `add` of `add.Tensor`.
+    /// Returns the name without overload and namespace: `add` for `add.Tensor`.
     pub fn base_name(&self) -> &str {
         base_name(&self.name)
     }
@@ -188,13 +188,13 @@ impl Schema {
     }
 }
 
-/// Returns the name without overload and namespace: `add` of `add.Tensor`.
+/// Returns the name without overload and namespace: `add` for `add.Tensor`.
 pub fn base_name(name: &str) -> &str {
     let name = name.rsplit_once("::").map_or(name, |(_, name)| name);
     name.split_once('.').map_or(name, |(base, _)| base)
 }
 
-/// Splits a list at commas that stand outside of brackets.
+/// Splits a list at commas outside of brackets.
 fn split(list: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0i32;
     list.split(move |character: char| {
@@ -211,7 +211,7 @@ fn split(list: &str) -> impl Iterator<Item = &str> {
 
 impl Parameter {
     fn parse(text: &str, keyword_only: bool) -> Option<Self> {
-        // `Tensor(a -> *) self`: the facts about memory have spaces, too.
+        // `Tensor(a -> *) self`: annotations contain spaces, too.
         let facts = text.find(')').unwrap_or(0);
         let (ty, rest) = text.split_at(facts + text[facts..].find(' ')?);
         let (ty, rest) = (Type::parse(ty)?, rest.trim_start());
@@ -241,7 +241,7 @@ impl Type {
         let mut alias = None;
         if let Some(inside) = rest.strip_suffix(')') {
             let (element, facts) = inside.split_once('(')?;
-            // `a -> *`: elements of the list go to any set.
+            // `a -> *`: elements of the list may belong to any set.
             let set = facts.split_once(" ->").map_or(facts, |(set, _)| set);
             alias = Some(Alias { set: set.trim_end_matches('!').into(), writes: set.ends_with('!') });
             rest = element;

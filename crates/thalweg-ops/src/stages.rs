@@ -1,15 +1,17 @@
-//! Bodies in stages: a reduction of few long rows is one of parts of the rows first, then of the results of the parts.
+//! Bodies in stages: a reduction of few long rows becomes a reduction of parts of the rows, followed by one of the parts'
+//! results.
 //!
-//! A block of threads works on a row, so a tensor that is reduced as a whole would keep one block busy. [`stages`] divides a body
-//! with reductions into bodies that fill a GPU: for each level of reductions (those that need no other's result are of the first) a
-//! body over parts of rows, and one that combines what the parts gave; then a body for what is written once per row, which
-//! combines the parts of the last level itself where nothing is written at points, and one for what is written at points.
+//! A block of threads works on a row, so reducing a large tensor to one value would keep only one block busy. [`stages`] divides
+//! a body with reductions into bodies that fill a GPU. For each level of reductions (those that need no other's result are on the
+//! first) there is one body over parts of rows, and one that combines the results of the parts. Then there is a body for outputs
+//! that are written once per row, which combines the parts of the last level itself if no output is written at points, and a body
+//! for outputs at points.
 //!
 //! # Moments
-//! A sum with the sum of squared distances from its mean, as variances have them, is of one level: a part gives its count nᵢ, its
-//! mean mᵢ and its squares' sum Mᵢ about that mean, and whatever the mean m of all is, the squares' sum about it is
-//! Σ Mᵢ + nᵢ (mᵢ − m)² (Chan, Golub and LeVeque). A part is read once: it sums distances from its first point, of which
-//! Mᵢ loses at most as many digits as its number of points has.
+//! A sum together with the sum of squared distances from its mean, as in a variance, is on one level. A part computes its count
+//! nᵢ, its mean mᵢ and the sum of squares Mᵢ about that mean. For the mean m of all points, the sum of squares about it is Σ Mᵢ +
+//! nᵢ (mᵢ − m)² (Chan, Golub and LeVeque). A part is read once: it sums distances from its first point, so Mᵢ loses at most as
+//! many digits as the number of its points has.
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,40 +27,41 @@ use crate::gradient::{Kept, keep, without_unused_inputs};
 /// The origin of an input of a stage's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
-    /// An input of the whole body.
+    /// An input of the original body.
     Input(usize),
-    /// An input of the whole body, at the first point of each part.
+    /// An input of the original body, at the first point of each part.
     First(usize),
-    /// The place of the first point of each part in the inner dimension: an i64.
+    /// The index of the first point of each part in the inner dimension, an i64.
     Start,
     /// The result of a reduction, one per row.
     Reduced(usize),
-    /// A result of each part: its place among the outputs of the level's first body.
+    /// A result of each part, by its index among the outputs of the level's first body.
     Part(usize),
 }
 
-/// One body of several.
+/// One of the bodies of a divided body.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stage {
-    /// A number that tells it from every other body of these dtypes.
+    /// A number that distinguishes this body from every other body with these dtypes.
     pub id: u64,
-    /// The part of its name that follows the name of the whole body.
+    /// The part of the stage's name that follows the name of the original body.
     pub suffix: String,
-    /// The body. Its scalars are those of the whole body.
+    /// The body. Its scalars are those of the original body.
     pub body: Body,
     /// The origins of its inputs.
     pub sources: SmallVec<[Source; 8]>,
 }
 
-/// The reductions that need no result but those of earlier levels.
+/// The reductions that need only results of earlier levels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Level {
-    /// Their numbers.
+    /// The numbers of the reductions.
     pub reductions: SmallVec<[usize; 4]>,
-    /// The body over the points of a part. Where it has one scalar more than the whole body, that is how many points a part has.
+    /// The body over the points of a part. If it has one scalar more than the original body, that is the number of points of a
+    /// part.
     pub part: Stage,
-    /// The body that combines parts, with an output for each of the reductions. The last level has none where the stage
-    /// of rows does it.
+    /// The body that combines parts, with one output per reduction. `None` for the last level if the stage of rows combines its
+    /// parts.
     pub combine: Option<Stage>,
 }
 
@@ -67,21 +70,22 @@ pub struct Level {
 pub struct Stages {
     /// The levels of reductions.
     pub levels: Vec<Level>,
-    /// The body of what is written once per row, with the numbers of these outputs.
+    /// The body of the outputs that are written once per row, with the numbers of these outputs.
     pub rows: Option<(Stage, SmallVec<[usize; 4]>)>,
-    /// The body of what is written at points, with the numbers of these outputs. Its inputs are at points or one per row.
+    /// The body of the outputs that are written at points, with the numbers of these outputs. Its inputs are at points or one per
+    /// row.
     pub points: Option<(Stage, SmallVec<[usize; 4]>)>,
 }
 
 impl Stages {
-    /// Returns whether the points are read once, and nothing is written at them.
+    /// Returns whether the points are read once and nothing is written at them.
     pub fn is_one_pass(&self) -> bool {
         self.levels.len() == 1 && self.points.is_none()
     }
 }
 
-/// Returns the stages of a body with this number; `None` if it has no reductions, asks for other coordinates than that of a single
-/// inner dimension, or reads or writes elsewhere than at its points and rows.
+/// Returns the stages of the body with this number. Returns `None` if the body has no reductions, uses coordinates other than
+/// that of a single inner dimension, or reads or writes elsewhere than at its points and rows.
 pub fn stages(id: u64, body: &Body) -> Option<Arc<Stages>> {
     static STAGES: Kept<(u64, DTypes), Option<Arc<Stages>>> = OnceLock::new();
     let dtypes = (body.inputs.iter().map(|input| input.dtype))
@@ -99,14 +103,14 @@ fn is_divisible(body: &Body) -> bool {
         && body.outputs.iter().all(|output| output.scatter.is_none())
 }
 
-/// A sum, and the sum of squared distances from its mean.
+/// A sum, together with the sum of squared distances from its mean.
 #[derive(Clone, Copy)]
 struct Moments {
     sum: usize,
     squares: usize,
     /// The value that is summed.
     value: ExprId,
-    /// The mean: once per row.
+    /// The mean, once per row.
     mean: ExprId,
 }
 
@@ -135,20 +139,20 @@ impl Moments {
     }
 }
 
-/// One of the bodies that are made.
+/// The kinds of bodies that are built.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// That over parts, of a level.
+    /// The body over parts, for a level.
     Points(usize),
-    /// That which combines parts, of a level.
+    /// The body that combines parts, for a level.
     Combine(usize),
-    /// That of the rows' outputs, which combines the parts of a level or takes all results.
+    /// The body of the rows' outputs, which combines the parts of a level or takes all results as inputs.
     Rows(Option<usize>),
-    /// That of the points' outputs.
+    /// The body of the points' outputs.
     Outputs,
 }
 
-/// A body that is divided.
+/// The original body, which is divided.
 struct Whole<'a> {
     id: u64,
     body: &'a Body,
@@ -157,14 +161,14 @@ struct Whole<'a> {
     moments: Vec<Moments>,
 }
 
-/// A body that is made of the whole one's expressions.
+/// A body under construction from the original body's expressions.
 struct Copying<'w, 'b> {
     whole: &'w Whole<'w>,
     builder: &'b BodyBuilder,
     part: Part,
-    /// The expressions of the whole body.
+    /// The copies of the original body's expressions.
     copies: Vec<Value<'b>>,
-    /// The results of its reductions, where they are read.
+    /// The results of the original body's reductions that were read.
     results: Vec<Option<Value<'b>>>,
     sources: SmallVec<[Source; 8]>,
 }
@@ -234,7 +238,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Builds a stage's body; what each of its inputs is.
+    /// Builds a stage's body and returns the origins of its inputs.
     fn build(&self, builder: &BodyBuilder, part: Part, outputs: &[usize]) -> SmallVec<[Source; 8]> {
         let body = self.body;
         body.scalars.iter().for_each(|&dtype| _ = builder.scalar(dtype));
@@ -277,8 +281,8 @@ impl<'a> Whole<'a> {
         (0..self.levels.len()).filter(move |&number| self.levels[number] == level)
     }
 
-    /// Returns the place of a reduction's result among the outputs of its level's body over parts. Mean, squares' sum and count of
-    /// moments lie together, at the place of the squares.
+    /// Returns the index of a reduction's result among the outputs of its level's body over parts. Mean, sum of squares and count
+    /// of moments are adjacent, at the index of the squares.
     fn place(&self, number: usize) -> usize {
         let results =
             |number| match self.moments.iter().find(|pair| [pair.sum, pair.squares].contains(&number)) {
@@ -291,7 +295,7 @@ impl<'a> Whole<'a> {
 }
 
 impl<'b> Copying<'_, 'b> {
-    /// Adds an input, or finds it, and loads it.
+    /// Adds an input, unless it exists, and loads it.
     fn input(&mut self, source: Source, dtype: DType) -> Value<'b> {
         let known = self.sources.iter().position(|&other| other == source);
         let number = known.unwrap_or(self.sources.len());
@@ -302,7 +306,7 @@ impl<'b> Copying<'_, 'b> {
         self.builder.node(Node::Load { input: number as u16 }, dtype)
     }
 
-    /// Copies the whole body's expressions, with what there is of its reductions.
+    /// Copies the original body's expressions, with the available results of its reductions.
     fn copy(&mut self) {
         let body = self.whole.body;
         for (node, &dtype) in body.nodes.iter().zip(&body.dtypes) {
@@ -316,7 +320,7 @@ impl<'b> Copying<'_, 'b> {
                     let start = self.input(Source::Start, DType::I64);
                     self.builder.node(*node, dtype) + start
                 }
-                // That of a row's first point.
+                // The coordinate of a row's first point.
                 Node::Index(_) if self.part != Part::Outputs => self.builder.constant(0, dtype),
                 node => self.builder.node(node.with_operands(|id| self.copies[id.index()].id()), dtype),
             };
@@ -324,7 +328,7 @@ impl<'b> Copying<'_, 'b> {
         }
     }
 
-    /// Returns the result of a reduction; a 0 that nothing needs where it is not known yet.
+    /// Returns the result of a reduction. If it is not available yet, returns a 0 that nothing uses.
     fn reduced(&mut self, number: usize) -> Value<'b> {
         let level = self.whole.levels[number];
         let dtype = self.whole.body.dtype(self.whole.body.reductions[number].value);
@@ -344,7 +348,7 @@ impl<'b> Copying<'_, 'b> {
         }
     }
 
-    /// Returns the result of a reduction, of those of its parts.
+    /// Computes the result of a reduction from those of its parts.
     fn combined(&mut self, number: usize) -> Value<'b> {
         let whole = self.whole;
         let reduction = whole.body.reductions[number];
@@ -382,18 +386,18 @@ impl<'b> Copying<'_, 'b> {
         }
     }
 
-    /// Returns mean, squares' sum about it and number of a part's points.
+    /// Returns the mean, the sum of squares about it, and the number of a part's points.
     fn moments_of_part(&mut self, pair: &Moments) -> [Value<'b>; 3] {
         let value = self.copies[pair.value.index()];
         let first = self.at_first_point(pair.value);
-        // A shift that is not finite would leave nothing of the others.
+        // Subtracting a shift that is not finite would destroy all other values.
         let is_finite = first.abs().lt(f64::INFINITY);
         let shift = is_finite.select(first, first.like(0.0));
         let distance = value - shift;
         let builder = self.builder;
         let sum = builder.reduce(ReduceOp::Sum, distance);
         let squares = builder.reduce(ReduceOp::Sum, distance * distance);
-        // It is the same at every point, and a reduction is how a body says so.
+        // The shift is the same at every point; a reduction makes that explicit in the body.
         let shift = builder.reduce(ReduceOp::Max, shift);
         let slot = self.whole.body.scalars.len() as u16;
         let count = builder.node(Node::Scalar { slot }, DType::F64).to(value.dtype());
@@ -409,7 +413,7 @@ impl<'b> Copying<'_, 'b> {
         for index in 0..=value.index() {
             let copy = match body.nodes[index] {
                 Node::Load { input } => self.input(Source::First(usize::from(input)), body.dtypes[index]),
-                // What is known of reductions is one per row already.
+                // Results of reductions are already one per row.
                 Node::Reduced { .. } => self.copies[index],
                 node => {
                     let operand = |id: ExprId| firsts[id.index()].id();

@@ -1,8 +1,8 @@
-//! The loop operators that are more than elementwise: creation, conversion, reductions, losses, normalization, attention's
-//! softmax, indexing, random numbers, windows.
+//! Loop operators that are not elementwise: creation, conversion, reductions, losses, normalization, attention's softmax,
+//! indexing, random numbers, windows.
 //!
-//! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers and scatters are derived like
-//! the elementwise ones; an operator `x` with a gradient of its own has an entry `x_backward`.
+//! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of operators without gathers and scatters are derived,
+//! as for elementwise operators; an operator `x` with a gradient of its own has an entry `x_backward`.
 
 mod attention;
 mod channels;
@@ -52,7 +52,7 @@ use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
-/// The operators whose kernel is their loop: parts of others, which these call.
+/// The operators that are launched as their own loop, called as parts of other operators.
 pub static CALLED: &[&LoopOp] = &[
     &COPY,
     &ARANGE,
@@ -211,13 +211,14 @@ pub static ARANGE: LoopOp = LoopOp {
     ..LoopOp::BASE
 };
 
-/// Numbers from start to end, evenly: counted from the start in the first half, from the end in the second, so that both are exact.
+/// Evenly spaced numbers from start to end: counted from the start in the first half and from the end in the second, so that both
+/// ends are exact.
 pub static LINSPACE: LoopOp = LoopOp {
     name: "linspace",
     doc: "Numbers from start to end, evenly spaced.",
     scalars: &["start", "end", "step", "half", "last"],
     build: |b, signature| {
-        // Integers are spaced in f32, and cut off.
+        // Integers are spaced in f32 and truncated.
         let compute = if signature.compute.is_floating_point() { signature.compute } else { DType::F32 };
         let [start, end, step] = [0; 3].map(|_| scalar(b, compute));
         let [half, last] = [0; 2].map(|_| scalar(b, DType::I64));
@@ -233,7 +234,7 @@ pub static LINSPACE: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// The places where the column of a matrix is at most `diagonal` to the right of the row: truth values of a lower triangle.
+/// The lower triangle of a matrix as truth values: the places whose column is at most `diagonal` to the right of the row.
 pub static TRIANGLE: LoopOp = LoopOp {
     name: "triangle",
     doc: "The lower triangle of a matrix, up to a diagonal, as truth values.",
@@ -249,8 +250,9 @@ pub static TRIANGLE: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// exp(sign · 2πi · row · column / period) as the products of a complex number with it: the element (row, part, column, of) is what
-/// the part of the factor adds to the part of the product. One part is the numbers themselves. Computed in f64.
+/// exp(sign · 2πi · row · column / period), written as the real matrix that multiplies a complex number by it: element (row,
+/// part, column, of) is the contribution of part `part` of the factor to part `of` of the product. A single part is the number
+/// itself. Computed in f64.
 pub static ROOTS_OF_UNITY: LoopOp = LoopOp {
     name: "roots_of_unity",
     doc: "Powers of a root of unity, as the matrices with real numbers that multiply by them.",
@@ -300,7 +302,7 @@ pub static WIDE_SUM: LoopOp = LoopOp {
     ..SUM
 };
 
-/// The mean over dimensions; the call says over how many elements.
+/// The mean over dimensions; the call passes the number of elements.
 pub static MEAN: LoopOp = LoopOp {
     complex: Some("thalweg::mean_of_complex"),
     weighs: None,
@@ -331,7 +333,7 @@ pub static AMIN: LoopOp =
         );
     });
 
-/// The place of the greatest element in one dimension: the first of equals, or of NaNs.
+/// The place of the greatest element in one dimension: the first among equals, or among NaNs.
 pub static ARGMAX: LoopOp = LoopOp {
     sizes: Sizes::Dimension,
     ..reduction(
@@ -346,7 +348,7 @@ pub static ARGMAX: LoopOp = LoopOp {
     )
 };
 
-/// Returns the extremum of a row and its place: the first of equals, or of NaNs.
+/// Returns the extremum of a row and its place: the first among equals, or among NaNs.
 fn chosen<'b>(b: &'b BodyBuilder, signature: &Signature, op: ReduceOp) -> [Value<'b>; 2] {
     let x = b.input(signature.inputs[0]);
     let extremum = b.reduce(op, x);
@@ -355,7 +357,7 @@ fn chosen<'b>(b: &'b BodyBuilder, signature: &Signature, op: ReduceOp) -> [Value
     [extremum, b.reduce(ReduceOp::Min, candidate)]
 }
 
-/// Returns the entry of an extremum in one dimension and its place.
+/// Returns the entry of an extremum in one dimension, with its place.
 const fn extremum_and_place(
     name: &'static str,
     doc: &'static str,

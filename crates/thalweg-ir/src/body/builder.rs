@@ -35,7 +35,7 @@ impl BodyBuilder {
         self.node(Node::Load { input }, dtype).to(dtype.compute())
     }
 
-    /// Adds an input that is gathered from; the number is for [`BodyBuilder::gather`].
+    /// Adds an input that is gathered from; the returned number is for [`BodyBuilder::gather`].
     pub fn gathered_input(&self, dtype: DType) -> u16 {
         self.add_input(dtype, InputKind::Gathered)
     }
@@ -46,7 +46,7 @@ impl BodyBuilder {
         (body.inputs.len() - 1) as u16
     }
 
-    /// Reads a gathered input at an i64 offset where the guard holds, in its compute type.
+    /// Reads a gathered input at an i64 offset where the guard is true, in its compute type.
     pub fn gather<'b>(
         &'b self,
         input: u16,
@@ -81,7 +81,7 @@ impl BodyBuilder {
         self.node(Node::Index(dimension), DType::I64)
     }
 
-    /// Adds a reduction over the inner dimensions; the value is its result for the row.
+    /// Adds a reduction over the inner dimensions and returns its result for the row.
     pub fn reduce<'b>(&'b self, op: ReduceOp, value: Value<'b>) -> Value<'b> {
         let dtype = value.dtype();
         let reduction = {
@@ -98,7 +98,7 @@ impl BodyBuilder {
         self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place, scatter: None });
     }
 
-    /// Adds an output in this dtype that is written once per row, at an i64 place, where the guard holds.
+    /// Adds an output in this dtype that is written once per row, at an i64 place, where the guard is true.
     pub fn scattered_output(&self, value: Value<'_>, dtype: DType, index: Value<'_>, guard: Value<'_>) {
         assert_eq!(index.dtype(), DType::I64, "a scatter's index is an i64");
         assert_eq!(guard.dtype(), DType::Bool, "a scatter's guard is a bool");
@@ -112,7 +112,7 @@ impl BodyBuilder {
         });
     }
 
-    /// Tells the host of an i64 index that is out of range of an i64 extent, where the guard holds: see [`Report`].
+    /// Reports to the host that an i64 index is out of range of an i64 extent, where the guard is true: see [`Report`].
     pub fn report(&self, guard: Value<'_>, index: Value<'_>, extent: Value<'_>) {
         let dtypes = [guard, index, extent].map(|value| value.dtype());
         assert_eq!(dtypes, [DType::Bool, DType::I64, DType::I64], "a report is of a bool and two i64");
@@ -120,7 +120,7 @@ impl BodyBuilder {
         self.body.borrow_mut().report = Some(report);
     }
 
-    /// Returns the random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].
+    /// Returns the random word for a seed, a subsequence and a position, all i64. See [`Node::Random`].
     pub fn random<'b>(&'b self, seed: Value<'b>, subsequence: Value<'b>, position: Value<'b>) -> Value<'b> {
         for operand in [seed, subsequence, position] {
             assert_eq!(operand.dtype(), DType::I64, "a random word's operands are i64");
@@ -128,7 +128,7 @@ impl BodyBuilder {
         self.node(Node::Random(seed.id, subsequence.id, position.id), DType::I64)
     }
 
-    /// Adds a node as it is, or finds the equal one. For code that transforms bodies.
+    /// Adds a node unchanged, or finds an equal one. For code that transforms bodies.
     pub fn node(&self, node: Node, dtype: DType) -> Value<'_> {
         let mut body = self.body.borrow_mut();
         let found = body
@@ -151,7 +151,7 @@ impl BodyBuilder {
     }
 }
 
-/// Compares by bits, so that 0.0 and −0.0 stay apart and a NaN equals itself.
+/// Compares nodes by bits, so that 0.0 and −0.0 are distinguished and a NaN equals itself.
 fn same_node(a: &Node, b: &Node) -> bool {
     let same_scalar = |x: &Scalar, y: &Scalar| {
         std::mem::discriminant(x) == std::mem::discriminant(y) && x.to_bits() == y.to_bits()
@@ -204,19 +204,19 @@ impl<'b> Value<'b> {
         self.builder.node(Node::Detach(self.id), self.dtype())
     }
 
-    /// Returns the conjugate; a number that is not complex itself.
+    /// Returns the conjugate; a number that is not complex is returned unchanged.
     #[must_use]
     pub fn conj(self) -> Self {
         if self.dtype().is_complex() { self.unary(Unary::Conj) } else { self }
     }
 
-    /// Returns a primitive of this operand.
+    /// Applies a primitive to this operand.
     #[must_use]
     pub fn unary(self, op: Unary) -> Self {
         self.builder.node(Node::Unary(op, self.id), self.dtype())
     }
 
-    /// Returns a primitive of this and another operand of the same dtype.
+    /// Applies a primitive to this and another operand of the same dtype.
     #[must_use]
     pub fn binary(self, op: Binary, other: Self) -> Self {
         let dtype = self.dtype();
@@ -263,13 +263,13 @@ unary_methods! {
     floor => Floor;
     /// ⌈x⌉.
     ceil => Ceil;
-    /// x towards 0.
+    /// x rounded towards 0.
     trunc => Trunc;
     /// The nearest integer, ties to even.
     round => Round;
 }
 
-/// The right side of an arithmetic operator: a value, or a number of the left one's dtype.
+/// The right operand of an arithmetic operator: a value, or a number of the left operand's dtype.
 pub trait Operand<'b> {
     /// Returns the operand as a value of the same builder and dtype as `like`.
     fn value(self, like: Value<'b>) -> Value<'b>;

@@ -1,16 +1,16 @@
-//! How far a GPU's results may be from the correctly rounded ones, primitive by primitive.
+//! Bounds for the error of a GPU's results against the correctly rounded ones, per primitive.
 //!
 //! The bounds are those of the tables of maximum errors in NVIDIA's CUDA programming guide (mathematical functions, default
-//! compilation), in units in the last place of the result's type. Where editions of the guide differ, the larger bound
-//! stands. Tolerances belong to primitives and never to tests: a test that compares a GPU with the host adds this budget to
-//! the one of the host's own function, and follows it through the body.
+//! compilation), in units in the last place of the result's type. Where editions of the guide differ, the larger bound is used.
+//! Tolerances belong to primitives and never to tests: a test that compares a GPU with the host adds this budget to the budget of
+//! the host's own function, and propagates it through the body.
 //!
-//! The budgets of functions of one number stand beside them, in the table of `functions.rs`. A bound of 0 is a promise of equal
-//! bits, save for the payload of a NaN.
+//! The budgets of functions of one number are listed with the functions, in the table of `functions.rs`. A bound of 0 guarantees
+//! equal bits, except for the payload of a NaN.
 //!
-//! Exponentials of rows whose elements and results are all floats of 16 bits are CUDA's `__expf` ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)): their error
-//! is 2 + |1.173 x| units of f32, 105 at the least x of which the exponential is a normal number, where a result of 16 bits is rounded
-//! at 2¹² units and more.
+//! Exponentials of rows whose elements and results are all floats of 16 bits are CUDA's `__expf`
+//! ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)). Their error is 2 + |1.173 x| units of f32: 105 at the
+//! least x whose exponential is a normal number, where a result of 16 bits is rounded at 2¹² units or more.
 
 use crate::{Binary, DType};
 

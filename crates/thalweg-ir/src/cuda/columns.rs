@@ -1,7 +1,7 @@
-//! Rows that lie side by side in memory, as the columns of a matrix do, handled by vectors: a thread takes neighbouring rows, so
-//! that a block reads whole lines of memory, and has the loads of several points under way.
+//! Rows that are adjacent in memory, like the columns of a matrix, handled by vectors: a thread takes neighbouring rows, so that
+//! a block reads complete lines of memory and has the loads of several points in flight.
 //!
-//! Whatever differs from row to row is an array over the rows of a thread, with the suffix `[e]`.
+//! Every value that differs from row to row is an array over the rows of a thread, with the suffix `[e]`.
 
 use crate::body::{Node, Output, OutputPlace};
 use crate::held::passes;
@@ -49,7 +49,7 @@ impl RowPrinter<'_> {
         outputs.iter().map(|&number| self.kernel.body.outputs[number].value).collect()
     }
 
-    /// Returns the inputs that values need, of which the repeated ones are read element by element.
+    /// Returns the inputs that values need. Repeated inputs are read element by element, the others as vectors.
     fn column_inputs(&self, values: &[ExprId]) -> Vec<usize> {
         self.statements.loads(values, &self.statements.nothing())
     }
@@ -64,7 +64,7 @@ impl RowPrinter<'_> {
         writer.open(&format!("for (u32 e = 0; e < {}; ++e)", self.kernel.class.vector));
     }
 
-    /// Declares results of these reductions, each of a row, that start with the neutral value.
+    /// Declares the results of these reductions, one per row of the thread, starting from the neutral value.
     fn declare_results(&self, pass: &[usize], name: impl Fn(usize) -> String, writer: &mut Writer) {
         let (body, vector) = (&self.kernel.body, self.kernel.class.vector);
         for &number in pass {
@@ -89,7 +89,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints one pass over the points for reductions that do not need each other.
+    /// Prints one pass over the points for reductions that do not depend on each other.
     fn print_column_pass(&self, pass: &[usize], writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let levels = class.cascade;
@@ -127,7 +127,7 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// Prints the loop over a lane's points from one to another, several at a time.
+    /// Prints the loop over a lane's points in a range, several at a time.
     fn print_column_points(&self, pass: &[usize], [begin, end]: [&str; 2], writer: &mut Writer) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
@@ -159,7 +159,7 @@ impl RowPrinter<'_> {
         (0..4).for_each(|_| writer.close(""));
     }
 
-    /// Prints the coordinates of `point`, and where these operands are there.
+    /// Prints the coordinates of `point` and the places of these operands there.
     fn print_places(&self, inputs: &[usize], outputs: &[usize], writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         if inputs.is_empty() && outputs.is_empty() && !self.kernel.body.uses_coordinates() {
@@ -191,7 +191,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Defines what values need, in a row and at a point.
+    /// Defines what `values` need, in a row and at a point.
     fn define_for_element(&self, values: &[ExprId], writer: &mut Writer) {
         let body = &self.kernel.body;
         let mut needed = self.statements.nothing();

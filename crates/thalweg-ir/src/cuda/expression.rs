@@ -13,7 +13,7 @@ pub(super) const fn memory_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the type of the word in which a scalar argument travels.
+/// Returns the type of the word in which a scalar argument is passed.
 pub(super) const fn scalar_type(dtype: DType) -> &'static str {
     match dtype.category() {
         Category::Bool => "u64",
@@ -34,7 +34,7 @@ pub(super) fn scattered(statements: &Statements<'_>, number: usize, scatter: Sca
     format!("if ({guard}) a.output{number}[{index}] = {value};")
 }
 
-/// Returns the statement that tells of an index that is out of range.
+/// Returns the statement that reports an index that is out of range.
 pub(super) fn reported(statements: &Statements<'_>, report: Report) -> String {
     let [guard, index, extent] = report.operands().map(|id| statements.name(id));
     format!("if ({guard}) {{ a.report[0] = {index}; a.report[1] = i64(u64({extent}) + 1); }}")
@@ -113,7 +113,7 @@ pub(super) const fn combining(op: ReduceOp) -> Binary {
     }
 }
 
-/// Returns a value in another dtype. A 16-bit float is reached and left through f32.
+/// Returns a value in another dtype. Casts from and to a 16-bit float go through f32.
 fn cast(x: &str, from: DType, to: DType) -> String {
     let is_reduced = |dtype: DType| dtype.compute() != dtype;
     let through_f32 = || cast(&cast(x, from, DType::F32), DType::F32, to);
@@ -136,7 +136,7 @@ fn cast(x: &str, from: DType, to: DType) -> String {
     }
 }
 
-/// Checks that arithmetic has an operand of a type in which there is arithmetic.
+/// Checks that arithmetic has an operand of a type that supports arithmetic.
 fn assert_computes(what: &dyn std::fmt::Debug, dtype: DType) {
     assert!(dtype == dtype.compute(), "{what:?} on {dtype}: arithmetic on 16-bit floats is done in float32");
 }
@@ -223,14 +223,14 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
     }
 }
 
-/// A body being printed: which of its values have a name already.
+/// A printer of a body's statements, which tracks the values that already have a name.
 pub(super) struct Statements<'k> {
     body: &'k Body,
-    /// The way in which the element of an input is written.
+    /// The expression for the element of an input.
     load: Box<dyn Fn(usize) -> String + 'k>,
 }
 
-/// The values that are defined at a place of the text, by node.
+/// The values that are defined at a position of the text, by node.
 pub(super) type Defined = Vec<bool>;
 
 impl<'k> Statements<'k> {
@@ -254,7 +254,7 @@ impl<'k> Statements<'k> {
         }
     }
 
-    /// Returns the nodes that the roots need and that `wanted` admits, without those that are defined.
+    /// Returns the nodes that the roots need and that `wanted` admits, except those that are already defined.
     fn missing<'s>(
         &'s self,
         roots: &[ExprId],
@@ -284,7 +284,7 @@ impl<'k> Statements<'k> {
         inputs
     }
 
-    /// Returns whether [`Statements::define`] would ask for an inner coordinate.
+    /// Returns whether [`Statements::define`] would read an inner coordinate.
     pub fn reads_inner(&self, roots: &[ExprId], defined: &Defined) -> bool {
         let is_inner = |index| matches!(self.body.nodes[index], Node::Index(Dimension::Inner(_)));
         self.missing(roots, defined, |_| true).any(is_inner)
@@ -308,7 +308,7 @@ impl<'k> Statements<'k> {
         }
     }
 
-    /// Returns the expression of a node, where it has a name of its own.
+    /// Returns the expression of a node; `None` if the node has no name of its own.
     fn expression(&self, index: usize) -> Option<String> {
         let body = self.body;
         let dtype = body.dtypes[index];
@@ -355,16 +355,16 @@ impl<'k> Statements<'k> {
     }
 }
 
-/// The names that code for a floating-point dtype is written with where it is not a body.
+/// The C++ names for a floating-point dtype in kernels that are not printed from a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FloatNames {
     /// The type of an element.
     pub element: &'static str,
-    /// The type in which sums are done.
+    /// The type in which sums are computed.
     pub sum: &'static str,
-    /// The function from an element to that type.
+    /// The function from an element to the sum's type.
     pub load: String,
-    /// The function back.
+    /// The function from the sum's type to an element.
     pub store: String,
 }
 

@@ -1,4 +1,4 @@
-//! Kernels over lists of tensors: a block finds its tensor, then its threads walk over their part of it.
+//! Kernels over lists of tensors: each block finds its tensor, then its threads iterate over their part of it.
 
 use crate::body::Output;
 use crate::foreach::{BLOCK, CHUNK, ForeachKernel, ForeachOperand};
@@ -8,13 +8,13 @@ use super::expression::{Statements, memory_type, scalar_type, stored};
 use super::prelude;
 use super::writer::Writer;
 
-/// Returns the translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as
-/// one structure by value. What inputs of one element and scalars determine is computed once per thread; where that says that every element stays
-/// what it is, none is read.
+/// Returns the translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`]
+/// as one structure by value. Values that depend only on scalars and on inputs of one element are computed once per thread. If
+/// they show that every element keeps its value, no element is read.
 ///
 /// # Panics
-/// Where the kernel is none: a body with reductions, coordinates, gathers or scatters, or an output whose dtype is not that of
-/// the input in whose place it is written.
+/// If the kernel is invalid: a body with reductions, coordinates, gathers or scatters, or an output whose dtype differs from that
+/// of the input that it overwrites.
 pub fn print_foreach(kernel: &ForeachKernel) -> String {
     let body = &kernel.body;
     let plain = body.reductions.is_empty()
@@ -35,10 +35,11 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
     prelude::needed_by(&code) + "\n" + &code
 }
 
-/// Elements that a thread loads before it stores the first.
+/// The number of elements that a thread loads before it stores the first.
 const AT_ONCE: u32 = 4;
 
-/// Finds the tensor of a block: of the arguments `a`, it reads `tensors`, how many there are, and the `first_block` of each.
+/// CUDA code that finds the tensor of a block. It reads from the arguments `a`: the number of `tensors`, and the `first_block` of
+/// each.
 pub const FIND_TENSOR: &str = "\
 // The last tensor that begins at this block or before.
 u32 tensor = 0;
@@ -66,11 +67,11 @@ fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
     writer.blank();
 }
 
-/// Returns the condition under which every output is the element that is in its place, if there is one for all.
+/// Returns the condition under which every output equals the element that it overwrites, if one condition covers all elements.
 fn unchanged(body: &Body, targets: &[u16]) -> Option<ExprId> {
     let node = |id: ExprId| &body.nodes[id.index()];
     let is_load = |id: ExprId, target: u16| matches!(*node(id), Node::Load { input } if input == target);
-    // A short float is cast to the compute dtype where it is loaded, and back where it is stored.
+    // A 16-bit float is cast to the compute dtype on loading, and back on storing.
     let is_element = |id: ExprId, target: u16| match *node(id) {
         Node::Cast(loaded) => {
             is_load(loaded, target) && body.dtype(id) == body.inputs[usize::from(target)].dtype.compute()
@@ -101,7 +102,8 @@ fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
             memory_type(body.inputs[number].dtype)
         ));
     }
-    // Outputs may be any input's memory, so a compiler loads nothing before an earlier store: several elements' loads come first.
+    // Outputs may alias any input, so a compiler moves no load before an earlier store: the loads of several elements are printed
+    // first.
     let load = |number: usize| match kernel.operands[number] {
         ForeachOperand::Shared => format!("*a.input{number}"),
         ForeachOperand::PerTensor => format!("*input{number}"),

@@ -1,5 +1,5 @@
 //! Rows that their threads hold: elements are loaded as vectors, many at a time, and stay in registers from the first pass to the
-//! last. [`Held`] says what is kept.
+//! last. [`Held`] determines which values are kept.
 
 use crate::Kernel;
 use crate::body::OutputPlace;
@@ -10,10 +10,10 @@ use super::expression::{Defined, memory_type, neutral, stored};
 use super::row::RowPrinter;
 use super::writer::Writer;
 
-/// Returns what a kernel whose class holds rows keeps.
+/// Returns the values that a kernel keeps, whose class holds rows.
 ///
 /// # Panics
-/// Where the class does not allow it.
+/// If the class does not allow it.
 pub(super) fn of(kernel: &Kernel) -> Held {
     let (class, name) = (&kernel.class, &kernel.name);
     let threads = class.threads_of_a_row();
@@ -24,14 +24,14 @@ pub(super) fn of(kernel: &Kernel) -> Held {
         .unwrap_or_else(|| panic!("{name}: an output of a row that is held reads no single element"))
 }
 
-/// Checks that the points of a kernel are one dimension, without runs and without rows abreast.
+/// Checks that the points of a kernel have one dimension, without runs and without rows abreast.
 pub(super) fn assert_is_one_dimension(kernel: &Kernel) {
     let Kernel { class, name, .. } = kernel;
     let one = class.inner_rank == 1 && class.rows_abreast == 1 && class.cascade == 1;
     assert!(one, "{name}: a row that is held or online is one dimension without runs, not abreast of others");
 }
 
-/// Returns the bytes of shared memory that a block has for vectors of its threads.
+/// Returns the bytes of a block's shared memory for vectors of its threads.
 pub(super) fn shared_bytes(kernel: &Kernel) -> u32 {
     let Kernel { class, body, .. } = kernel;
     let held = of(kernel);
@@ -40,7 +40,7 @@ pub(super) fn shared_bytes(kernel: &Kernel) -> u32 {
     u32::from(class.shared) * class.threads_of_a_row() * u32::from(class.vector) * bytes as u32
 }
 
-/// The most vectors of a thread that are handled by statements of their own rather than in a loop.
+/// The most vectors of a thread that are printed as separate statements rather than a loop.
 const UNROLLED: u8 = 16;
 
 impl RowPrinter<'_> {
@@ -56,7 +56,7 @@ impl RowPrinter<'_> {
         self.close_rows(writer);
     }
 
-    /// Prints the passes over a row of which some values are defined, and what is written of it.
+    /// Prints the passes over a row and the stores of its outputs. `defined` has the values that are already defined.
     pub(super) fn print_passes(&self, held: &Held, mut defined: Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         for (pass, reductions) in held.passes.iter().enumerate() {
@@ -76,31 +76,31 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Returns the type of a vector of an operand's elements.
+    /// Returns the vector type of an operand's elements.
     pub(super) fn pack(&self, dtype: crate::DType) -> String {
         format!("pack<{}, {}>", memory_type(dtype), self.kernel.class.vector)
     }
 
-    /// Returns where a row of an operand begins.
+    /// Returns the pointer to the beginning of an operand's row.
     pub(super) fn start(&self, operand: &str) -> String {
         if self.kernel.class.contiguous { "row_start".to_owned() } else { format!("start_{operand}") }
     }
 
-    /// Opens the loop over the vectors of a thread, inside of which `first` is the first point of one that the row has.
+    /// Opens the loop over a thread's vectors of the row. Inside, `first` is the first point of the vector.
     fn open_vectors(&self, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let (threads, vector) = (class.threads_of_a_row(), class.vector);
         writer.line(if class.held <= UNROLLED { "#pragma unroll" } else { "#pragma unroll 4" });
         writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
         writer.line(&format!("const {index} first = (k * {threads} + lane) * {vector};"));
-        // Where vectors are in registers, the compiler would keep more of them under way than there is room for.
+        // When vectors are in registers, an unrolled loop would have more loads in flight than there are registers.
         writer.open(&match (class.streamed, class.held) {
             (Some(_), 2..) => format!("if (k < {} || first < points)", class.held - 1),
             _ => "if (first < points)".to_owned(),
         });
     }
 
-    /// Prints the loads that come before a pass: those of elements that stay, of which it is the first to need them.
+    /// Prints the loads before a pass: those of kept elements that this pass is the first to need.
     fn print_loads(&self, held: &Held, pass: usize, writer: &mut Writer) {
         let inputs: Vec<usize> = held.loads[pass]
             .iter()
@@ -146,7 +146,7 @@ impl RowPrinter<'_> {
         format!("*(const {pack}*)(a.input{input} + {start} + first)")
     }
 
-    /// Opens the loop over the vectors of a pass, with the elements that it alone needs.
+    /// Opens the loop over the vectors of a pass, with the elements that only this pass needs.
     fn open_pass(&self, held: &Held, pass: usize, writer: &mut Writer) {
         let body = &self.kernel.body;
         self.print_loads(held, pass, writer);
@@ -167,8 +167,9 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed: the
-    /// compiler would give fewer threads more, where what they keep leaves room. Elements of 32 bits leave none.
+    /// Returns how many threads must share a multiprocessor's registers, so that some rows are loaded while others are computed.
+    /// Without this bound the compiler would use more registers per thread where the kept values leave room. Elements of 32 bits
+    /// leave none.
     fn sharing(&self) -> u32 {
         let class = &self.kernel.class;
         if class.threads_of_a_row() == 512 && class.vector > 4 { 1024 } else { 0 }
@@ -193,7 +194,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the reductions of a pass that are one value for the whole row.
+    /// Prints reductions whose result is one value that is the same for the whole row.
     pub(super) fn print_known(&self, reductions: &[usize], writer: &mut Writer) {
         let body = &self.kernel.body;
         for &number in reductions.iter().filter(|&&number| is_one_value(body, &self.at_points, number)) {

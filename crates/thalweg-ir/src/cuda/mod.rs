@@ -1,39 +1,37 @@
-//! CUDA C++ from kernels: [`print()`] writes what NVRTC compiles, [`launch_shape`] says how many threads run it.
+//! CUDA C++ from kernels: [`print()`] writes the source for NVRTC, [`launch_shape`] computes the grid and block size.
 //!
-//! The text is a function of the kernel and nothing else, so it is a cache key; a change of the printer shows in the
-//! snapshots of the tests. It needs no header: a prelude of our own has the 16-bit floats, the saturating casts and the
-//! combination of lanes, and only what the kernels mention is printed.
+//! The text is a function of the kernel only, so it serves as a cache key; a change of the printer shows in the snapshots of the
+//! tests. The text includes no header: a prelude of our own has the 16-bit floats, the saturating casts and the combination of
+//! lanes, and only those parts that the kernels mention are printed.
 //!
 //! # Forms
 //! - **Contiguous points.** A body without reductions whose operands are contiguous. A thread handles [`Class::vector`]
-//!   consecutive elements through loads and stores of up to 16 bytes, then the rest one by one.
-//! - **Strided points.** The same with coordinates: the linear index is divided once by each extent. Vectors lie along the last
-//!   dimension, in which some inputs may stay on one element.
-//! - **Tiles.** Strided points where inputs have their neighbours in another dimension than outputs ([`Class::turned`]): a block reads
-//!   a tile along the one, and writes it along the other.
-//! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp,
-//!   or a block. Where the points fit into their registers, the row is [`held`](Class::held): read once, as vectors.
-//!   Where it does not, and a GPU has clusters of blocks, it [streams](Class::streamed) through the shared memory of several blocks.
-//!   Where nothing but a greatest value and a sum of exponentials is asked for, it is read [`online`](Class::online): once, and not kept.
-//! - **Columns.** Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
-//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows, or of neighbouring vectors
-//!   of rows.
+//!   consecutive elements with loads and stores of up to 16 bytes, then the rest one by one.
+//! - **Strided points.** Points with coordinates: the linear index is divided once by each extent. Vectors run along the last
+//!   dimension, in which some inputs may repeat one element.
+//! - **Tiles.** Strided points where inputs are contiguous in another dimension than outputs ([`Class::turned`]): a block reads a
+//!   tile along one dimension and writes it along the other.
+//! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp, or
+//!   a block. If the points fit into their registers, the row is [`held`](Class::held): read once, as vectors. If they do not,
+//!   and the GPU has clusters of blocks, the row [streams](Class::streamed) through the shared memory of several blocks. If only
+//!   a greatest value and a sum of exponentials are needed, the row is read [`online`](Class::online): once, without keeping it.
+//! - **Columns.** If neighbouring rows are adjacent in memory, as in a sum over columns, a block works on [`Class::rows_abreast`]
+//!   of them, and neighbouring threads are the same lane of neighbouring rows, or of neighbouring vectors of rows.
 //!
-//! Reductions that need no earlier result share one pass over the row; what does not change inside a row is computed before the
+//! Reductions that need no earlier result share one pass over the row; values that are constant in a row are computed before the
 //! pass.
 //!
-//! Every form loops over its work in steps of the grid, so that any grid is right (of whole clusters, where they are) and [`launch_shape`] is only about
-//! speed.
+//! Every form loops over its work in steps of the grid, so that any grid (of complete clusters, where there are clusters) is
+//! correct, and [`launch_shape`] affects speed only.
 //!
 //! # Invariants
-//! - The order of a reduction is the one that the documentation of [`Class`] gives; with [`OPTIONS`] nothing is contracted
-//!   or flushed. So all that is correctly rounded has the bits of the host executor; [`accuracy`] has the bounds for the
-//!   rest.
-//! - A gathered element is read, and a scattered one written, only where its guard holds.
-//! - Every thread of a block reaches every barrier: loops around them depend on the block only, and threads without a row
+//! - The order of a reduction is the one that [`Class`] documents; with [`OPTIONS`] nothing is contracted or flushed. Every
+//!   operation that is correctly rounded therefore has the bits of the host executor; [`accuracy`] has the bounds for the others.
+//! - A gathered element is read, and a scattered one written, only where its guard is true.
+//! - Every thread of a block reaches every barrier: loops around barriers depend on the block only, and threads without a row
 //!   take part with no points.
 //!
-//! It compiles nothing and knows no device: the number of multiprocessors is an argument.
+//! This module compiles nothing and uses no device: the number of multiprocessors is an argument.
 
 pub mod accuracy;
 mod columns;
@@ -56,20 +54,21 @@ pub use expression::FloatNames;
 pub use foreach::{FIND_TENSOR, print_foreach};
 pub use prelude::with_prelude;
 
-/// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
+/// The options that NVRTC needs in addition to the architecture: the language, and no contraction of a·b + c, so that a kernel
 /// rounds where its body does.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 
-/// Threads of a block where a thread has points of its own.
+/// Threads of a block if each thread has its own points.
 const POINT_BLOCK: u32 = 256;
-/// Threads of a block where up to a warp works on a row.
+/// Threads of a block if up to a warp works on a row.
 const ROW_BLOCK: u32 = 128;
-/// Blocks a multiprocessor, at most, of threads that handle one element at a time: a block is little work next to its start.
-/// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
+/// The most blocks per multiprocessor for kernels whose threads handle one element at a time: starting a block costs more than
+/// its work. Other kernels have one block per part of their work, so that no multiprocessor waits for another at the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
-/// Blocks a multiprocessor, at most, of threads that draw random numbers: as many as PyTorch's kernels have where a multiprocessor holds 2,048 threads, so that the
-/// elements that a thread comes to one after the other take the words of one block ([`philox`](crate::philox)).
+/// The most blocks per multiprocessor for kernels that draw random numbers. PyTorch's kernels have the same number on a
+/// multiprocessor of 2,048 threads, so that the elements that a thread handles in turn use the words of one block
+/// ([`philox`](crate::philox)).
 const DRAWING_BLOCKS: u64 = 8;
 
 /// The numbers of blocks and threads of a launch.
@@ -81,11 +80,12 @@ pub struct LaunchShape {
     pub block: [u32; 3],
 }
 
-/// The most blocks of a launch that may begin before the kernel in front of it is complete.
+/// The most blocks of a launch that may begin before the preceding kernel is complete.
 const MOST_EARLY_BLOCKS: u64 = 512;
 
-/// Returns whether a kernel of the loop IR is launched before the kernel in front of it is complete, for which it waits itself: where it is so
-/// small that its launch takes as long as its work, and its blocks take no room from that kernel's.
+/// Returns whether a kernel of the loop IR is launched before the preceding kernel is complete, for which it then waits itself.
+/// This holds for small kernels, whose launch takes as long as their work and whose blocks take no room from the preceding
+/// kernel's.
 pub fn is_programmatic(shape: &LaunchShape) -> bool {
     shape.grid.iter().map(|&side| u64::from(side)).product::<u64>() <= MOST_EARLY_BLOCKS
 }
@@ -94,16 +94,16 @@ pub fn is_programmatic(shape: &LaunchShape) -> bool {
 /// of [`LaunchArguments`](crate::LaunchArguments).
 ///
 /// # Panics
-/// Where the kernel is none: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are not a power of
+/// If the kernel is invalid: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are not a power of
 /// two, a vector in a body with reductions.
 pub fn print(kernel: &Kernel) -> String {
     print_unit(&[kernel])
 }
 
-/// Prints several kernels in one translation unit, which compiles much faster than as many units. Names must differ.
+/// Prints several kernels in one translation unit, which compiles much faster than one unit per kernel. Names must differ.
 ///
 /// # Panics
-/// As [`print()`], and where two kernels have one name.
+/// Under the conditions of [`print()`], and if two kernels have the same name.
 pub fn print_unit(kernels: &[&Kernel]) -> String {
     let mut names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
     names.sort_unstable();
@@ -116,10 +116,10 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
     prelude::needed_by(&code) + &code
 }
 
-/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors. Of [clusters](Class::streamed) these may be more than run at
-/// once, of which the last would wait for the first: the driver knows.
+/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors. For [clusters](Class::streamed) this may
+/// be more than can run at once, so that the last would wait for the first: only the driver knows how many can.
 ///
-/// The grid is never empty: the caller skips a geometry without rows or points itself.
+/// The grid is never empty: the caller must skip a geometry without rows or points.
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
     let class = &kernel.class;
     let threads_of_a_row = u64::from(class.threads_of_a_row());
@@ -152,7 +152,7 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
     LaunchShape { grid: [blocks.clamp(1, most) as u32, 1, 1], block: [threads, 1, 1] }
 }
 
-/// Returns the bytes of dynamic shared memory that each block of a launch has.
+/// Returns the bytes of dynamic shared memory of each block of a launch.
 pub fn shared_memory_bytes(kernel: &Kernel) -> u32 {
     match kernel.class.streamed {
         Some(streamed) => streamed::shared_bytes(kernel, streamed),
@@ -161,8 +161,8 @@ pub fn shared_memory_bytes(kernel: &Kernel) -> u32 {
     }
 }
 
-/// Returns whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
-/// once for several points.
+/// Returns whether threads have their own points rather than rows: nothing is combined, and no output is written once for several
+/// points.
 fn works_by_points(kernel: &Kernel) -> bool {
     let body = &kernel.body;
     body.reductions.is_empty()
@@ -281,14 +281,14 @@ fn index_type(class: &Class) -> &'static str {
     if class.narrow_index { "u32" } else { "u64" }
 }
 
-/// Prints the line that opens a kernel's entry point. A block has at most so many threads, and registers are such that so many blocks
-/// share a multiprocessor.
+/// Prints the line that opens a kernel's entry point. A block has at most `threads` threads, and registers are limited so that at
+/// least `blocks` blocks share a multiprocessor.
 fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
     let bounds = if blocks > 1 { format!("{threads}, {blocks}") } else { threads.to_string() };
     open_entry_with(kernel, &format!("__launch_bounds__({bounds})"), writer);
 }
 
-/// Prints the line that opens an entry point with these attributes, and what each kernel does first.
+/// Prints the line that opens an entry point with these attributes, and the statements with which each kernel begins.
 fn open_entry_with(kernel: &Kernel, attributes: &str, writer: &mut Writer) {
     writer.open(&format!(
         "extern \"C\" __global__ void {attributes} {name}(const __grid_constant__ {name}_arguments a)",
@@ -320,17 +320,17 @@ fn split_index(linear: &str, dimensions: &[(String, String)], index: &str, write
     }
 }
 
-/// Returns the row coordinates with the arguments that hold their extents.
+/// Returns the row coordinates with the arguments that contain their extents.
 fn row_dimensions(class: &Class) -> Vec<(String, String)> {
     (0..class.row_rank).map(|d| (format!("row{d}"), format!("row_extent{d}"))).collect()
 }
 
-/// Returns the inner coordinates with the arguments that hold their extents.
+/// Returns the inner coordinates with the arguments that contain their extents.
 fn inner_dimensions(class: &Class) -> Vec<(String, String)> {
     (0..class.inner_rank).map(|d| (format!("inner{d}"), format!("inner_extent{d}"))).collect()
 }
 
-/// Returns the sum of coordinates times strides of an operand: `group` is `row` or `inner`.
+/// Returns the code of an operand's offset, coordinates times strides: `group` is `row` or `inner`.
 fn offset(operand: &str, group: &str, rank: u8, index: &str) -> String {
     let terms: Vec<String> =
         (0..rank).map(|d| format!("{group}{d} * {index}(a.{operand}_{group}_stride{d})")).collect();

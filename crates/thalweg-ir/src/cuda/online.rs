@@ -1,4 +1,4 @@
-//! Rows that are read once: see [`Online`]. And reductions to which one point gives a value, whose element is loaded by itself.
+//! Rows that are read once ([`Online`]), and reductions to which one point contributes, whose element is loaded separately.
 
 use crate::online::{Online, Picked, picked};
 use crate::{DType, Kernel, ReduceOp, Scalar};
@@ -13,7 +13,7 @@ const AT_ONCE: u8 = 8;
 /// Returns the reductions of a kernel whose class is online.
 ///
 /// # Panics
-/// Where the class does not allow it.
+/// If the class does not allow it.
 pub(super) fn of(kernel: &Kernel) -> Online {
     let (class, name) = (&kernel.class, &kernel.name);
     let threads = class.threads_of_a_row();
@@ -52,8 +52,8 @@ impl RowPrinter<'_> {
         self.close_rows(writer);
     }
 
-    /// Prints the pass, and the tree over the threads. A thread starts from the least number that there is, so that no infinity is
-    /// taken from another.
+    /// Prints the pass, and the tree over the threads. A thread starts from the lowest finite number, so that an infinity is
+    /// never subtracted from another.
     fn print_pass_online(&self, online: &Online, defined: &Defined, writer: &mut Writer) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         let (threads, vector) = (class.threads_of_a_row(), class.vector);
@@ -116,7 +116,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints where the one point of a reduction is, and loads its elements, which arrive while the row is read.
+    /// Prints the place of a reduction's one point and the loads of its elements, which arrive while the row is read.
     pub(super) fn print_place(
         &self,
         number: usize,
@@ -139,7 +139,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints a reduction to which one point gives a value.
+    /// Prints a reduction to which one point contributes.
     pub(super) fn print_picked(&self, number: usize, picked: Picked, defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let dtype = body.dtype(picked.value);
@@ -158,7 +158,7 @@ impl RowPrinter<'_> {
     }
 }
 
-/// Returns the least number of a dtype that is not an infinity.
+/// Returns the lowest finite number of a dtype.
 fn lowest(dtype: DType) -> String {
     let lowest = if dtype == DType::F32 { f64::from(f32::MIN) } else { f64::MIN };
     literal(Scalar::F64(lowest), dtype)

@@ -1,4 +1,4 @@
-//! Kernels whose threads have points of their own: bodies without reductions.
+//! Kernels whose threads have their own points: bodies without reductions.
 
 use crate::body::{InputKind, OutputPlace};
 use crate::{DType, ExprId, Kernel};
@@ -16,8 +16,8 @@ pub(super) fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
         .collect()
 }
 
-/// Returns how many vectors of each input a thread loads before it uses the first: with few inputs one alone would leave too
-/// little under way.
+/// Returns how many vectors of each input a thread loads before it uses the first: with few inputs, one vector each would leave
+/// too few loads in flight.
 pub(super) fn vectors_at_once(kernel: &Kernel) -> u32 {
     if kernel.class.vector > 1 && kernel.body.inputs.len() < 4 { 2 } else { 1 }
 }
@@ -29,7 +29,7 @@ fn print_counts(index: &str, writer: &mut Writer) {
     writer.line(&format!("const {index} thread = {index}(blockIdx.x) * blockDim.x + threadIdx.x;"));
 }
 
-/// Prints the kernel of a contiguous class: one function for a point, called for vectors and for the rest.
+/// Prints the kernel of a contiguous class: one function for a point, called for vectors and for the remaining points.
 pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
     let index = index_type(&kernel.class);
     let inputs = loaded_inputs(kernel);
@@ -179,7 +179,7 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     writer.close("");
 }
 
-/// Prints where the operands of a strided kernel are.
+/// Prints the offsets of the operands of a strided kernel.
 fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     let index = index_type(class);
@@ -205,7 +205,7 @@ fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
     }
 }
 
-/// Returns the body at one point. All values come before the first store, so that an output may be an input's memory.
+/// Prints the body at one point. All values are computed before the first store, so that an output may overwrite an input.
 fn print_outputs(
     kernel: &Kernel,
     input: &dyn Fn(usize) -> String,
@@ -215,7 +215,7 @@ fn print_outputs(
     print_values(kernel, &Statements::new(&kernel.body, input), output, writer);
 }
 
-/// Prints the values and the stores of the outputs at one point, where the statements say how elements are loaded.
+/// Prints the values and the stores of the outputs at one point; the statements determine how elements are loaded.
 pub(super) fn print_values(
     kernel: &Kernel,
     statements: &Statements<'_>,

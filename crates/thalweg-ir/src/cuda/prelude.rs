@@ -1,7 +1,7 @@
 //! The functions that generated code may call: types, casts, and the combination of lanes.
 //!
-//! Each fragment defines one name. A unit gets the fragments whose names it mentions, and those that they mention: there is
-//! no list of uses to keep right.
+//! Each fragment defines one name. A unit gets the fragments whose names it mentions, and those that these mention: there is no
+//! list of uses to maintain.
 
 /// The names of the types, which every unit has.
 const TYPES: &str = "\
@@ -17,7 +17,7 @@ typedef float f32;
 typedef double f64;
 ";
 
-/// A definition, and the name that calls for it.
+/// A definition, and the name whose mention requires it.
 struct Fragment {
     name: &'static str,
     text: &'static str,
@@ -27,7 +27,8 @@ const fn fragment(name: &'static str, text: &'static str) -> Fragment {
     Fragment { name, text }
 }
 
-/// The type of complex numbers with parts of a type of floats, and its arithmetic. A quotient is Smith's, as on the host.
+/// The type of complex numbers with parts of a type of floats, and its arithmetic. Quotients use Smith's algorithm, as on the
+/// host.
 macro_rules! complex {
     ($complex:literal, $float:literal, $abs:literal) => {
         concat!(
@@ -104,7 +105,7 @@ static __device__ __forceinline__ ",
     };
 }
 
-/// In an order in which each uses only those before it.
+/// All fragments, in an order in which each uses only those before it.
 const FRAGMENTS: &[Fragment] = &[
     fragment(
         "launch_dependents",
@@ -405,8 +406,8 @@ static __device__ __forceinline__ T combine_abreast(T value, void* const shared,
     fragment("streamed_rows", include_str!("streamed.cu")),
 ];
 
-/// Returns a translation unit: the code, behind those parts of the prelude (types, conversions, sums of a warp and a block) that it
-/// mentions.
+/// Returns a translation unit: the parts of the prelude (types, conversions, sums of a warp and a block) that the code mentions,
+/// then the code.
 pub fn with_prelude(code: &str) -> String {
     needed_by(code) + "\n" + code
 }
@@ -424,7 +425,7 @@ pub(crate) fn needed_by(code: &str) -> String {
     needed.concat()
 }
 
-/// Returns whether the text has this word.
+/// Returns whether the text contains this word.
 fn mentions(text: &str, word: &str) -> bool {
     let inside_word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     text.match_indices(word).any(|(start, _)| {

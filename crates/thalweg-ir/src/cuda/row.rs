@@ -1,6 +1,6 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 //!
-//! This module is a hub: `held`, `streamed` and `online` print forms of row, with the printer of this one.
+//! This module is a hub: `held`, `streamed` and `online` print special forms of row with its printer.
 
 use crate::body::{InputKind, OutputPlace};
 use crate::held::passes;
@@ -12,7 +12,7 @@ use super::expression::{Defined, Statements, binary, combining, neutral, reporte
 use super::writer::Writer;
 use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
-/// A row kernel while it is printed.
+/// A printer of a row kernel.
 pub(super) struct RowPrinter<'k> {
     pub kernel: &'k Kernel,
     pub index: &'static str,
@@ -27,7 +27,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     let held = (class.held > 0).then(|| super::held::of(kernel));
     let kept: Vec<bool> = match &held {
         Some(held) => held.kept.clone(),
-        // One by one from vectors that were loaded before.
+        // One by one, from vectors that were loaded before.
         None if class.online => vec![true; kernel.body.inputs.len()],
         None => Vec::new(),
     };
@@ -66,8 +66,8 @@ impl RowPrinter<'_> {
         self.close_rows(writer);
     }
 
-    /// Opens the kernel's entry point, with the memory in which a block combines its warps. So many threads at least share the registers
-    /// of a multiprocessor.
+    /// Opens the kernel's entry point, with the memory in which a block combines its warps. At least `sharing` threads share the
+    /// registers of a multiprocessor.
     pub fn open_entry(&self, sharing: u32, writer: &mut Writer) {
         let (threads, abreast) = (self.kernel.class.threads_of_a_row(), self.kernel.class.threads_abreast());
         let block = if abreast > 1 || threads > 32 { threads * abreast } else { ROW_BLOCK };
@@ -80,7 +80,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Returns whether threads combine what they have of a row.
+    /// Returns whether threads combine their parts of a row.
     fn combines(&self) -> bool {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let is_combined = |number| {
@@ -89,8 +89,8 @@ impl RowPrinter<'_> {
         !(class.held > 0 || class.online) || (0..body.reductions.len()).any(is_combined)
     }
 
-    /// Closes the loop over rows and the entry point. Each reduction of a block has memory of its own, so that only a single one
-    /// could meet the row before.
+    /// Closes the loop over rows and the entry point. Each reduction of a block has its own shared memory, so only a single
+    /// reduction could overwrite values of the previous row too early: it needs a barrier.
     pub fn close_rows(&self, writer: &mut Writer) {
         let is_block = self.kernel.class.threads_of_a_row() > 32 && self.abreast() == 1;
         if is_block && self.kernel.body.reductions.len() == 1 {
@@ -100,13 +100,13 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// Returns how many rows a block takes, neighbouring threads neighbouring rows.
+    /// Returns how many rows a block handles, with neighbouring rows in neighbouring threads.
     fn abreast(&self) -> u32 {
         u32::from(self.kernel.class.rows_abreast)
     }
 
-    /// Opens the loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
-    /// far as they are needed.
+    /// Opens the loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are defined
+    /// as far as they are needed.
     pub fn open_rows(&self, writer: &mut Writer) {
         let index = self.index;
         writer.line(&format!("const {index} rows = {index}(a.rows);"));
@@ -144,7 +144,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Opens the loop of a block over rows of which it takes several at a time; `mine` is which of them the thread's is. A thread
+    /// Opens the loop of a block over rows of which it handles several at a time; `mine` is the thread's row among them. A thread
     /// without a row takes part with no points.
     fn open_shared_rows(&self, per_block: u32, mine: &str, writer: &mut Writer) {
         let index = self.index;
@@ -157,7 +157,7 @@ impl RowPrinter<'_> {
         writer.line(&format!("const {index} points = active ? {index}(a.points) : 0;"));
     }
 
-    /// Prints where the row's elements begin, operand by operand.
+    /// Prints the start of the row in each operand.
     pub fn print_row_places(&self, writer: &mut Writer) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         if class.contiguous {
@@ -175,7 +175,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Returns the names of the strided inputs that are read where they lie.
+    /// Returns the names of the strided inputs that are read from global memory.
     fn inputs_in_place(&self) -> impl Iterator<Item = String> {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         (0..body.inputs.len())
@@ -184,7 +184,7 @@ impl RowPrinter<'_> {
             .map(|number| format!("input{number}"))
     }
 
-    /// Prints one pass over the row for reductions that do not need each other.
+    /// Prints one pass over the row for reductions that do not depend on each other.
     fn print_pass(&self, pass: &[usize], defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
@@ -220,7 +220,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Returns the name of a reduction's partial result on a level of the cascade.
+    /// Returns the name of a reduction's partial result at a level of the cascade.
     fn so_far(&self, level: u8, number: usize) -> String {
         if level + 1 == self.kernel.class.cascade {
             format!("reduced{number}")
@@ -235,7 +235,7 @@ impl RowPrinter<'_> {
         writer.line(&format!("{so_far} = {};", binary(combining(reduction.op), so_far, value, dtype)));
     }
 
-    /// Returns where the points of a lane begin and end inside of the runs of a level; of the row, if there are none.
+    /// Returns the first and the last point of a lane in the runs of a level; in the row, if there are no runs.
     fn run(&self, levels: u8, level: u8) -> [String; 2] {
         if level < levels {
             return ["begin", "end"].map(|name| format!("{name}{level}"));
@@ -262,7 +262,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the tree over the threads of a row, whose own results have this name.
+    /// Prints the tree over the threads of a row, whose partial results are named `own`.
     pub fn print_combination(&self, number: usize, own: &str, writer: &mut Writer) {
         let function = self.combining_function(number);
         let combined = match self.kernel.class.threads_of_a_row() {
@@ -285,12 +285,12 @@ impl RowPrinter<'_> {
         format!("[](const {value} x, const {value} y) {{ return {combined}; }}")
     }
 
-    /// Defines what values need and what is the same at all points of the row.
+    /// Defines the values that the roots need and that are the same at all points of the row.
     pub fn define_for_row(&self, roots: &[ExprId], defined: &mut Defined, writer: &mut Writer) {
         self.statements.define(roots, defined, |index| !self.at_points[index], writer);
     }
 
-    /// Defines what values need at the current point, and where these outputs are.
+    /// Defines the values that the roots need at the current point, and the places of these outputs.
     fn define_at_point(&self, roots: &[ExprId], outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let inputs = self.statements.loads(roots, defined);
@@ -306,18 +306,18 @@ impl RowPrinter<'_> {
         self.statements.define(roots, &mut defined.clone(), |index| self.at_points[index], writer);
     }
 
-    /// Returns whether the points of a row are walked by nested loops: one lane visits them all in order, so that it needs no
-    /// divisions to find its coordinates.
+    /// Returns whether nested loops visit the points of a row: one lane visits them all in order, so it needs no divisions to
+    /// find its coordinates.
     fn nests_points(&self) -> bool {
         self.kernel.class.lanes == 1 && self.kernel.class.inner_rank > 1 && self.kernel.class.cascade == 1
     }
 
-    /// Opens the loop or loops over a lane's points and defines the inner coordinates; how many it opened.
+    /// Opens the loop or loops over a lane's points and defines the inner coordinates. Returns the number of loops opened.
     fn open_points(&self, writer: &mut Writer) -> usize {
         self.open_points_of(&self.run(0, 0), writer)
     }
 
-    /// Opens a loop as [`RowPrinter::open_points`] does, from a point to another one.
+    /// Opens the loop or loops of [`RowPrinter::open_points`] over a range of points.
     fn open_points_of(&self, [begin, end]: &[String; 2], writer: &mut Writer) -> usize {
         let (class, index) = (&self.kernel.class, self.index);
         let dimensions = inner_dimensions(class);
@@ -340,7 +340,7 @@ impl RowPrinter<'_> {
         1
     }
 
-    /// Prints the outputs of the row, by its first lane, then those of its points, by all.
+    /// Prints the outputs of the row, written by its first lane, then those of its points, written by all.
     fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
@@ -363,8 +363,8 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at the
-    /// row's first point.
+    /// Prints the outputs that are written once per row. Outputs that load elements (of operands that do not vary inside the row)
+    /// load them at the row's first point.
     pub fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let report = body.report.into_iter().flat_map(|report| report.operands());

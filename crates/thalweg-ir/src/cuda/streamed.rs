@@ -1,14 +1,16 @@
-//! Rows that stream through the shared memory of a cluster of blocks ([`Class::streamed`]): for rows too long for one multiprocessor's registers.
+//! Rows that stream through the shared memory of a cluster of blocks ([`Class::streamed`]), for rows too long for the registers
+//! of one multiprocessor.
 //!
-//! A block has some groups of threads, each with memory for a few rows. The copy engine brings a group's next rows while it computes one, each
-//! pass of which reads shared memory. What is the same for all rows is copied once. A reduction is combined by warps; each warp sends
-//! its result to the shared memory of every block of the cluster, so that all threads know it without a barrier of the cluster, and the
-//! other groups of a block compute meanwhile.
+//! A block has several groups of threads, each with memory for a few rows. The copy engine brings a group's next rows while the
+//! group computes one; each pass reads shared memory. Inputs that are the same for all rows are copied once. A reduction is
+//! combined by warps. Each warp sends its result to the shared memory of every block of the cluster, so that all threads receive
+//! it without a barrier of the cluster, and the other groups of a block compute meanwhile.
 //!
-//! # Why values that are sent do not meet
-//! An exchange has one of two places in turn. A warp sends its value of exchange n + 2 after it has read those of n + 1, which were complete: so every
-//! warp of the cluster had sent its value of n + 1, which each does after it has read those of n. So what n + 2 overwrites has been read.
-//! Blocks end together, so that none sends to one that has ended.
+//! # Why sent values do not overwrite each other
+//! An exchange alternates between two slots. A warp sends its value of exchange n + 2 after it has read the values of n + 1,
+//! which were complete. So every warp of the cluster had sent its value of n + 1, which each does after it has read the values of
+//! n. Exchange n + 2 therefore overwrites only values that have been read. Blocks end together, so that no block sends to one
+//! that has ended.
 
 use crate::body::{InputKind, Node};
 use crate::held::Held;
@@ -20,14 +22,14 @@ use super::row::RowPrinter;
 use super::writer::Writer;
 use super::{index_type, open_entry_with};
 
-/// Inputs that are copied to shared memory, with the bytes before each of them.
+/// Inputs that are copied to shared memory, each with the offset of its piece in bytes.
 struct Copied {
     inputs: Vec<(usize, u32)>,
     bytes: u32,
 }
 
 impl Copied {
-    /// Places the pieces of these inputs one behind the other.
+    /// Places the pieces of these inputs one after the other.
     fn of(kernel: &Kernel, streamed: Streamed, is_copied: impl Fn(usize) -> bool) -> Self {
         let (body, class) = (&kernel.body, &kernel.class);
         let elements = u32::from(class.held) * piece(class, streamed);
@@ -43,18 +45,18 @@ impl Copied {
         Self { inputs: inputs.collect(), bytes }
     }
 
-    /// Returns the inputs of rows, and those that are the same for all rows.
+    /// Returns the inputs that differ by row, and those that are the same for all rows.
     fn all(kernel: &Kernel, streamed: Streamed) -> [Self; 2] {
         [false, true].map(|column| Self::of(kernel, streamed, |input| streamed.is_column(input) == column))
     }
 
-    /// Returns the bytes of an element of each.
+    /// Returns the bytes of one element of every input together.
     fn bytes_of_an_element(&self, kernel: &Kernel) -> usize {
         self.inputs.iter().map(|&(input, _)| kernel.body.inputs[input].dtype.size_bytes()).sum()
     }
 }
 
-/// Returns the elements of a piece of a row: a vector for each thread of a group.
+/// Returns the number of elements of a piece of a row: a vector for each thread of a group.
 fn piece(class: &Class, streamed: Streamed) -> u32 {
     class.threads_of_a_group(streamed) * u32::from(class.vector)
 }
@@ -121,7 +123,7 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// Prints the copies of what is the same for all rows.
+    /// Prints the copies of inputs that are the same for all rows.
     fn print_columns_copied(&self, streamed: Streamed, rows: &Copied, columns: &Copied, writer: &mut Writer) {
         if columns.inputs.is_empty() {
             return;
@@ -180,7 +182,8 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// Prints the wait for a row, behind the loads of its single elements, which come meanwhile and are defined then.
+    /// Prints the wait for a row, after the loads of its single elements, which arrive meanwhile. Returns the values that are
+    /// defined then.
     fn print_arrival(&self, writer: &mut Writer) -> Defined {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let is_single =
@@ -198,7 +201,7 @@ impl RowPrinter<'_> {
         format!("copied{input}[k * {} + thread]", self.kernel.class.threads_of_a_group(streamed))
     }
 
-    /// Prints how the threads of a cluster combine what they have of a row.
+    /// Prints how the threads of a cluster combine their parts of a row.
     pub(super) fn print_exchange(&self, streamed: Streamed, combined: &[usize], writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let (cluster, threads) = (u32::from(streamed.cluster), class.threads_of_a_group(streamed));
@@ -233,7 +236,7 @@ impl RowPrinter<'_> {
     }
 }
 
-/// Prints how the first lane of a warp says what the warp will copy of a row.
+/// Prints how the first lane of a warp announces the bytes that the warp will copy of a row.
 fn print_expectation(thread: &str, barrier: &str, bytes_of_an_element: usize, writer: &mut Writer) {
     writer.open(&format!("if ({thread} == 0)"));
     writer.line(&format!("expect_bytes({barrier}, elements * {bytes_of_an_element});"));
@@ -241,7 +244,7 @@ fn print_expectation(thread: &str, barrier: &str, bytes_of_an_element: usize, wr
     writer.line("__syncwarp();");
 }
 
-/// Returns where the memory of a stage of a thread's group begins.
+/// Returns the code for the beginning of a stage's memory in a thread's group.
 fn stage_at(streamed: Streamed, rows: &Copied, stage: &str) -> String {
     format!("dynamic_shared + (group * {} + {stage}) * {}", streamed.stages, rows.bytes)
 }

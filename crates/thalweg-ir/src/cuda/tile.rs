@@ -1,5 +1,5 @@
 //! Points whose operands disagree on the fastest dimension, as in a transposition: a block reads a tile of each such input along
-//! the dimension in which its elements are neighbours, and writes along that of the outputs.
+//! the dimension in which the input's elements are adjacent, and writes along that of the outputs.
 
 use crate::{DType, Kernel};
 
@@ -8,15 +8,15 @@ use super::point::{loaded_inputs, print_values};
 use super::writer::Writer;
 use super::{POINT_BLOCK, index_type, open_entry, split_index};
 
-/// The points of a tile in both of its dimensions.
+/// The number of points of a tile in both of its dimensions.
 pub(super) const TILE: u32 = 64;
 
-/// Returns how many elements a row of a tile has in shared memory: as many as make neighbouring rows begin in other banks.
+/// Returns how many elements a row of a tile takes in shared memory, so that neighbouring rows begin in different banks.
 const fn pitch(dtype: DType) -> u32 {
     TILE + if dtype.size_bytes() < 4 { 4 / dtype.size_bytes() as u32 } else { 1 }
 }
 
-/// Returns how many tiles a space of these extents has, of the last dimension and the one that is turned.
+/// Returns the number of tiles of a space with these extents. Tiles cover the last and the turned dimension.
 pub(super) fn count(extents: &[u64], turned: u8) -> u64 {
     let tiled = |dimension: usize| dimension + 1 == extents.len() || dimension + 1 == usize::from(turned);
     let tiles = extents
@@ -26,11 +26,11 @@ pub(super) fn count(extents: &[u64], turned: u8) -> u64 {
     tiles.product()
 }
 
-/// A kernel over tiles while it is printed.
+/// A printer of a kernel over tiles.
 struct TilePrinter<'k> {
     kernel: &'k Kernel,
     index: &'static str,
-    /// The dimension in which outputs are written, and the one in which turned inputs are read.
+    /// The dimension in which outputs are written; `turned` is the one in which turned inputs are read.
     last: u8,
     turned: u8,
 }
@@ -104,7 +104,7 @@ impl TilePrinter<'_> {
         )
     }
 
-    /// Opens the loop over a thread's vectors of a tile that go along `along`, which is `read` or `written`.
+    /// Opens the loop over a thread's vectors of a tile that run along `along`, which is `read` or `written`.
     fn open_vectors(&self, along: &str, across: &str, writer: &mut Writer) {
         let (index, vector) = (self.index, u32::from(self.kernel.class.vector));
         let per_row = TILE / vector;
@@ -120,7 +120,7 @@ impl TilePrinter<'_> {
         writer.open("if (at_written < written && at_read < read)");
     }
 
-    /// Prints the loads of tiles: all of them are under way before the first is put into shared memory.
+    /// Prints the loads of tiles: all are in flight before the first is stored in shared memory.
     fn print_reads(&self, tiled: &[usize], writer: &mut Writer) {
         let vector = self.kernel.class.vector;
         let count = TILE * TILE / u32::from(vector) / POINT_BLOCK;
@@ -143,7 +143,7 @@ impl TilePrinter<'_> {
         writer.line("__syncthreads();");
     }
 
-    /// Prints what is computed at the points of a tile.
+    /// Prints the computation at the points of a tile.
     fn print_points(&self, plain: &[usize], writer: &mut Writer) {
         let (kernel, index, last) = (self.kernel, self.index, self.last);
         let (body, vector) = (&kernel.body, kernel.class.vector);

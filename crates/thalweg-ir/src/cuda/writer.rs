@@ -1,6 +1,6 @@
 //! Indented text.
 
-/// Lines with a depth.
+/// Lines of text with the current depth.
 #[derive(Default)]
 pub(super) struct Writer {
     text: String,
@@ -32,7 +32,7 @@ impl Writer {
         self.line(&format!("}}{tail}"));
     }
 
-    /// Returns the text, when every block is closed.
+    /// Returns the text; every block must be closed.
     pub fn finish(self) -> String {
         assert_eq!(self.depth, 0, "every block is closed");
         self.text

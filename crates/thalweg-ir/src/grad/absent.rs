@@ -1,10 +1,10 @@
-//! Gradients of which some of the outputs' gradients are absent.
+//! Gradients for calls in which the gradients of some outputs are absent.
 
 use crate::body::InputKind;
 use crate::{Binary, Body, BodyBuilder, ExprId, Node, ReduceOp, Unary, Value};
 
-/// Returns the body of a gradient, for calls in which these inputs, gradients of outputs, are absent: what would be multiplied with
-/// them is left out, so that a factor that is infinite or NaN does not count. Inputs and scalars keep their numbers.
+/// Returns the body of a gradient for calls in which these inputs, gradients of outputs, are absent. Products with them are left
+/// out, so that an infinite or NaN factor has no effect. Inputs and scalars keep their numbers.
 #[must_use]
 pub fn without_gradients(gradient: &Body, absent: &[usize]) -> Body {
     let builder = BodyBuilder::new();
@@ -20,7 +20,7 @@ pub fn without_gradients(gradient: &Body, absent: &[usize]) -> Body {
     builder.finish().pruned()
 }
 
-/// The expressions that remain; none where one is 0 because its gradient is absent.
+/// The expressions that remain; `None` where one is 0 because its gradient is absent.
 struct Remaining<'b> {
     gradient: &'b Body,
     builder: &'b BodyBuilder,
@@ -45,13 +45,13 @@ impl<'b> Remaining<'b> {
         }
     }
 
-    /// Returns a copy, or 0 in its place.
+    /// Returns the copy of an expression, or 0 if it does not remain.
     fn or_zero(&self, id: ExprId) -> Value<'b> {
         let zero = || self.builder.constant(0.0, self.gradient.dtype(id));
         self.copies[id.index()].unwrap_or_else(zero)
     }
 
-    /// Returns what remains of a node; a gradient is linear in the gradients of outputs.
+    /// Returns the part of a node that remains; a gradient is linear in the gradients of outputs.
     fn remains(&self, node: &Node, index: usize) -> Option<Value<'b>> {
         let copy = |id: ExprId| self.copies[id.index()];
         match *node {

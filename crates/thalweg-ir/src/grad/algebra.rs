@@ -1,6 +1,6 @@
-//! Arithmetic that leaves out what does nothing, so that derived bodies are as small as written ones.
+//! Arithmetic that omits operations without effect, so that derived bodies are as small as hand-written ones.
 //!
-//! Zeros are not folded: a gradient that is 0 is absent from the start, and 0 · x is not 0 where x is a NaN.
+//! Zeros are not folded: a gradient that is 0 is absent from the start, and 0 · x is not 0 where x is NaN.
 
 use crate::{Binary, DType, Node, Scalar, Unary, Value};
 
@@ -70,12 +70,12 @@ pub(super) fn div<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     }
 }
 
-/// Returns `value` where the condition holds, else 0.
+/// Returns `value` where the condition is true, else 0.
 pub(super) fn masked<'b>(condition: Value<'b>, value: Value<'b>) -> Value<'b> {
     condition.select(value, value.like(0.0))
 }
 
-/// Returns 0 where the condition holds, else `value`.
+/// Returns 0 where the condition is true, else `value`.
 pub(super) fn masked_out<'b>(condition: Value<'b>, value: Value<'b>) -> Value<'b> {
     condition.select(value.like(0.0), value)
 }
@@ -85,7 +85,7 @@ pub(super) fn power<'b>(a: Value<'b>, exponent: f64) -> Value<'b> {
     if exponent == 1.0 { a } else { a.pow(exponent) }
 }
 
-/// Returns the number that an exponent is, if it is a constant.
+/// Returns the value of an exponent that is a constant.
 pub(super) fn constant_exponent(value: Value<'_>) -> Option<f64> {
     constant(value)
 }

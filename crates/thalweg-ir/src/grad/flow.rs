@@ -1,14 +1,15 @@
-//! [`Flow`]: a gradient that flows where branches are taken.
+//! [`Flow`]: a gradient that flows only where certain branches are taken.
 
 use crate::Value;
 
 use super::algebra::{add, masked, masked_out};
 
-/// A condition, and which of its truth values takes the branch.
+/// A condition, and the truth value for which the branch is taken.
 pub(super) type Branch<'b> = (Value<'b>, bool);
 
-/// A gradient that flows where all branches of one of the paths are taken, and is 0 elsewhere, whatever the value is there: factors
-/// along a path never meet a 0 that stands for "not taken", so an infinite or NaN factor of a branch that is not taken does not count.
+/// A gradient that flows where all branches of at least one path are taken. Elsewhere it is 0, whatever its value is there.
+/// Factors along a path are never multiplied by a 0 that stands for "not taken", so an infinite or NaN factor of a branch that is
+/// not taken has no effect.
 #[derive(Clone)]
 pub(super) struct Flow<'b> {
     value: Value<'b>,
@@ -19,7 +20,7 @@ fn is_same(a: Branch<'_>, b: Branch<'_>) -> bool {
     a.0.id() == b.0.id() && a.1 == b.1
 }
 
-/// Returns the rests of the paths where a condition has a truth value.
+/// Returns the remaining branches of the paths on one side of a condition.
 fn on_side<'b>(paths: &[Vec<Branch<'b>>], (condition, side): Branch<'b>) -> Vec<Vec<Branch<'b>>> {
     let is_open = |path: &&Vec<Branch<'b>>| !path.iter().any(|&branch| is_same(branch, (condition, !side)));
     let rest = |path: &Vec<Branch<'b>>| {
@@ -28,7 +29,7 @@ fn on_side<'b>(paths: &[Vec<Branch<'b>>], (condition, side): Branch<'b>) -> Vec<
     paths.iter().filter(is_open).map(rest).collect()
 }
 
-/// Returns the value where one of the paths is taken, else 0; nothing if there are no paths.
+/// Returns the value where one of the paths is taken, else 0; `None` if there are no paths.
 fn bounded<'b>(value: Value<'b>, paths: &[Vec<Branch<'b>>]) -> Option<Value<'b>> {
     if paths.iter().any(Vec::is_empty) {
         return Some(value);
@@ -49,12 +50,12 @@ impl<'b> Flow<'b> {
         Self { value, paths: vec![Vec::new()] }
     }
 
-    /// Returns the value, which counts where a path is taken.
+    /// Returns the value, which counts only where a path is taken.
     pub(super) fn value(&self) -> Value<'b> {
         self.value
     }
 
-    /// Returns a gradient that follows from this one and flows where a branch is taken, too.
+    /// Returns a gradient that follows from this one and flows only where the branch is taken as well.
     pub(super) fn through(&self, value: Value<'b>, branch: Option<Branch<'b>>) -> Self {
         let Some(branch) = branch else { return Self { value, paths: self.paths.clone() } };
         let mut paths = on_side(&self.paths, branch);
@@ -64,17 +65,17 @@ impl<'b> Flow<'b> {
         Self { value, paths }
     }
 
-    /// Returns whether it flows nowhere: its branches exclude each other.
+    /// Returns whether the gradient flows nowhere, because its branches exclude each other.
     pub(super) fn is_nowhere(&self) -> bool {
         self.paths.is_empty()
     }
 
-    /// Returns the gradient, 0 where it does not flow.
+    /// Returns the gradient; 0 where it does not flow.
     pub(super) fn bounded(&self) -> Value<'b> {
         bounded(self.value, &self.paths).expect("a gradient that flows nowhere is left out")
     }
 
-    /// Returns the sum of gradients. Of those that flow on different sides of a condition it selects.
+    /// Returns the sum of gradients. Gradients that flow on different sides of a condition are joined by a select.
     pub(super) fn sum(flows: &[Self]) -> Option<Self> {
         let (everywhere, bounded): (Vec<&Self>, Vec<&Self>) =
             flows.iter().partition(|flow| flow.paths.iter().any(Vec::is_empty));
@@ -94,7 +95,7 @@ impl<'b> Flow<'b> {
         })
     }
 
-    /// Returns the gradient that is one or another by a condition.
+    /// Returns the gradient that is `yes` or `no` by a condition.
     fn of_sides(condition: Value<'b>, yes: Option<Self>, no: Option<Self>) -> Self {
         let value = match (&yes, &no) {
             (Some(yes), Some(no)) if yes.value.id() == no.value.id() => yes.value,

@@ -1,29 +1,28 @@
 //! [`gradient`]: the body that computes the gradient of a body.
 //!
-//! Reverse mode over the expressions, and through the reductions. A body says what happens at a point and what is combined
-//! over the points of a row; so does its gradient, which is one body again: that of log-softmax or of a variance is one
-//! kernel with its own reductions, and the gradient of a gradient is nothing special.
+//! The derivation is reverse mode over the expressions and through the reductions. A body describes a point and the combination
+//! of points over a row. So does its gradient, which is again one body: that of log-softmax or of a variance is one kernel with
+//! its own reductions, and the gradient of a gradient needs nothing special.
 //!
 //! # Two levels
-//! An expression belongs to the points or, when it follows from results of reductions alone, to the row. The adjoint of an
-//! expression lives where the expression does. What points contribute to the adjoint of a row's value is summed over the
-//! row first: the adjoint of a broadcast is a sum, the adjoint of a sum is a broadcast. Contributions are collected before
-//! they are summed, so a row's value costs one reduction however often points use it.
+//! An expression belongs to the points or, if it depends only on results of reductions, to the row. The adjoint of an expression
+//! is on the same level as the expression. Contributions of points to the adjoint of a row's value are summed over the row: the
+//! adjoint of a broadcast is a sum, the adjoint of a sum is a broadcast. Contributions are collected before they are summed, so a
+//! row's value costs one reduction however often points use it.
 //!
 //! # Conventions, which are PyTorch's
-//! - The maximum and the minimum of equal numbers share the gradient: half to each of two operands, an equal part to each
-//!   point of a row that attains the greatest value.
+//! - The maximum and the minimum of equal numbers share the gradient: half to each of two operands, an equal part to each point
+//!   of a row that attains the greatest value.
 //! - |x| has gradient 0 at 0; rounding has gradient 0; xʸ has gradient 0 in x where y = 0, and in y where x = 0 ≤ y.
 //! - Nothing flows through comparisons, integers, bools and [`Node::Detach`].
-//! - The branch that a select does not take does not matter, be its value or its derivative infinite or NaN: the gradient of a
-//!   select is a select between the gradients of its branches (the module `flow`). So formulas need no replaced operands where
-//!   their value is not wanted.
+//! - The branch that a select does not take has no effect, even if its value or its derivative is infinite or NaN: the gradient
+//!   of a select is a select between the gradients of its branches (the module `flow`). So formulas need not replace operands
+//!   where their value is not used.
 //! - The second derivatives of a product over a row leave out the terms between two factors where one of them is 0.
 //!
-//! # What it does not do
-//! It differentiates nothing with respect to gathered inputs (their gradient is a scatter, which no body is), and it sums
-//! nothing over broadcast dimensions: the gradient of an input is given at every point, and the code that broadcast the
-//! input sums.
+//! # Limits
+//! Nothing is differentiated with respect to gathered inputs: their gradient is a scatter, which is not a body. Nothing is summed
+//! over broadcast dimensions: the gradient of an input is computed at every point, and the code that broadcast the input sums it.
 
 mod absent;
 mod algebra;
@@ -42,13 +41,13 @@ use flow::Flow;
 /// The gradient of a body. See [`gradient`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gradient {
-    /// The body that computes it.
+    /// The body that computes the gradient.
     ///
-    /// Its inputs are those of the body, in order, then the gradient of each output, with the dtype and the geometry of that
-    /// output; [`Body::uses_input`] says which of them matter. Its scalars are those of the body. Its outputs are the
-    /// gradients of the inputs that were asked for, in order, at each point, in the dtype of the input.
+    /// Its inputs are those of the forward body, in order, then the gradient of each output, with the dtype and the geometry of
+    /// that output; [`Body::uses_input`] returns which of them are read. Its scalars are those of the forward body. Its outputs
+    /// are the requested gradients of the inputs, in order, at each point, in the dtype of the input.
     pub body: Body,
-    /// Of each output, whether it is 0 whatever the inputs are: nothing flows there.
+    /// For each output, whether it is 0 for all inputs because nothing flows there.
     pub is_zero: Vec<bool>,
 }
 
@@ -67,8 +66,8 @@ impl std::error::Error for NotDifferentiable {}
 /// Returns the gradient with respect to inputs, by their numbers.
 ///
 /// # Errors
-/// If an output is scattered; if an input does not exist, is not a float, or is gathered from; or if an output that is written once
-/// a row depends on such an input at single points, without a reduction.
+/// If an output is scattered; if an input does not exist, is not a float, or is gathered from; or if an output that is written
+/// once per row depends on such an input at single points, without a reduction.
 pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiable> {
     check_inputs(body, wrt)?;
     let at_points = body.point_dependent(|_| true);
@@ -111,7 +110,7 @@ fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
     Ok(())
 }
 
-/// Returns through which expressions a gradient flows to the inputs.
+/// Returns the expressions through which a gradient flows to the inputs.
 fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
     let mut carries = vec![false; body.nodes.len()];
     for (index, node) in body.nodes.iter().enumerate() {
@@ -132,7 +131,7 @@ fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
     carries
 }
 
-/// Returns where the gradients are written: at points, save that a body without points has but one kind of place.
+/// Returns where the gradients are written: at points, or, for a body that has rows only, once per row.
 fn gradient_place(
     body: &Body,
     at_points: &[bool],
@@ -153,12 +152,12 @@ fn gradient_place(
     Ok(OutputPlace::Point)
 }
 
-/// The parts of an expression's adjoint that were collected so far.
+/// The contributions to an expression's adjoint that were collected so far.
 #[derive(Clone, Default)]
 struct Adjoint<'b> {
     /// From uses on the expression's own level.
     here: Vec<Flow<'b>>,
-    /// From points, for an expression of the row: to be summed over them.
+    /// From points, for an expression of the row: these are summed over the points.
     from_points: Vec<Flow<'b>>,
 }
 
@@ -210,7 +209,7 @@ impl<'b> Reverse<'b> {
         reverse
     }
 
-    /// Returns a reduction of the new body.
+    /// Returns a reduction of the new body, shared if an equal one exists.
     fn reduce(&mut self, op: ReduceOp, value: Value<'b>) -> Value<'b> {
         let known = self.reductions.iter().find(|(other, id, _)| *other == op && *id == value.id());
         if let Some(&(_, _, result)) = known {
@@ -242,7 +241,7 @@ impl<'b> Reverse<'b> {
         }
     }
 
-    /// Visits all expressions, uses before operands.
+    /// Visits all expressions, each after all its uses.
     fn run(&mut self) {
         for index in (0..self.forward.nodes.len()).rev() {
             let Adjoint { mut here, from_points } = std::mem::take(&mut self.adjoints[index]);
@@ -270,7 +269,7 @@ impl<'b> Reverse<'b> {
         }
     }
 
-    /// Takes the gradient from the result of a reduction to the values that it combined.
+    /// Passes the gradient from the result of a reduction to the values that it combined.
     fn through_reduction(&mut self, number: usize, result: Value<'b>, flow: &Flow<'b>) {
         let reduction = self.forward.reductions[number];
         let value = self.copies[reduction.value.index()];
@@ -283,7 +282,8 @@ impl<'b> Reverse<'b> {
                 flow.through(div(adjoint, ties), Some((attains, true)))
             }
             ReduceOp::Product => {
-                // With no factor 0 the others' product is result / value; with one, only it has a gradient.
+                // If no factor is 0, the product of the others is result / value; if exactly one is 0, only that one has a
+                // gradient.
                 let is_zero = value.eq(0.0);
                 let zeros = self.reduce(ReduceOp::Sum, is_zero.to(value.dtype()));
                 let factor = is_zero.select(value.like(1.0), value);

@@ -1,10 +1,11 @@
-//! Removal of what no output needs.
+//! Removal of expressions that no output needs.
 
 use crate::{Body, ExprId, Node, Output, Report, Scatter};
 
 impl Body {
-    /// Returns the body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers, needed
-    /// or not. ([`Body::live`] counts what a reduction needs as needed, since a kernel runs all reductions of its body.)
+    /// Returns the body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers,
+    /// whether needed or not. ([`Body::live`] counts every expression that a reduction needs, since a kernel runs all reductions
+    /// of its body.)
     #[must_use]
     pub fn pruned(&self) -> Self {
         let mut nodes = vec![false; self.nodes.len()];
@@ -58,7 +59,7 @@ impl Body {
     }
 }
 
-/// Returns the place of each kept element among the kept ones.
+/// Returns the index of each kept element among the kept ones.
 fn places(kept: &[bool]) -> Vec<u32> {
     kept.iter()
         .scan(0, |next, &kept| {

@@ -7,7 +7,7 @@ use crate::{Binary, ExprId, Node, Unary, Value};
 use super::algebra::{add, constant_exponent, div, masked, mul, neg, power};
 use super::flow::Branch;
 
-/// Returns whether a primitive is constant between its jumps, so that nothing flows through it.
+/// Returns whether a primitive is constant between jumps, so that nothing flows through it.
 pub(super) const fn is_flat(op: Unary) -> bool {
     matches!(op, Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round)
 }
@@ -16,13 +16,13 @@ pub(super) const fn is_flat(op: Unary) -> bool {
 pub(super) struct Part<'b> {
     pub(super) operand: ExprId,
     pub(super) value: Value<'b>,
-    /// The branch that must be taken for it to flow.
+    /// The branch that must be taken for the part to flow.
     pub(super) branch: Option<Branch<'b>>,
 }
 
-/// Returns the parts of a node's adjoint that flow to its operands. `copy` gives operands, `result` is the node and `g` its adjoint;
-/// adjoints have the dtype in which there is arithmetic. Those of complex numbers are PyTorch's: the derivative with respect to the
-/// conjugate, so that a step against the gradient goes down; a product with a derivative is one with its conjugate.
+/// Returns the parts of a node's adjoint that flow to its operands. `copy` returns operands, `result` is the node and `g` its
+/// adjoint. Adjoints have the compute dtype. Those of complex numbers follow PyTorch: the derivative with respect to the
+/// conjugate, so that a step against the gradient descends; a derivative is multiplied by its conjugate.
 pub(super) fn operands<'b>(
     node: &Node,
     copy: impl Fn(ExprId) -> Value<'b>,
@@ -64,7 +64,7 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
         Unary::Abs => x.like(0.0).lt(x).select(g, masked(x.lt(0.0), neg(g))),
         Unary::Sqrt => div(g, y * 2.0),
         Unary::Exp => mul(g, y),
-        // Not y + 1, in which the digits of a small eˣ are lost.
+        // Not y + 1, which loses the digits of a small eˣ.
         Unary::Expm1 => mul(g, x.exp()),
         Unary::Log => div(g, x),
         Unary::Log1p => div(g, x + 1.0),
@@ -105,9 +105,9 @@ fn binary<'b>(op: Binary, a: Value<'b>, b: Value<'b>, y: Value<'b>, g: Value<'b>
             let part = div(g, b.conj());
             (part, neg(mul(part, y.conj())))
         }
-        // a − fmod(a, b) is a multiple of b, so the rounding finds the whole quotient even where a / b rounds up to it.
+        // a − fmod(a, b) is a multiple of b, so rounding finds the exact quotient even where a / b rounds up to it.
         Binary::Rem => {
-            // Of a division by 0 and of infinity the remainder is NaN, and the quotient is not.
+            // For a division by 0, and for an infinite a, the remainder is NaN, but the quotient is not.
             let quotient = y.eq(y).select(((a - y) / b).round(), (a / b).trunc());
             (g, neg(mul(g, quotient)))
         }
@@ -123,14 +123,15 @@ fn binary<'b>(op: Binary, a: Value<'b>, b: Value<'b>, y: Value<'b>, g: Value<'b>
     [Some((of_a, None)), Some((of_b, None))]
 }
 
-/// Returns the gradients of the operands of a maximum or minimum: nothing where one lost, half where they are equal.
+/// Returns the gradients of the operands of a maximum or minimum: nothing for the operand that was not chosen, half each if they
+/// are equal.
 fn share<'b>(a_lost: Value<'b>, b_lost: Value<'b>, is_tie: Value<'b>, g: Value<'b>) -> [Bounded<'b>; 2] {
     let shared = is_tie.select(mul(g, g.like(0.5)), g);
     [a_lost, b_lost].map(|lost| Some((shared, Some((lost, false)))))
 }
 
-/// Returns b · a^(b − 1) for the base, 0 where the exponent is 0; y · ln a for the exponent, 0 where the base is 0 and the
-/// exponent is not negative.
+/// Returns the gradients of a power. For the base, b · a^(b − 1), and 0 where the exponent is 0. For the exponent, y · ln a, and
+/// 0 where the base is 0 and the exponent is not negative.
 fn power_rule<'b>(a: Value<'b>, b: Value<'b>, y: Value<'b>, g: Value<'b>) -> [Bounded<'b>; 2] {
     if let Some(exponent) = constant_exponent(b) {
         let factor = |power| mul(mul(g, g.like(exponent)), power);

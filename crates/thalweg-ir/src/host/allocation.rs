@@ -1,4 +1,4 @@
-//! Registers for the values of a program, by liveness.
+//! Register allocation for the values of a program, by liveness.
 
 use super::program::{HostStep, LoadPlan, NONE, Op, UNIFORM, ValueId, ValueInfo, bank};
 use super::register::BANKS;
@@ -12,20 +12,21 @@ pub(super) struct Allocated {
     pub loads: Vec<LoadPlan>,
 }
 
-/// The registers that are given away so far.
+/// The registers that were assigned so far.
 struct Registers<'v> {
     values: &'v [ValueInfo],
-    /// The section and the number of the step that reads a value last.
+    /// For each value, the section and the number of the step that reads it last.
     last_use: Vec<(usize, usize)>,
     assigned: Vec<u16>,
-    /// Whether a value is an input in a register of the input's own, which stays.
+    /// For each value, whether it is an input in the input's own register, which is never released.
     stays: Vec<bool>,
     free: [Vec<u16>; BANKS],
     count: [u16; BANKS],
     loads: Vec<LoadPlan>,
 }
 
-/// Gives values registers, each bank apart. Inputs that innermost sections read have registers of their own, which are views as a rule.
+/// Assigns registers to values, separately in each bank. Inputs that innermost sections read have registers of their own, usually
+/// views.
 pub(super) fn allocate(
     sections: Vec<Vec<HostStep<ValueId>>>,
     values: &[ValueInfo],
@@ -72,7 +73,7 @@ fn last_uses(sections: &[Vec<HostStep<ValueId>>], values: usize) -> Vec<(usize, 
     let mut last_use = vec![(usize::MAX, 0); values];
     for (section, steps) in sections.iter().enumerate() {
         for (number, step) in steps.iter().enumerate() {
-            // What is put at points is read again for each block of them.
+            // A spread is repeated for each block of points, so its operand is read until the end of that section.
             let place = if step.op == Op::Spread { (section + 1, usize::MAX) } else { (section, number) };
             for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
                 last_use[operand as usize] = place;
@@ -83,7 +84,7 @@ fn last_uses(sections: &[Vec<HostStep<ValueId>>], values: usize) -> Vec<(usize, 
 }
 
 impl Registers<'_> {
-    /// Gives the target of a step a register.
+    /// Assigns a register to the target of a step.
     fn assign(&mut self, step: &HostStep<ValueId>, is_innermost: bool) {
         let value = step.target as usize;
         let bank = bank(self.values[value].dtype);
@@ -112,7 +113,7 @@ impl Registers<'_> {
         };
     }
 
-    /// Takes back the registers of values that a step reads last, in the section that computes them.
+    /// Releases the registers of values that a step reads last, in the section that computes them.
     fn release_operands(&mut self, step: &HostStep<ValueId>, place: (usize, usize)) {
         for (at, &operand) in step.operands.iter().enumerate() {
             let ends = operand != NONE
@@ -125,7 +126,8 @@ impl Registers<'_> {
         }
     }
 
-    /// Takes back the registers of values of earlier sections that a section reads last, since it may be a loop.
+    /// Releases the registers of values of earlier sections that a section reads last. This waits for the section's end, because
+    /// the section may be a loop.
     fn release_of_section(&mut self, section: usize) {
         for value in 0..self.values.len() {
             let own = self.values[value].section;

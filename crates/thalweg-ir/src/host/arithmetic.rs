@@ -8,9 +8,9 @@ use crate::Unary;
 pub(super) trait Number: Lane + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
-    /// The value that [`Number::greater`] leaves the other operand of.
+    /// The neutral value of [`Number::greater`].
     const LOWEST: Self;
-    /// The value that [`Number::smaller`] leaves the other operand of.
+    /// The neutral value of [`Number::smaller`].
     const HIGHEST: Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
@@ -22,14 +22,14 @@ pub(super) trait Number: Lane + PartialOrd {
     /// Returns self · b + c, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
 
-    /// Returns the greater; a NaN where one is NaN; the second operand where they are equal.
+    /// Returns the greater; a NaN if either is NaN; the second operand if they are equal.
     #[inline(always)]
     #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
     fn greater(self, other: Self) -> Self {
         if self > other || self != self { self } else { other }
     }
 
-    /// Returns the smaller; a NaN where one is NaN; the second operand where they are equal.
+    /// Returns the smaller; a NaN if either is NaN; the second operand if they are equal.
     #[inline(always)]
     #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
     fn smaller(self, other: Self) -> Self {
@@ -37,7 +37,7 @@ pub(super) trait Number: Lane + PartialOrd {
     }
 }
 
-/// Integers and, for the bitwise operations, bools.
+/// Integers, and bools for the bitwise operations.
 pub(super) trait Bits: Number {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
@@ -251,14 +251,14 @@ floats! {
     f64, f64::mul_add, of_f64, f64, libm::erf;
 }
 
-/// Returns a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each
-/// element costs far more, and does not vectorise).
+/// Returns a · b + c rounded once, without the FMA instruction, which not every x86-64 processor has. Calling the mathematical
+/// library for each element costs far more, and does not vectorise.
 ///
 /// # Note: rounding to odd
-/// The product of two f32 is exact in f64; the sum with c may not be, and rounding it to f64 and then to f32 would round
-/// twice. So the f64 sum is rounded *to odd* instead: if it is inexact, its last bit is made 1, cutting towards zero. A
-/// value rounded to odd with at least two more bits than the target rounds to the target as the exact value would
-/// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008); here there are 29 more.
+/// The product of two f32 is exact in f64. The sum with c may not be, and rounding it to f64 and then to f32 would round twice.
+/// So the f64 sum is rounded *to odd* instead: if it is inexact, it is truncated and its last bit is set to 1. A value rounded to
+/// odd with at least two more bits than the target rounds to the target as the exact value would (Boldo and Melquiond, "Emulation
+/// of FMA and correctly rounded sums", 2008); here there are 29 more.
 #[inline(always)]
 fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(target_feature = "fma") {
@@ -267,12 +267,12 @@ fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     let product = f64::from(a) * f64::from(b);
     let c = f64::from(c);
     let sum = product + c;
-    // Knuth's two-sum: what the rounding of the sum left out, exactly. NaN where the sum is not a finite number.
+    // Knuth's two-sum: exactly the part that the rounding of the sum dropped. NaN if the sum is not finite.
     let c_part = sum - product;
     let error = (product - (sum - c_part)) + (c - c_part);
     let bits = sum.to_bits();
     let inexact_and_even = ((error > 0.0) | (error < 0.0)) & (bits & 1 == 0);
-    // Away from zero (the next number up in magnitude is odd) or towards it (the next number down is).
+    // Away from zero (to the next odd number up in magnitude) or towards it (to the next odd number down).
     let beyond = (error > 0.0) == (sum > 0.0);
     let odd = if beyond { bits | 1 } else { bits.wrapping_sub(1) };
     f64::from_bits(if inexact_and_even { odd } else { bits }) as f32
@@ -282,7 +282,7 @@ fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
 mod tests {
     use super::fma_f32;
 
-    /// Bit patterns from a multiplicative generator, which cover all exponents, and triples made to lie near ties.
+    /// Bit patterns from a multiplicative generator, which cover all exponents, and triples constructed to be close to ties.
     #[test]
     fn fma_is_rounded_once() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -300,19 +300,19 @@ mod tests {
         for _ in 0..200_000 {
             let (a, b, c) = (f32::from_bits(next()), f32::from_bits(next()), f32::from_bits(next()));
             check(a, b, c);
-            // Few significant bits and close exponents: sums that are ties of f32 but for a far-off last bit.
+            // Few significant bits and close exponents: sums that are ties of f32 except for a distant last bit.
             let short = |bits: u32| f32::from_bits((bits & 0x807f_f000) | 0x3f80_0000);
             let scale = f32::from_bits((0x7f - next() % 60) << 23);
             check(short(a.to_bits()), short(b.to_bits()), short(c.to_bits()) * scale);
             check(short(a.to_bits()) * scale, f32::from_bits(0x3f80_0001), short(c.to_bits()));
-            // Results among the subnormals.
+            // Subnormal results.
             check(
                 short(a.to_bits()) * scale,
                 f32::from_bits(next() & 0x00ff_ffff),
                 short(c.to_bits()) * 1e-38,
             );
         }
-        // Odd multiples of 2⁻¹² above 1 have products that are ties of f32; c decides from below the last bit of f64.
+        // Odd multiples of 2⁻¹² above 1 have products that are ties of f32; c breaks the tie from below the last bit of f64.
         for (i, j, exponent) in (1..16).flat_map(|i| (1..16).map(move |j| (2 * i - 1, 2 * j - 1, 40 + i + j)))
         {
             let (a, b) = (1.0 + i as f32 / 4096.0, 1.0 + j as f32 / 4096.0);

@@ -13,30 +13,30 @@ use super::{Fault, Observer, Part};
 use crate::body::{Dimension, OutputPlace};
 use crate::kernel::{Geometry, OperandGeometry};
 
-/// The cost of deciding on a step, in elements that a loop handles meanwhile.
+/// The cost of dispatching a step, in units of one element in a loop.
 const STEP_COST: f64 = 48.0;
 
-/// The cost of starting on a new run of the innermost dimension, likewise.
+/// The cost of starting a new run of the innermost dimension, in units of one element in a loop.
 const RUN_COST: f64 = 12.0;
 
-/// The cost of an element that is not next to the one before it.
+/// The cost of an element that is not adjacent to the one before it, in units of one element in a loop.
 const SCATTERED_COST: f64 = 4.0;
 
 /// The most accumulators of a reduction across rows, so that they stay in the second-level cache.
 const ACCUMULATORS: usize = 128 * 1024;
 
-/// The elements of a run from which on blocks across rows are whole runs.
+/// The least number of elements of a run for which blocks across rows consist of complete runs.
 const SHORT_RUN: usize = 32;
 
-/// The most elements that a group of rows reads in a phase and keeps in accumulators, and the most rows that it has.
+/// The most elements that a group of rows reads in a phase and keeps in accumulators; below, the most rows of a group.
 const GROUP_ELEMENTS: usize = 256 * 1024;
 const MOST_IN_GROUP: usize = 64;
 
-/// The number of elements that the rows of a block along points have together, where several fit.
+/// The number of elements that the rows of a block along points have together, if several rows fit.
 const ELEMENTS_ABREAST: usize = 8192;
 
 thread_local! {
-    /// The registers of this thread's launches, kept because allocating them would cost more than a small launch.
+    /// The registers for this thread's launches, kept because allocating them would cost more than a small launch.
     static FILE: Cell<Option<Box<File>>> = const { Cell::new(None) };
 }
 
@@ -55,7 +55,7 @@ pub(super) fn run(
         return Ok(());
     }
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
-    // A thread whose own variables are gone is at its end, and keeps no registers.
+    // A thread whose thread-local variables are destroyed is ending, and keeps no registers.
     let mut file = FILE.try_with(Cell::take).ok().flatten().unwrap_or_default();
     file.prepare(&launch.program.registers, &launch.program.accumulators, launch.room());
     launch.observer = observer;
@@ -66,7 +66,7 @@ pub(super) fn run(
     result
 }
 
-/// Holds the operands against the program and the geometry.
+/// Checks the operands against the program and the geometry.
 fn check(
     program: &CompiledKernel,
     geometry: &Geometry,
@@ -125,7 +125,7 @@ fn check(
     Ok(())
 }
 
-/// Returns [`Geometry::span`], or `None` where a number does not fit.
+/// Returns [`Geometry::span`], or `None` on overflow.
 fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     let count = |shape: &[u64]| shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent));
     let (rows, points) = (count(&geometry.row_shape)?, count(&geometry.inner_shape)?);
@@ -149,7 +149,7 @@ fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     (rows.max(points).max(span) <= isize::MAX as u64).then_some(span)
 }
 
-/// The level at which the step at hand runs.
+/// The level at which the current step runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Launch,
@@ -157,16 +157,16 @@ pub(super) enum Level {
     Point,
 }
 
-/// The way in which the elements of a block lie.
+/// The dimension along which a block's elements are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Direction {
     /// Element *i* belongs to row *i* of the block.
     Across,
-    /// Element *i* is point *i* of the block's row; where rows are short, a block has the points of several, row by row.
+    /// Element *i* is point *i* of the block's row; if rows are short, a block has the points of several rows, row by row.
     Along,
 }
 
-/// A program at work on its operands.
+/// A program running on its operands.
 pub(super) struct Launch<'l> {
     pub program: &'l CompiledKernel,
     pub geometry: &'l Geometry,
@@ -174,7 +174,7 @@ pub(super) struct Launch<'l> {
     pub inputs: &'l [Source<'l>],
     pub outputs: &'l [Cells<'l>],
     pub observer: Observer<'l>,
-    /// The part of the launch that this is.
+    /// The part of the launch that this run executes, if the launch is divided.
     part: Option<Part>,
     rows: usize,
     pub points: usize,
@@ -185,23 +185,23 @@ pub(super) struct Launch<'l> {
     /// The number of the inner cursor's point.
     point: usize,
     direction: Direction,
-    /// The number of elements that a block has at most.
+    /// The most elements of a block.
     width: usize,
-    /// The number of rows that run their steps of rows together, where blocks lie along points those of several blocks, and of those that do
-    /// at present.
+    /// The most rows in a group, which runs its row steps together: if blocks are along points, it has the rows of several
+    /// blocks. Then the number of rows of the current group.
     group: usize,
     rows_in_group: usize,
-    /// The number of rows that a block along points has at most, and that of points of each.
+    /// The most rows of a block along points, and the most points of each of its rows.
     abreast: usize,
     length: usize,
-    /// The rows of the block at hand: the number of the first in its group, and how many they are.
+    /// The rows of the current block: the number of the first row in its group, and the number of rows.
     first: usize,
     together: usize,
-    /// The number of lanes that get a value at all: those beyond keep the neutral value, which changes nothing.
+    /// The number of lanes that receive a value at all. The others keep the neutral value, which changes nothing.
     lanes: usize,
-    /// A bit for each of the first 64 operands: whether the elements of every innermost block are next to each other in it.
+    /// A bit for each of the first 64 operands: whether the elements of every innermost block are adjacent in it.
     dense: u64,
-    /// Likewise, of which inputs registers are views in the whole launch.
+    /// A bit for each of the first 64 operands: whether it is an input of which registers are views during the launch.
     viewed: u64,
 }
 
@@ -274,7 +274,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Finds the operands that innermost blocks read and write where they lie, and makes registers views of those inputs.
+    /// Finds the operands that innermost blocks access in place, and makes registers views of those inputs.
     fn view(&mut self, file: &mut File) {
         let is_dense = |operand: usize| match self.direction {
             Direction::Along => {
@@ -306,7 +306,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Returns whether innermost blocks are taken line by line: not those of short rows, which are as one.
+    /// Returns whether innermost blocks are processed line by line. Blocks of short rows are not: they are processed as one line.
     pub fn takes_lines(&self) -> bool {
         match self.direction {
             Direction::Along => self.abreast == 1 || self.length >= PIECE,
@@ -314,7 +314,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Returns how many elements a register has: those of a block, or a piece for each line.
+    /// Returns how many elements a register has: those of a block, or one piece per line.
     fn room(&self) -> usize {
         let lines = match self.direction {
             Direction::Along => self.abreast,
@@ -324,7 +324,7 @@ impl<'l> Launch<'l> {
         self.width.max(lines * PIECE)
     }
 
-    /// Returns whether blocks across rows are whole runs of the innermost of two dimensions.
+    /// Returns whether blocks across rows consist of complete runs of the innermost of two dimensions.
     fn has_lines(&self) -> bool {
         self.program.reductions.is_empty()
             && self.row_space.is_plane()
@@ -341,7 +341,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Returns the distance from one line of an innermost block to the next in an operand.
+    /// Returns the distance between lines of an innermost block in an operand.
     pub fn line_stride(&self, operand: usize) -> usize {
         match self.direction {
             Direction::Along => self.row_space.run_stride(operand),
@@ -354,12 +354,12 @@ impl<'l> Launch<'l> {
         level == Level::Point || (level == Level::Row && self.program.class.inner_rank == 0)
     }
 
-    /// Returns whether blocks of a level lie along the points of rows.
+    /// Returns whether blocks of a level are along the points of rows.
     pub fn is_along(&self, level: Level) -> bool {
         (self.direction, level) == (Direction::Along, Level::Point)
     }
 
-    /// Notes where the block at hand begins in each operand.
+    /// Stores the position in each operand at which the current block begins.
     fn note_places(&self, file: &mut File) {
         file.places.clear();
         file.places.extend(self.row.offsets.iter().zip(&self.inner.offsets).map(|(row, inner)| row + inner));
@@ -463,7 +463,7 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    /// Returns the place of a block in an output, if the elements of its lines are next to each other there.
+    /// Returns the place of a block in an output, if the elements of its lines are adjacent there.
     fn place(&self, output: u16, level: Level, Shape { lines, length }: Shape) -> Option<Direct<'l>> {
         let output = usize::from(output);
         let operand = self.program.inputs.len() + output;
@@ -533,7 +533,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Adds the terms of a sum: as they are computed, or when they all are.
+    /// Adds the terms of a sum: while they are computed, or after all are computed.
     fn accumulate_terms(
         &self,
         block: &mut Block<'_, '_>,
@@ -560,7 +560,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements lie evenly in an operand.
+    /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements are evenly spaced in an operand.
     #[inline]
     pub fn parts(
         &self,
@@ -625,32 +625,33 @@ impl<'l> Launch<'l> {
     }
 }
 
-/// Returns how many rows a block across rows has: whole runs of the innermost of two dimensions if several fit, which are its lines then.
+/// Returns how many rows a block across rows has. If several complete runs of the innermost of two dimensions fit, the block
+/// consists of complete runs, which are its lines.
 fn whole_runs(program: &CompiledKernel, row_space: &Space, rows: usize) -> usize {
     let (most, run) = (rows.min(program.block), row_space.run());
     if row_space.is_plane() && (SHORT_RUN..=most).contains(&run) { most - most % run } else { most }
 }
 
-/// Returns a bit of a mask, in which the bits behind the last are 0.
+/// Returns a bit of a mask; bits beyond the last are 0.
 fn bit(mask: u64, number: usize) -> bool {
     number < u64::BITS as usize && mask >> number & 1 == 1
 }
 
-/// Returns how many rows a block along points has: several where they are short.
+/// Returns how many rows a block along points has: several if rows are short.
 fn abreast(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
-    // Runs of a cascade are those of one row.
+    // Runs of a cascade belong to one row.
     if program.class.cascade > 1 || points == 0 || points > program.block {
         return 1;
     }
-    // Blocks of short rows are copied and spread as a whole, so they shall stay in the first-level cache.
+    // Blocks of short rows are copied and spread as one piece, so they must stay in the first-level cache.
     let elements = if points < PIECE { program.block } else { program.block.max(ELEMENTS_ABREAST) };
     (elements / points).clamp(1, rows.max(1))
 }
 
-/// Returns how many rows run their steps of rows together, where blocks have so many: as many as come back from the second-level cache if several
-/// phases read them.
+/// Returns how many rows run their row steps together, given `abreast` rows per block: as many as stay in the second-level cache
+/// if several phases read them.
 fn group(program: &CompiledKernel, abreast: usize, (rows, points): (usize, usize), lanes: usize) -> usize {
-    // Values that stay for later phases are those of one block.
+    // Values that are kept for later phases are those of one block.
     if program.class.cascade > 1 || program.keeps || points == 0 {
         return abreast;
     }

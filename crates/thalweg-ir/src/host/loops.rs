@@ -1,11 +1,11 @@
-//! The loops that [`vectors`](super::vectors::vectors) compiles for the processor, with what they take: slices, which the compiler knows not to overlap
-//! once the loop is inlined there.
+//! The loops that [`vectors`](super::vectors::vectors) compiles for the processor, with their operands. Operands are slices, so
+//! that the compiler knows that they do not overlap once the loop is inlined.
 
 use std::cell::Cell;
 
 use super::vectors::Loop;
 
-/// The most elements of a line that a loop takes at a time.
+/// The most elements of a line that a loop processes at a time.
 pub(super) const PIECE: usize = 128;
 
 /// The lines of a block, one per row, and the elements of each.
@@ -15,29 +15,29 @@ pub(super) struct Shape {
     pub length: usize,
 }
 
-/// The elements of a block that a loop reads: lines, or a piece of each line that stands for all of it.
+/// The elements of a block that a loop reads: complete lines, or one piece per line that repeats along the line.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'l, T> {
     elements: &'l [T],
-    /// From one line, or piece, to the next.
+    /// The distance from one line, or piece, to the next.
     line: usize,
     repeats: bool,
 }
 
 impl<'l, T> Operand<'l, T> {
-    /// Returns lines that begin `line` elements apart.
+    /// Creates an operand of lines that begin `line` elements apart.
     #[inline(always)]
     pub fn new(elements: &'l [T], line: usize) -> Self {
         Self { elements, line, repeats: false }
     }
 
-    /// Returns lines of which a piece each is given.
+    /// Creates an operand that has one piece per line.
     #[inline(always)]
     pub fn repeating(pieces: &'l [T]) -> Self {
         Self { elements: pieces, line: PIECE, repeats: true }
     }
 
-    /// Returns the elements of a line, all of which are given.
+    /// Returns the elements of a line of an operand that has complete lines.
     #[inline(always)]
     pub fn line(&self, number: usize, length: usize) -> &'l [T] {
         debug_assert!(!self.repeats, "a step that takes whole lines reads a piece");
@@ -55,7 +55,7 @@ impl<'l, T> Operand<'l, T> {
         Pieces { whole, rest, step: 1 }
     }
 
-    /// Returns whether the lines of a block follow each other.
+    /// Returns whether the lines of a block are contiguous.
     #[inline(always)]
     fn is_one(&self, length: usize) -> bool {
         !self.repeats && self.line == length
@@ -65,9 +65,9 @@ impl<'l, T> Operand<'l, T> {
 /// A line, piece by piece.
 struct Pieces<'l, T> {
     whole: &'l [[T; PIECE]],
-    /// The elements behind the last whole piece.
+    /// The elements after the last complete piece.
     rest: &'l [T],
-    /// From one piece to the next: 0 where one stands for all.
+    /// The distance from one piece to the next: 0 if one piece repeats.
     step: usize,
 }
 
@@ -77,14 +77,14 @@ impl<'l, T> Pieces<'l, T> {
         &self.whole[number * self.step]
     }
 
-    /// Returns some elements of the piece that they lie in.
+    /// Returns some elements that are all in one piece.
     #[inline(always)]
     fn part(&self, first: usize, count: usize) -> &'l [T] {
         let piece = self.whole.get(first / PIECE * self.step).map_or(self.rest, |piece| piece);
         &piece[first % PIECE..][..count]
     }
 
-    /// Returns the elements of a tile, which are those of a piece, or in one.
+    /// Returns the elements of a tile, which is a piece or a part of one.
     #[inline(always)]
     fn tile<const TILE: usize>(&self, first: usize) -> &'l [T; TILE] {
         self.part(first, TILE).try_into().expect("a tile of the round")
@@ -94,7 +94,7 @@ impl<'l, T> Pieces<'l, T> {
 /// The elements of a block that a loop writes.
 pub(super) struct Target<'l, T> {
     pub cells: &'l [Cell<T>],
-    /// From one line to the next.
+    /// The distance from one line to the next.
     pub line: usize,
     pub shape: Shape,
 }
@@ -106,7 +106,7 @@ impl<'l, T> Target<'l, T> {
         &self.cells[number * self.line..][..self.shape.length]
     }
 
-    /// Returns the lines as one, if those of all operands follow each other, too.
+    /// Merges the lines into one, if the lines of all operands are contiguous as well.
     #[inline(always)]
     fn merged(mut self, operands_are_one: bool) -> Self {
         let Shape { lines, length } = self.shape;
@@ -219,7 +219,7 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
     }
 }
 
-/// The value at all places of target.
+/// target = value, at all places.
 pub(super) struct Fill<'l, T> {
     pub target: &'l mut [T],
     pub value: T,
@@ -234,7 +234,7 @@ impl<T: Copy> Loop for Fill<'_, T> {
     }
 }
 
-/// Each value at so many places of target, one value after the other.
+/// target = each value repeated `places` times, in order.
 pub(super) struct Spread<'l, T> {
     pub target: &'l mut [T],
     pub values: &'l [T],
@@ -293,10 +293,11 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
     }
 }
 
-/// The number of lanes that stay in registers of the processor at a time, where there are not so many as a [`PIECE`] has.
+/// The number of lanes that stay in processor registers at a time, if there are fewer than the elements of a [`PIECE`].
 pub(super) const TILE: usize = 32;
 
-/// accumulators = f(accumulators, values) for values that are whole rounds of all lanes, which are a multiple of [`TILE`].
+/// accumulators = f(accumulators, values) for values that are complete rounds of all lanes. The number of lanes is a multiple of
+/// [`TILE`].
 pub(super) struct AccumulateRounds<'l, T, F> {
     pub accumulators: &'l mut [T],
     pub values: &'l [T],
@@ -332,8 +333,8 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for AccumulateRounds<'_, T, F> {
     }
 }
 
-/// accumulators + f(a, b, c) for the elements of lines, each of which has so many lanes of its own, from lane number `lane` on, round after
-/// round.
+/// accumulators + f(a, b, c) for the elements of lines. Each line has `lanes` lanes of its own, which are used in turn, beginning
+/// with lane `lane`.
 pub(super) struct SumOf<'l, F> {
     pub accumulators: &'l mut [f32],
     pub lanes: usize,
@@ -409,15 +410,15 @@ impl<F: Fn(f32, f32, f32) -> f32> Loop for SumOf<'_, F> {
     }
 }
 
-/// The values of trees over every `lanes` neighbours: values[i] = f(values[2 i], values[2 i + 1]) for the first half of all values, and so on until
-/// each tree has one value left. Lanes are a power of two.
+/// The values of trees over every `lanes` neighbours: values[i] = f(values[2 i], values[2 i + 1]) for the first half of all
+/// values, and so on until one value per tree is left. The number of lanes is a power of two.
 pub(super) struct Trees<'l, T, F> {
     pub values: &'l mut [T],
     pub lanes: usize,
     pub f: F,
 }
 
-/// The number of pairs of a tree that are combined at a time where fewer than [`TILE`] are left.
+/// The number of pairs of a tree that are combined at a time if fewer than [`TILE`] are left.
 const SMALL_TILE: usize = 8;
 
 impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Trees<'_, T, F> {
@@ -425,7 +426,7 @@ impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Trees<'_, T, F> {
 
     #[inline(always)]
     fn call(self) {
-        /// Combines pairs from pair number `first` on, as long as there are `TILE` of them, and returns the number of the next.
+        /// Combines pairs from pair `first` on while `TILE` of them are left, and returns the number of the next pair.
         #[inline(always)]
         fn tiles<const TILE: usize, T: Copy + Default>(
             values: &mut [T],
@@ -433,7 +434,7 @@ impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Trees<'_, T, F> {
             f: impl Fn(T, T) -> T,
         ) -> usize {
             while first + TILE <= end {
-                // Read as a whole before anything is written, since both are one slice.
+                // All pairs are read before anything is written, since both are parts of one slice.
                 let mut pairs = [[T::default(); 2]; TILE];
                 pairs.as_flattened_mut().copy_from_slice(&values[2 * first..][..2 * TILE]);
                 for (value, pair) in values[first..][..TILE].iter_mut().zip(pairs) {

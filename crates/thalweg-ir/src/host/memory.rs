@@ -82,7 +82,8 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Returns the first element of an operand in a block and the distance to that of the next line, if each line is one element, again and again.
+    /// Returns, if each line of a block repeats one element, the first line's element of an operand and the distance to the next
+    /// line's.
     fn same(&self, operand: usize, level: Level, lines: usize) -> Option<[usize; 2]> {
         let is_same = if self.is_along(level) {
             self.takes_lines()
@@ -96,7 +97,7 @@ impl Launch<'_> {
         is_same.then(|| [first, self.line_stride(operand)])
     }
 
-    /// Reads the elements of a block: one by one, or a range where they are next to each other.
+    /// Reads the elements of a block: one by one, or as a range if they are adjacent.
     #[inline(always)]
     fn copy<T: Lane>(
         &self,
@@ -175,7 +176,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Tells of the indices that are out of range.
+    /// Reports the indices that are out of range to the observer.
     pub fn report(&self, block: &Block<'_, '_>, step: &HostStep) {
         let Some(tell) = self.observer.out_of_range else { return };
         let guards = block.file.read::<u8>(block.inputs, step.operands[0], block.count);
@@ -188,7 +189,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Notes elements that data chose.
+    /// Reports elements that data chose to the observer.
     fn note(&self, operand: usize, places: &[i64], guards: &[u8]) {
         let Some(noting) = self.observer.chosen else { return };
         for (&place, _) in places.iter().zip(guards).filter(|(_, guard)| **guard != 0) {
@@ -242,7 +243,8 @@ impl Launch<'_> {
     }
 }
 
-/// Returns the elements that a block reads, if all guards hold and the places follow one another: then it is copied as a whole.
+/// Returns the elements that a block reads, if all guards are true and the places are consecutive: they are then copied as one
+/// range.
 fn whole_run<'a, T>(places: &[i64], guards: &[u8], elements: &'a [T]) -> Option<&'a [T]> {
     let (&first, &last) = (places.first()?, places.last()?);
     if last.wrapping_sub(first) != places.len() as i64 - 1 {
@@ -258,7 +260,7 @@ fn whole_run<'a, T>(places: &[i64], guards: &[u8], elements: &'a [T]) -> Option<
         .flatten()
 }
 
-/// Reads the elements whose guard holds, and returns the last place at which there is none.
+/// Reads the elements whose guard is true. Returns the last place that is outside the input, if there is one.
 #[inline(always)]
 fn read_chosen<T>(
     target: &mut [T],

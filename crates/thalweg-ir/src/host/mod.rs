@@ -1,35 +1,37 @@
-//! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the definition
-//! that kernels on a GPU are held against.
+//! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the reference that
+//! kernels on a GPU are tested against.
 //!
-//! A [`HostProgram`] is a kernel compiled once: straight lists of `HostStep`s over registers. A register is a block
-//! of some hundreds or thousands of elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
-//! the price of deciding what to do is paid once per block, not once per element.
+//! A [`HostProgram`] is a kernel compiled once: straight lists of `HostStep`s over registers. A register is a block of hundreds
+//! or thousands of elements of one type, and a step is one tight loop over blocks, which the compiler vectorises. So the cost of
+//! dispatch is paid once per block, not once per element.
 //!
 //! # Levels and phases
-//! A step runs as seldom as it can: once per launch (constants, scalars and what follows from them), once per row, or once per
-//! point. Reductions cut a row into *phases*: a reduction that needs the result of another one runs in a later pass over
-//! the row's points, and one that does not shares the pass. What several phases need of a point is computed anew in each, unless
-//! a block holds whole rows: then it stays in its register. Outputs are written in the last phase, so that an output may
-//! take the place of an input of the same layout: every block is read before it is written.
+//! A step runs as rarely as it can: once per launch (constants, scalars and values that follow from them), once per row, or once
+//! per point. Reductions divide a row into *phases*: a reduction that needs the result of another runs in a later pass over the
+//! row's points; one that does not shares the pass. Values at points that several phases need are computed again in each, unless
+//! a block holds complete rows: then they stay in their registers. Outputs are written in the last phase, so that an output may
+//! overwrite an input of the same layout: every block is read before it is written.
 //!
 //! # Directions
-//! A block lies either *across* rows (element *i* belongs to row *i* of the block, and points are walked one by one) or
-//! *along* the points of one row, or of several, as lines of the block. Rows come in *groups*: steps of rows run once for a group, and
-//! steps at points for one block of it after the other. Loops take a block line by line, so inputs and outputs are read and written where they lie,
-//! and a value that is the same at all points of a row stands in a register as one piece. Both directions combine values in the order that [`Class::lanes`](crate::Class::lanes) fixes, so
-//! the choice is made a launch at a time, by what it costs, and never changes a bit of the result.
+//! A block is either *across* rows (element *i* belongs to row *i* of the block, and points are visited one by one) or *along*
+//! the points of one row, or of several, which are then the lines of the block. Rows come in *groups*: row steps run once for a
+//! group, and steps at points run for one block of the group after the other. Loops process a block line by line, so inputs and
+//! outputs are accessed in place, and a value that is the same at all points of a row is stored in a register as one piece. Both
+//! directions combine values in the order that [`Class::lanes`](crate::Class::lanes) fixes, so the direction is chosen per
+//! launch, by its cost, and never changes a bit of the result.
 //!
-//! # Choices where the primitives leave room
-//! - Max and Min of zeros of both signs give the second operand, on a GPU +0 and −0 in f32; with a NaN, they give a NaN, but which is not
-//!   fixed.
+//! # Behaviour that the primitives leave open
+//! - Max and Min of zeros of both signs return the second operand, on a GPU +0 and −0 in f32. With a NaN they return a NaN, but
+//!   it is not specified which.
 //! - Casts between a 16-bit float and another type go through f32, as in PyTorch. Casts between integers wrap.
-//! - Log of f32 is computed in f64, Exp, Tanh and Erf within a unit in the last place ([`vectors`](self)); Pow and the others are those of the platform's mathematical library, or of
-//!   the `libm` crate.
-//! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.
+//! - Log of f32 is computed in f64; Exp, Tanh and Erf are within a unit in the last place ([`vectors`](self)); Pow and the others
+//!   are those of the platform's mathematical library, or of the `libm` crate.
+//! - In a body with inner dimensions, a row output that reads an input directly reads it at the row's first point.
 //!
-//! # What it does not do
-//! It starts no threads (code that does asks for [`parts`](HostProgram::parts)), keeps no pointers and knows no device. Memory that an output shares with an input comes as
-//! [`Cells`], so an ill-placed overlap gives strange numbers and never undefined behaviour.
+//! # Limits
+//! The executor starts no threads (callers that do divide a launch into [`parts`](HostProgram::parts)), keeps no pointers and
+//! uses no device. Memory that an output shares with an input is passed as [`Cells`], so a wrong overlap results in wrong numbers
+//! and never in undefined behaviour.
 
 mod allocation;
 mod arithmetic;
@@ -53,19 +55,19 @@ pub use parts::Part;
 
 use crate::{Geometry, Kernel};
 
-/// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
-/// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
+/// The least and the most elements that a step may handle at a time. The actual number follows from the program's registers,
+/// which must fit the first-level cache, while the cost of dispatching a loop must stay small compared with running it.
 const BLOCKS: [usize; 2] = [512, 8192];
 
-/// The number of bytes that the registers of a block may have, where they are more than the least.
+/// The bytes that the registers of a block may have, if that allows more than the least number of elements.
 const BLOCK_BYTES: usize = 32 * 1024;
 
-/// The reason why a launch on the host failed. What it wrote until then is not specified.
+/// The reason why a launch on the host failed. The contents of its outputs are then unspecified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault(String);
 
 impl Fault {
-    /// Makes a fault of its text.
+    /// Creates a fault from its text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -79,7 +81,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// A kernel, ready to run on the host. Compiling costs microseconds; programs are meant to be kept.
+/// A kernel, ready to run on the host. Compiling takes microseconds; programs are meant to be kept.
 #[derive(Clone, Debug)]
 pub struct HostProgram(program::CompiledKernel);
 
@@ -97,8 +99,8 @@ impl HostProgram {
     /// [`Geometry::span`] elements long; `scalars` are the bits of [`Scalar::to_bits`](crate::Scalar::to_bits).
     ///
     /// # Errors
-    /// If the operands do not fit the kernel or the geometry (number, dtype, rank, length), or a gather whose guard holds
-    /// reads outside its input.
+    /// If the operands do not fit the kernel or the geometry (number, dtype, rank, length), or a gather whose guard is true reads
+    /// outside its input.
     pub fn run(
         &self,
         geometry: &Geometry,
@@ -109,10 +111,10 @@ impl HostProgram {
         launch::run(&self.0, geometry, scalars, inputs, outputs, Observer::default(), None)
     }
 
-    /// Runs the program as [`run`](Self::run), and calls the observer's functions.
+    /// Runs the program like [`run`](Self::run), and calls the observer's functions.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Those of [`run`](Self::run).
     pub fn run_observed(
         &self,
         geometry: &Geometry,
@@ -124,11 +126,11 @@ impl HostProgram {
         launch::run(&self.0, geometry, scalars, inputs, outputs, observer, None)
     }
 
-    /// Runs one of the launch's [`parts`](Self::parts), as [`run_observed`](Self::run_observed) runs the whole: the geometry and the
-    /// operands are [those of the part](Part::geometry).
+    /// Runs one of the launch's [`parts`](Self::parts), as [`run_observed`](Self::run_observed) runs the complete launch: the
+    /// geometry and the operands are [those of the part](Part::geometry).
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Those of [`run`](Self::run).
     pub fn run_part(
         &self,
         part: Part,
@@ -142,13 +144,13 @@ impl HostProgram {
     }
 }
 
-/// Functions that a run calls as it goes.
+/// Functions that are called during a run.
 #[derive(Clone, Copy, Default)]
 pub struct Observer<'o> {
-    /// Takes each element that is read or written of operands whose elements data chooses: the operand's number (inputs, then
-    /// outputs) and the element's, as often as it is touched.
+    /// Receives each access to an element of an operand whose elements data chooses: the operand's number (inputs, then outputs)
+    /// and the element's.
     pub chosen: Option<&'o dyn Fn(usize, u64)>,
-    /// Takes each index that the body [reports](crate::Report) as out of range, and the extent.
+    /// Receives each index that the body [reports](crate::Report) as out of range, and the extent.
     pub out_of_range: Option<&'o dyn Fn(i64, i64)>,
 }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
-/// Defines the enums over typed slices, with a variant per dtype that has elements of its own.
+/// Defines the enums over typed slices, with a variant per dtype that has its own element type.
 macro_rules! define_slices {
     (
         bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
@@ -23,7 +23,7 @@ macro_rules! define_slices {
             $($($(#[$doc])* $variant(&'a [Cell<$element>]),)*)*
         }
 
-        /// Elements that one operand alone reads and writes. Bools are bytes of 0 and 1.
+        /// Elements that only one operand reads and writes. Bools are bytes of 0 and 1.
         #[derive(Debug)]
         pub enum SliceMut<'a> {
             $($($(#[$doc])* $variant(&'a mut [$element]),)*)*
@@ -47,7 +47,7 @@ macro_rules! define_slices {
     };
     (@describe $kind:ident $($variant:ident)*) => {
         impl $kind<'_> {
-            /// Returns how many elements there are.
+            /// Returns the number of elements.
             #[must_use]
             pub fn len(&self) -> usize {
                 match self {
@@ -55,13 +55,13 @@ macro_rules! define_slices {
                 }
             }
 
-            /// Returns whether there is no element.
+            /// Returns whether there are no elements.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
 
-            /// Returns the dtype of the elements; [`DType::U8`] for bools too, whose representation is the same.
+            /// Returns the dtype of the elements; [`DType::U8`] for bools too, which have the same representation.
             #[must_use]
             pub fn dtype(&self) -> DType {
                 match self {
@@ -111,7 +111,7 @@ macro_rules! define_slices {
 
 for_each_dtype! { define_slices }
 
-/// An input: shared with no output ([`Slice`]), or overlapping one ([`Cells`]).
+/// An input: memory shared with no output ([`Slice`]), or memory that overlaps one ([`Cells`]).
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Memory that the run does not write.
@@ -121,7 +121,7 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Returns how many elements there are.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -130,7 +130,7 @@ impl Source<'_> {
         }
     }
 
-    /// Returns whether there is no element.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,4 +1,4 @@
-//! Cutting a launch into parts of rows that write nothing in common, so that threads can share it.
+//! Division of a launch into parts of rows that write disjoint memory, so that threads can share it.
 
 use super::HostProgram;
 use crate::kernel::{Geometry, OperandGeometry};
@@ -15,7 +15,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the geometry of the part, whose operands start [`offset`](Self::offset) elements behind those of the whole.
+    /// Returns the geometry of the part, whose operands start [`offset`](Self::offset) elements after those of the complete
+    /// launch.
     #[must_use]
     pub fn geometry(&self, whole: &Geometry) -> Geometry {
         let mut geometry = whole.clone();
@@ -23,7 +24,7 @@ impl Part {
         geometry
     }
 
-    /// Returns how many elements of an operand come before the part's first: none where data choose what is read.
+    /// Returns how many elements of an operand precede the part's first; 0 if data choose the elements.
     #[must_use]
     pub fn offset(&self, whole: &Geometry, operand: usize) -> u64 {
         match &whole.operands[operand] {
@@ -34,8 +35,8 @@ impl Part {
 }
 
 impl HostProgram {
-    /// Returns parts of a launch, `most` or fewer, whose outputs are ranges of memory that do not meet, for as many as have
-    /// `least` elements to compute, counted once for each step of the program. `None` where there are fewer than two.
+    /// Divides a launch into at most `most` parts, whose outputs are disjoint ranges of memory. Each part has at least `least`
+    /// elements to compute, counted once per step of the program. Returns `None` if there would be fewer than two.
     #[must_use]
     pub fn parts(&self, geometry: &Geometry, least: u64, most: u64) -> Option<Vec<Part>> {
         let steps = self
@@ -56,8 +57,8 @@ impl HostProgram {
         (wanted > 1).then(|| (0..wanted).map(part).collect())
     }
 
-    /// Returns the longest row dimension in which every output's elements of one coordinate lie before those of the next, and
-    /// its extent.
+    /// Returns the longest row dimension in which every output's elements of one coordinate precede those of the next, and its
+    /// extent.
     fn dimension_of_parts(&self, geometry: &Geometry) -> Option<(usize, u64)> {
         let last = |shape: &[u64], strides: &[u64]| -> u64 {
             shape.iter().zip(strides).map(|(&extent, &stride)| (extent.max(1) - 1) * stride).sum()

@@ -1,4 +1,4 @@
-//! Passes over a program's steps once they are written, which make them fewer or cheaper.
+//! Passes that reduce the number or the cost of a program's steps after they are written.
 
 use super::program::{
     Compiler, HostStep, NONE, Op, Pair, Place, Taken, Terms, UNIFORM, ValueId, ValueInfo, is_of_points,
@@ -16,7 +16,7 @@ fn plain(step: &HostStep<ValueId>) -> Option<Binary> {
 }
 
 impl Compiler<'_> {
-    /// Makes one step of two where the second alone reads what the first writes: that is not written then.
+    /// Merges two steps into one if only the second reads the first's result, which is then not written.
     pub fn pair(&mut self) {
         let reads = self.reads();
         for section in &mut self.sections {
@@ -54,7 +54,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Makes one step of a sum of f32 and of what computes its terms, where nothing else reads them.
+    /// Merges a sum of f32 and the step that computes its terms, if nothing else reads the terms.
     pub fn accumulate_directly(&mut self) {
         let reads = self.reads();
         for section in &mut self.sections {
@@ -85,7 +85,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Lets steps at points read values of rows from registers of their own, where each row's value stands at all its points.
+    /// Makes steps at points read values of rows from separate registers, in which each row's value is at all its points.
     pub fn spread(&mut self) {
         for phase in 0..self.phases {
             let mut spread = vec![NONE; self.values.len()];
@@ -109,7 +109,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Finds how those that read inputs and values of rows take their elements.
+    /// Determines how the readers of inputs and of values of rows access the elements.
     pub fn find_readers(&mut self) {
         let mut readers = vec![Taken::ByPiece; self.values.len()];
         for step in self.sections.iter().flatten() {
@@ -124,7 +124,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns how often each value is read.
+    /// Returns how many times each value is read.
     fn reads(&self) -> Vec<u32> {
         let mut reads = vec![0; self.values.len()];
         let operands = self.sections.iter().flatten().flat_map(|step| step.operands);
@@ -132,8 +132,8 @@ impl Compiler<'_> {
         reads
     }
 
-    /// Lets a step write an output that alone reads what it computes. An output may take the place of an input, so nothing is read
-    /// from memory behind such a step.
+    /// Makes a step write directly to an output, if only that output reads the result. An output may overwrite an input, so no
+    /// memory is read after such a step.
     pub fn write_directly(&mut self) {
         let reads = self.reads();
         let last = self.sections.len() - 1;

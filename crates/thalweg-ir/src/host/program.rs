@@ -1,12 +1,12 @@
 //! [`CompiledKernel`]: a kernel as straight lists of steps over registers. See [`host`](super) for levels and phases.
 //!
-//! Compilation has three parts: which expression is needed at which level and in which phase (a walk from the outputs back),
-//! the steps in static single assignment form, and registers for their values by liveness.
+//! Compilation has three parts: the level and the phase at which each expression is needed (a walk back from the outputs), the
+//! steps in static single assignment form, and registers for their values by liveness.
 //!
 //! # Invariants
-//! - The register that a step writes is none of those that it reads.
-//! - A value that outlives its section keeps its register until the end of the last section that reads it, because
-//!   sections of points are loops.
+//! - A step never writes a register that it reads.
+//! - A value that outlives its section keeps its register until the end of the last section that reads it, because sections of
+//!   points are loops.
 
 use crate::Scalar;
 use crate::body::{
@@ -35,23 +35,24 @@ pub(super) enum Op {
     Unary(Unary),
     /// A primitive of two operands.
     Binary(Binary),
-    /// Two primitives of f32 one after the other, each rounded: the first of the first two operands, the second of that and the third.
+    /// Two primitives of f32 in sequence, each rounded: the first combines the first two operands, the second combines its result
+    /// and the third operand.
     Pair(Pair),
     /// a · b + c, rounded once.
     Fma,
     /// The second operand where the first is true, else the third.
     Select,
-    /// The random word of a seed, a subsequence and a position.
+    /// The random word for a seed, a subsequence and a position.
     Random,
     /// The operand in another dtype.
     Cast { to: DType },
-    /// Puts the value of each row at all its points, or at those of a piece.
+    /// Copies the value of each row to all its points, or to those of one piece.
     Spread,
     /// Sets a reduction's accumulators to the neutral value.
     Start { reduction: u16 },
     /// Combines the operand into a reduction's accumulators.
     Accumulate { reduction: u16 },
-    /// Adds what is computed of the operands to a sum's accumulators. The target is room for it.
+    /// Adds terms, computed from the operands, to a sum's accumulators. The target is scratch space for the terms.
     AccumulateOf { reduction: u16, terms: Terms },
     /// Combines a reduction's accumulators into the target.
     Finish { reduction: u16 },
@@ -59,12 +60,12 @@ pub(super) enum Op {
     Store { output: u16 },
     /// Writes the first operand to an output, at the places of the second where the third is true.
     Scatter { output: u16 },
-    /// Tells of the second operand that it is not in the range of the third, where the first is true.
+    /// Reports, where the first operand is true, that the second is not in the range of the third.
     Report,
 }
 
 impl Op {
-    /// Returns whether it computes each element of its target from those of its operands.
+    /// Returns whether the operation computes each element of its target from the operands' elements.
     pub const fn is_computed(self) -> bool {
         matches!(
             self,
@@ -84,18 +85,18 @@ impl Op {
 pub(super) struct Pair {
     pub first: Binary,
     pub second: Binary,
-    /// The place where the first's result stands among the operands of the second.
+    /// The position of the first result among the operands of the second.
     pub place: Place,
 }
 
-/// The values that a sum adds up: of two operands, or of three.
+/// The terms that a sum adds: computed from two operands, or from three.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Terms {
     Binary(Binary),
     Pair(Pair),
 }
 
-/// The place of a value among two operands.
+/// The position of a value among two operands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Place {
     Left,
@@ -103,35 +104,35 @@ pub(super) enum Place {
     Both,
 }
 
-/// One step. While a program is compiled its operands and its target are values, afterwards registers.
+/// One step. Its operands and its target are values during compilation, and registers afterwards.
 #[derive(Clone, Debug)]
 pub(super) struct HostStep<R = u16> {
     pub op: Op,
-    /// The type that the loop works in: that of the operands, or of the target where there are none.
+    /// The type that the loop works in: that of the operands, or of the target if there are no operands.
     pub dtype: DType,
-    /// The register that it writes; meaningless for `Start`, `Accumulate`, `Store`, `Scatter` and `Report`.
+    /// The register that the step writes; meaningless for `Start`, `Accumulate`, `Store`, `Scatter` and `Report`.
     pub target: R,
-    /// The registers that it reads; only as many as the operation has.
+    /// The registers that the step reads; only as many are used as the operation has operands.
     pub operands: [R; 3],
-    /// The output that it writes in place of the register, where the block's elements are next to each other there.
+    /// The output that the step writes instead of the register, if the block's elements are adjacent there.
     pub output: Option<u16>,
-    /// The way in which those that read the target take its elements.
+    /// The way in which readers of the target access its elements.
     pub readers: Taken,
 }
 
-/// The way in which steps take the elements of a block, the most particular first.
+/// The way in which steps access the elements of a block, the most restrictive first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Taken {
-    /// All elements, next to each other.
+    /// All elements, contiguous.
     Whole,
-    /// Line by line, of which each row has one: lines may lie anywhere.
+    /// Line by line, with one line per row: lines may be anywhere.
     ByLine,
-    /// Piece by piece: one [piece](super::loops::PIECE) of a line may stand for all of it.
+    /// Piece by piece: one [piece](super::loops::PIECE) of a line may repeat along the line.
     ByPiece,
 }
 
 impl<R> HostStep<R> {
-    /// Returns how its loop takes its operands.
+    /// Returns how the step's loop accesses its operands.
     pub fn takes(&self) -> Taken {
         let reduced = |dtype: DType| dtype.compute() != dtype;
         match self.op {
@@ -145,7 +146,7 @@ impl<R> HostStep<R> {
         }
     }
 
-    /// Returns about how many additions it costs.
+    /// Returns the approximate cost of the step, in additions.
     fn cost(&self) -> usize {
         match self.op {
             Op::Unary(Unary::Neg | Unary::Abs | Unary::Not | Unary::Conj) => 1,
@@ -160,7 +161,7 @@ impl<R> HostStep<R> {
 }
 
 impl HostStep {
-    /// Returns the bank and the number of the register that it writes, if it writes one.
+    /// Returns the bank and the number of the register that the step writes, if it writes one.
     fn written(&self) -> Option<(usize, u16)> {
         let dtype = match self.op {
             Op::Start { .. } | Op::Accumulate { .. } | Op::Store { .. } | Op::Scatter { .. } | Op::Report => {
@@ -174,14 +175,14 @@ impl HostStep {
     }
 }
 
-/// A pass over the points of a row, with what comes before it.
+/// A pass over the points of a row, with the steps before it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phase {
-    /// Once a row.
+    /// Steps that run once per row.
     pub row: Vec<HostStep>,
-    /// Once a block of points, in front of them: what puts values of rows at points.
+    /// Steps that run once per block of points, before the points: they copy values of rows to points.
     pub spread: Vec<HostStep>,
-    /// Once a point.
+    /// Steps that run once per point.
     pub point: Vec<HostStep>,
 }
 
@@ -189,7 +190,7 @@ pub(super) struct Phase {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReductionPlan {
     pub op: ReduceOp,
-    /// Its accumulators' number in their bank.
+    /// The index of the reduction's accumulators in their bank.
     pub accumulator: u16,
 }
 
@@ -208,22 +209,22 @@ pub(super) struct CompiledKernel {
     pub name: String,
     pub class: Class,
     pub inputs: Vec<crate::Input>,
-    /// Dtype and place, and whether it is scattered.
+    /// For each output, its dtype and place, and whether it is scattered.
     pub outputs: Vec<(DType, OutputPlace, bool)>,
-    /// The number of scalars that a launch has.
+    /// The number of scalars of a launch.
     pub scalars: usize,
     pub uses_coordinates: bool,
-    /// Once a launch.
+    /// Steps that run once per launch.
     pub uniform: Vec<HostStep>,
-    /// In order.
+    /// The passes over the points, in order.
     pub phases: Vec<Phase>,
-    /// Once a row, after every phase: the row outputs.
+    /// Steps that run once per row, after every phase: the row outputs.
     pub stores: Vec<HostStep>,
     pub reductions: Vec<ReductionPlan>,
-    /// The number of elements that a step handles at a time at most.
+    /// The most elements that a step handles at a time.
     pub block: usize,
     /// A form of the kernel for rows that are one block: a value at points that several phases need is computed in the first of
-    /// them, and stays in its register. `None` where no phase needs a value of an earlier one.
+    /// them and stays in its register. `None` if no phase needs a value of an earlier one.
     pub kept: Option<Box<CompiledKernel>>,
     /// The number of registers of each bank.
     pub registers: [u16; BANKS],
@@ -231,10 +232,10 @@ pub(super) struct CompiledKernel {
     pub loads: Vec<LoadPlan>,
     /// The number of accumulators of each bank.
     pub accumulators: [u16; BANKS],
-    /// Whether a value at points stays for later phases.
+    /// Whether values at points are kept for later phases.
     pub keeps: bool,
-    /// The number of steps that run at points and what they cost, and the inputs and outputs that they touch with the number of operands before
-    /// them: what the direction is chosen by.
+    /// The number of steps that run at points; then their cost, and the numbers of the operands that they access (inputs, then
+    /// outputs). The direction is chosen by these.
     pub point_steps: usize,
     pub point_cost: usize,
     pub point_operands: Vec<u16>,
@@ -248,10 +249,11 @@ pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
     program
 }
 
-/// The additions from which on values at points are worth a place in memory until a later phase.
+/// The cost in additions from which keeping a value at points in memory until a later phase pays.
 const WORTH_KEEPING: usize = 4;
 
-/// Compiles one form of a kernel: values at points are computed anew in each phase, or kept from the first that needs them.
+/// Compiles one form of a kernel: values at points are computed again in each phase, or kept from the first phase that needs
+/// them.
 fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
     let mut compiler = Compiler::new(kernel, keeps);
     compiler.mark();
@@ -268,22 +270,22 @@ fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
 /// The value of an expression in static single assignment form.
 pub(super) type ValueId = u32;
 
-/// No value.
+/// The absence of a value.
 pub(super) const NONE: ValueId = ValueId::MAX;
 
-/// The place where a value is computed, and the dtype that it has.
+/// The section in which a value is computed, and its dtype.
 #[derive(Clone, Copy)]
 pub(super) struct ValueInfo {
     pub dtype: DType,
     pub section: usize,
 }
 
-/// A kernel on its way to steps.
+/// A kernel during compilation to steps.
 pub(super) struct Compiler<'k> {
     pub kernel: &'k Kernel,
-    /// Whether a value at points stays for later phases.
+    /// Whether values at points are kept for later phases.
     keeps: bool,
-    /// The expressions that differ from point to point of a row, and those that are the same in the whole launch.
+    /// The expressions that differ from point to point of a row; then those that are constant in a launch.
     point: Vec<bool>,
     uniform: Vec<bool>,
     /// The first phase in which an expression can be computed.
@@ -291,12 +293,13 @@ pub(super) struct Compiler<'k> {
     pub phases: usize,
     needed_reductions: Vec<bool>,
     needed_at_row: Vec<bool>,
-    /// By phase, then by expression.
+    /// Whether an expression is needed at points, by phase, then by expression.
     needed_at_point: Vec<Vec<bool>>,
     row_values: Vec<ValueId>,
     point_values: Vec<Vec<ValueId>>,
     pub values: Vec<ValueInfo>,
-    /// 0: the launch; 1 + 3p: rows of phase p; 2 + 3p: their values at points; 3 + 3p: points of phase p; last: row outputs.
+    /// The steps by section. 0: the launch; 1 + 3p: rows of phase p; 2 + 3p: their values at points; 3 + 3p: points of phase p;
+    /// last: row outputs.
     pub sections: Vec<Vec<HostStep<ValueId>>>,
 }
 
@@ -370,7 +373,7 @@ impl<'k> Compiler<'k> {
         place == OutputPlace::Point && self.kernel.class.inner_rank > 0
     }
 
-    /// Marks what the outputs need, back to front.
+    /// Marks the expressions that the outputs need, back to front.
     fn mark(&mut self) {
         let body = self.body();
         for output in &body.outputs {
@@ -412,7 +415,7 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    /// Returns the earlier phase from which an expression's values at points stay, if they do.
+    /// Returns the earlier phase from which an expression's values at points are kept, if they are.
     fn kept_from(&self, phase: usize, index: usize) -> Option<usize> {
         let earlier = if self.keeps { &self.needed_at_point[..phase] } else { &[] };
         earlier.iter().position(|needed| needed[index])
@@ -468,7 +471,7 @@ impl<'k> Compiler<'k> {
         self.push(Op::Accumulate { reduction }, dtype, &[value], point_section(phase));
     }
 
-    /// Writes the step of an expression and gives its value.
+    /// Writes the step of an expression and returns its value.
     fn emit_node(&mut self, index: usize, operands: &[ValueId], section: usize) -> ValueId {
         let body = self.body();
         let dtype = body.dtypes[index];
@@ -484,7 +487,7 @@ impl<'k> Compiler<'k> {
             Node::Fma(..) => Op::Fma,
             Node::Select(..) => Op::Select,
             Node::Random(..) => Op::Random,
-            // Only gradients tell a detached value from the value.
+            // Only gradients distinguish a detached value from its operand.
             Node::Detach(_) => return operands[0],
             Node::Cast(_) => return self.emit_cast(operands[0], dtype, section),
         };
@@ -494,7 +497,7 @@ impl<'k> Compiler<'k> {
         };
         self.check(op, working, operands);
         if dtype == DType::Bool && matches!(op, Op::Load { .. } | Op::Gather { .. }) {
-            // Memory may have truth values of any byte, where it was written as numbers: true is what is not 0.
+            // A truth value in memory may be any byte, if it was written as a number: every byte but 0 is true.
             let step = self.push(op, DType::U8, operands, section);
             let bytes = self.define(step, DType::U8, section);
             return self.emit_cast(bytes, dtype, section);
@@ -503,8 +506,8 @@ impl<'k> Compiler<'k> {
         self.define(step, dtype, section)
     }
 
-    /// Casts a value; between a 16-bit float and another type the way leads through f32, between a complex number and another
-    /// through its real part.
+    /// Casts a value. Casts between a 16-bit float and another type go through f32, those between a complex number and another
+    /// type through its real part.
     fn emit_cast(&mut self, operand: ValueId, to: DType, section: usize) -> ValueId {
         let from = self.values[operand as usize].dtype;
         let half = |dtype: DType| dtype.compute() != dtype;
@@ -515,7 +518,7 @@ impl<'k> Compiler<'k> {
             _ => to,
         };
         if from != to && ![from, to].contains(&between) {
-            // From complex128 to 16 bits the way has two stops.
+            // A cast from complex128 to 16 bits has two intermediate types.
             let operand = self.emit_cast(operand, between, section);
             return self.emit_cast(operand, to, section);
         }
@@ -523,7 +526,7 @@ impl<'k> Compiler<'k> {
         self.define(step, to, section)
     }
 
-    /// Stops at a body that has no meaning.
+    /// Panics if the body is ill-formed.
     fn check(&self, op: Op, dtype: DType, operands: &[ValueId]) {
         let of = |operand: usize| self.values[operands[operand] as usize].dtype;
         let computes = dtype.compute() == dtype;
@@ -560,7 +563,7 @@ impl<'k> Compiler<'k> {
         assert!(valid, "{}: {op:?} is not defined for {dtype} with these operands", self.kernel.name);
     }
 
-    /// Appends a step without a target and gives its number in the section.
+    /// Appends a step without a target and returns its number in the section.
     pub fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
@@ -569,7 +572,7 @@ impl<'k> Compiler<'k> {
         self.sections[section].len() - 1
     }
 
-    /// Gives a step a target.
+    /// Adds a target to a step and returns its value.
     pub fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
         let value = self.values.len() as ValueId;
         self.values.push(ValueInfo { dtype, section });
@@ -646,7 +649,7 @@ impl<'k> Compiler<'k> {
         {
             phases.push(Phase { row, spread, point });
         }
-        // Without inner dimensions every step runs once per row, over a block of rows; inputs are views as a rule.
+        // Without inner dimensions every step runs once per row, over a block of rows; inputs are usually views.
         let mut points = if has_inner { registers_at_points(&phases) } else { registers };
         if !has_inner {
             loads.iter().for_each(|load| points[bank(load.dtype)] -= 1);
@@ -679,7 +682,8 @@ impl<'k> Compiler<'k> {
     }
 }
 
-/// Returns how many registers of each bank have an element for each point: those that steps at points write, and values of rows at all points.
+/// Returns how many registers of each bank have one element per point: those that steps at points write, and values of rows at
+/// all points.
 fn registers_at_points(phases: &[Phase]) -> [u16; BANKS] {
     let steps = phases.iter().flat_map(|phase| phase.spread.iter().chain(&phase.point));
     let steps = steps.filter(|step| step.readers != Taken::ByPiece);
@@ -691,18 +695,18 @@ fn registers_at_points(phases: &[Phase]) -> [u16; BANKS] {
     registers
 }
 
-/// The number of bytes that the registers of a row may have whose values are kept: they come back from the second-level cache.
+/// The bytes that the registers of a row with kept values may have, so that they stay in the second-level cache.
 const KEPT_BYTES: usize = 256 * 1024;
 
 impl CompiledKernel {
-    /// Returns the form for rows of so many points, each of which is one block.
+    /// Returns the form for rows of this many points, each of which is one block.
     pub fn of_whole_rows(&self, points: usize) -> Option<&Self> {
         let kept = self.kept.as_deref()?;
         (points <= KEPT_BYTES / bytes_of_element(&kept.registers).max(1)).then_some(kept)
     }
 }
 
-/// Returns how many elements a block of a program with these registers has.
+/// Returns the number of elements of a block for a program with these registers.
 fn block(registers: &[u16; BANKS]) -> usize {
     let [least, most] = BLOCKS;
     let fits = BLOCK_BYTES / bytes_of_element(registers).max(1);

@@ -24,7 +24,7 @@ fn neutral<T: Number>(op: ReduceOp) -> T {
 fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
     fn each<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-        // A few elements are not worth the choice.
+        // For a few elements, choosing a vectorised loop costs more than it saves.
         if values.len() < 32 {
             return Accumulate { accumulators, values, f }.call();
         }
@@ -38,8 +38,8 @@ fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     }
 }
 
-/// Computes accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
-/// in registers of the processor.
+/// Computes accumulators = op(accumulators, values) for values that are complete rounds of all lanes, with as many lanes at a
+/// time as fit the processor's registers.
 fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
     fn rounds<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
@@ -53,7 +53,7 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
-/// Combines every `lanes` neighbours, a power of two of them, as a tree, neighbours first. The results come first.
+/// Combines every `lanes` neighbours, a power of two, as a tree, neighbours first. The results are placed first.
 fn combine_trees<T: Number>(op: ReduceOp, values: &mut [T], lanes: usize) {
     #[inline(always)]
     fn each<T: Number>((values, lanes): (&mut [T], usize), f: impl Fn(T, T) -> T) {
@@ -79,8 +79,8 @@ fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
     }
 }
 
-/// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one per row of
-/// the block. The lowest level comes first. Where blocks lie along points, the lanes of each of `rows` rows.
+/// The accumulators of a reduction in a launch: for each level of the cascade, `lanes` groups of `columns` elements, one per row
+/// of the block. The lowest level comes first. If blocks are along points, these are the lanes of each of `rows` rows.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators {
     pub op: ReduceOp,
@@ -92,7 +92,7 @@ pub(super) struct Accumulators {
     pub levels: u32,
 }
 
-/// Evaluates an expression with `$type` standing for the arithmetic type of a dtype.
+/// Evaluates an expression with `$type` bound to the arithmetic type of a dtype.
 macro_rules! with_number {
     ($dtype:expr, $type:ident => $body:expr) => {
         with_dtype!($dtype,
@@ -121,7 +121,7 @@ impl Accumulators {
         }
     }
 
-    /// Returns how many accumulators a level has.
+    /// Returns the number of accumulators of a level.
     const fn level(&self) -> usize {
         self.lanes * self.columns * self.rows
     }
@@ -137,12 +137,12 @@ impl Accumulators {
         });
     }
 
-    /// Returns how many points of a row the runs of a level have together.
+    /// Returns the number of points of a row that the runs of a level cover together.
     fn points_of_runs(&self, level: u32) -> usize {
         self.lanes * (RUN as usize).pow(level)
     }
 
-    /// Moves the results of runs that end before point number `end` up.
+    /// Moves the results of runs that end before point `end` up a level.
     fn go_up<T: Number>(&self, accumulators: &mut [T], end: usize) {
         for level in 1..self.levels {
             if !end.is_multiple_of(self.points_of_runs(level)) {
@@ -152,14 +152,14 @@ impl Accumulators {
         }
     }
 
-    /// Combines the accumulators of the level below into those of a level, and starts them anew.
+    /// Combines the accumulators of the level below into those of a level, and resets the lower ones.
     fn combine_up<T: Number>(&self, accumulators: &mut [T], level: u32) {
         let (below, above) = accumulators[(level as usize - 1) * self.level()..].split_at_mut(self.level());
         combine(self.op, &mut above[..self.level()], below);
         below.fill(self.neutral());
     }
 
-    /// Combines a block across rows: point number `point` of each.
+    /// Combines a block across rows, which has point `point` of each row.
     pub fn across(&self, block: &mut Block<'_, '_>, register: u16, point: usize) {
         let first = (point & (self.lanes - 1)) * self.columns;
         with_number!(self.dtype, T => {
@@ -171,7 +171,7 @@ impl Accumulators {
         });
     }
 
-    /// Combines a block along the points of rows, of which `first` is the first, from point number `point` on.
+    /// Combines a block along the points of rows, beginning with row `first` and point `point`.
     pub fn along(&self, block: &mut Block<'_, '_>, register: u16, first: usize, point: usize) {
         let Shape { lines, length } = block.shape;
         with_number!(self.dtype, T => {
@@ -202,7 +202,7 @@ impl Accumulators {
         self.levels == 1 && self.lanes >= TILE
     }
 
-    /// Adds the terms of a sum, as [`along`](Self::along).
+    /// Adds the terms of a sum, in the order of [`along`](Self::along).
     pub fn along_of(&self, block: &mut Block<'_, '_>, terms: (Terms, &HostStep), first: usize, point: usize) {
         let mut accumulators = std::mem::take(self.of::<f32>(block.file));
         let lanes = &mut accumulators[first * self.lanes..][..block.shape.lines * self.lanes];
@@ -210,7 +210,7 @@ impl Accumulators {
         *self.of(block.file) = accumulators;
     }
 
-    /// Combines values into the lanes of the lowest level, from point number `point` on.
+    /// Combines values into the lanes of the lowest level, beginning with point `point`.
     fn along_lanes<T: Number>(&self, accumulators: &mut [T], mut values: &[T], point: usize) {
         if let [accumulator] = accumulators {
             *accumulator = fold(self.op, *accumulator, values);
@@ -229,7 +229,7 @@ impl Accumulators {
         }
     }
 
-    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one per row of the block.
+    /// Combines the lanes as a tree, neighbours first, and writes the results to a register, one per row of the block.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
             let mut all = std::mem::take(self.of::<T>(block.file));

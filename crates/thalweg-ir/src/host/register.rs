@@ -1,4 +1,4 @@
-//! The registers of a running program, and the types that their elements have.
+//! The registers of a running program, and the types of their elements.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -9,19 +9,19 @@ use super::vectors::vectors;
 use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
-/// The alignment in bytes at which elements start, that of a line of the cache: vectors that lie across two lines are read and written at half the speed.
+/// The alignment of elements in bytes, that of a cache line: vectors that cross two lines are accessed at half the speed.
 const ALIGNMENT: usize = 64;
 
 /// Elements that start at a multiple of [`ALIGNMENT`].
 #[derive(Debug, Default)]
 pub(super) struct Elements<T> {
-    /// With room in front of the first element.
+    /// The elements, with padding before the first.
     data: Vec<T>,
     first: usize,
 }
 
 impl<T: Lane> Elements<T> {
-    /// Makes room for so many elements, whose values are not specified afterwards.
+    /// Makes room for `count` elements, whose values are unspecified afterwards.
     pub fn reserve(&mut self, count: usize) {
         if self.len() < count {
             self.data.resize(count + ALIGNMENT / size_of::<T>(), T::default());
@@ -46,14 +46,14 @@ impl<T> DerefMut for Elements<T> {
     }
 }
 
-/// A block of elements: its own, or a view of an input that spares a copy.
+/// A block of elements: its own, or a view of an input that saves a copy.
 #[derive(Debug, Default)]
 pub(super) struct Register<T> {
     /// As many elements as the largest block so far.
     pub data: Elements<T>,
-    /// The place where the elements are instead, if they are those of an input.
+    /// The place of the elements in an input, if the register is a view.
     pub view: Option<View>,
-    /// Whether there is only one [piece](super::loops::PIECE) of each line, which stands for all of it.
+    /// Whether there is only one [piece](super::loops::PIECE) of each line, which repeats along the line.
     pub repeats: bool,
 }
 
@@ -61,9 +61,9 @@ pub(super) struct Register<T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     pub input: u16,
-    /// The first element, where it is not that of the block at hand.
+    /// The first element, if it is not that of the current block.
     pub offset: Option<usize>,
-    /// From one line to the next, where there are several.
+    /// The distance from one line to the next, if there are several.
     pub line: usize,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Bank<T> {
 
 /// An element type of registers.
 pub(super) trait Lane: Copy + Default + 'static {
-    /// Its number among the banks.
+    /// The index of the type among the banks.
     const BANK: usize;
     fn bank(file: &File) -> &Bank<Self>;
     fn bank_mut(file: &mut File) -> &mut Bank<Self>;
@@ -84,20 +84,20 @@ pub(super) trait Lane: Copy + Default + 'static {
     fn cells<'a>(cells: &Cells<'a>) -> Option<&'a [Cell<Self>]>;
 }
 
-/// The number of banks: one per dtype, of which that of bools stays empty.
+/// The number of banks: one per dtype. That of bools stays empty.
 pub(super) const BANKS: usize = DType::ALL.len();
 
-/// Defines [`File`], with a bank per dtype that has elements of its own, and the types of its elements.
+/// Defines [`File`], with a bank per dtype that has its own element type, and the types of its elements.
 macro_rules! define_file {
     (
         bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
         $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal,)* })*
     ) => {
-        /// Every register. Bools live among bytes. A thread keeps one file for all its launches.
+        /// All registers. Bools are stored as bytes. A thread keeps one file for all its launches.
         #[derive(Debug, Default)]
         pub(super) struct File {
             $($($element: Bank<$element>,)*)*
-            /// The element of each operand that the block at hand begins at.
+            /// The element of each operand at which the current block begins.
             pub places: Vec<usize>,
         }
 
@@ -108,7 +108,7 @@ macro_rules! define_file {
             }
         }
 
-        /// Returns how many bytes an element of each bank has in all registers together.
+        /// Returns the number of bytes that one element takes in all registers of all banks together.
         pub(super) fn bytes_of_element(registers: &[u16; BANKS]) -> usize {
             [$($(usize::from(registers[DType::$variant as usize]) * size_of::<$element>(),)*)*].iter().sum()
         }
@@ -158,7 +158,7 @@ fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u
 }
 
 impl File {
-    /// Returns the first `count` elements of a register whose lines follow each other.
+    /// Returns the first `count` elements of a register whose lines are contiguous.
     #[inline]
     pub fn read<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], register: u16, count: usize) -> &'f [T] {
         let register = &T::bank(self).registers[usize::from(register)];
@@ -185,7 +185,7 @@ impl File {
         }
     }
 
-    /// Returns an input from the first element of a view on.
+    /// Returns an input's elements, beginning with the first element of a view.
     #[inline]
     fn viewed<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], view: View) -> &'f [T] {
         let input = usize::from(view.input);
@@ -198,7 +198,7 @@ impl File {
         }
     }
 
-    /// Fills a piece of each line with the line's value, which then stands for all.
+    /// Fills one piece per line with the line's value, which then repeats along the line.
     #[inline(never)]
     pub fn repeat<T: Lane>(&mut self, register: u16, lines: usize, value: impl Fn(&Self, usize) -> T) {
         self.write(register, lines * PIECE, |file, target: &mut [T]| {
@@ -216,7 +216,7 @@ impl File {
         (register.view, register.repeats) = (Some(view), false);
     }
 
-    /// Takes the elements of a register out of it, which then has none of an input.
+    /// Takes the elements out of a register, which is then not a view.
     #[inline]
     pub fn take<T: Lane>(&mut self, register: u16) -> Elements<T> {
         let slot = &mut T::bank_mut(self).registers[usize::from(register)];
@@ -224,13 +224,13 @@ impl File {
         std::mem::take(&mut slot.data)
     }
 
-    /// Puts elements back.
+    /// Returns elements to a register.
     #[inline]
     pub fn put<T: Lane>(&mut self, register: u16, data: Elements<T>) {
         T::bank_mut(self).registers[usize::from(register)].data = data;
     }
 
-    /// Fills the first `count` elements of a register by a function that may read other registers, never this one.
+    /// Fills the first `count` elements of a register with a function that may read other registers, but not this one.
     #[inline]
     pub fn write<T: Lane>(&mut self, register: u16, count: usize, fill: impl FnOnce(&Self, &mut [T])) {
         let mut data = self.take(register);

@@ -1,4 +1,5 @@
-//! Walking a group of dimensions in row-major order with one offset an operand, incrementally: no division an element.
+//! Iteration over a group of dimensions in row-major order with one offset per operand, incrementally: without a division per
+//! element.
 
 use smallvec::SmallVec;
 
@@ -9,7 +10,7 @@ pub(super) struct Space {
     /// The strides of dimension 0 for each operand, then those of dimension 1 …
     strides: SmallVec<[usize; 24]>,
     operands: usize,
-    /// A bit for each of the first 64 operands: whether it walks all dimensions as one.
+    /// A bit for each of the first 64 operands: whether it traverses all dimensions as one.
     flat: u64,
 }
 
@@ -23,7 +24,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Goes back to the first place.
+    /// Returns to the first place.
     pub fn reset(&mut self) {
         self.position.fill(0);
         self.offsets.fill(0);
@@ -31,8 +32,8 @@ impl Cursor {
 }
 
 impl Space {
-    /// Creates a space of this shape. `strides` gives an operand's strides, none where the operand does not move in this space.
-    /// Unless dimensions are to be kept apart, those that every operand walks as one are merged.
+    /// Creates a space of this shape. `strides` returns an operand's strides; none if the operand does not move in this space.
+    /// Dimensions that every operand traverses as one are merged, unless the caller needs them separate.
     pub fn new<'s>(
         shape: &[u64],
         operands: usize,
@@ -103,12 +104,12 @@ impl Space {
         self.stride(operand, 0)
     }
 
-    /// Returns whether an operand walks all dimensions as one, [`Space::run_stride`] apart.
+    /// Returns whether an operand traverses all dimensions as one, with [`Space::run_stride`] between elements.
     pub fn is_flat(&self, operand: usize) -> bool {
         operand < 64 && self.flat >> operand & 1 == 1
     }
 
-    /// Returns whether an operand's elements lie evenly over the `count` places from the cursor on.
+    /// Returns whether an operand's elements are evenly spaced over the `count` places that begin at the cursor.
     pub fn is_one_run(&self, cursor: &Cursor, operand: usize, count: usize) -> bool {
         self.is_flat(operand) || cursor.position[self.last()] + count <= self.run()
     }
@@ -125,7 +126,7 @@ impl Space {
         }
     }
 
-    /// Moves on by `count` places.
+    /// Advances the cursor by `count` places.
     pub fn advance(&self, cursor: &mut Cursor, count: usize) {
         let last = self.last();
         cursor.position[last] += count;
@@ -149,8 +150,8 @@ impl Space {
         }
     }
 
-    /// Calls `visit(at, offset, length)` for each even run among the `count` places from the cursor
-    /// on: elements `at..at + length` of the block lie from the operand's `offset` on, [`Space::run_stride`] apart.
+    /// Calls `visit(at, offset, length)` for each evenly spaced run among the `count` places that begin at the cursor. Elements
+    /// `at..at + length` of the block are at the operand's `offset` and after it, [`Space::run_stride`] apart.
     #[inline]
     pub fn runs(
         &self,
@@ -183,12 +184,13 @@ impl Space {
         }
     }
 
-    /// Writes the coordinates in one dimension, whose first is given, of the places from the cursor on.
+    /// Writes the coordinates in one dimension of the places that begin at the cursor. `first` is the dimension's first
+    /// coordinate.
     pub fn coordinates(&self, cursor: &Cursor, dimension: usize, first: i64, target: &mut [i64]) {
         if dimension == self.last() {
             return self.last_coordinates(cursor.position[dimension], first, target);
         }
-        // How many consecutive places share a coordinate, and how many of them are left at the cursor.
+        // The number of consecutive places that share a coordinate, and how many of them remain at the cursor.
         let repeat: usize = self.extents[dimension + 1..].iter().product();
         let inside = cursor.position[dimension + 1..]
             .iter()
@@ -209,7 +211,7 @@ impl Space {
         }
     }
 
-    /// Writes the coordinates in the innermost dimension: they count.
+    /// Writes the coordinates in the innermost dimension, which are consecutive.
     fn last_coordinates(&self, mut position: usize, first: i64, target: &mut [i64]) {
         let mut rest = target;
         while !rest.is_empty() {

@@ -1,5 +1,5 @@
-//! The loops: one step over one block. Each loop is a function of slices and a closure, so that the compiler sees that the
-//! target overlaps nothing, and vectorises it.
+//! The loops: one step over one block. Each loop is a function of slices and a closure, so that the compiler sees that the target
+//! overlaps nothing, and vectorises it.
 
 use std::cell::Cell;
 
@@ -17,14 +17,14 @@ use crate::complex::Pair;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 use crate::{Category, DType, Scalar as Value, philox};
 
-/// The registers, the inputs that they may be views of, and how many elements of a block are in use.
+/// The registers, the inputs that they may be views of, and the number of elements of a block that are in use.
 pub(super) struct Block<'f, 'a> {
     pub file: &'f mut File,
     pub inputs: &'f [Source<'a>],
     pub count: usize,
-    /// The place of the elements.
+    /// The lines of the block and their length.
     pub shape: Shape,
-    /// The place that the step at hand writes instead of its register.
+    /// The place that the current step writes instead of its register.
     pub direct: Option<Direct<'a>>,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct Block<'f, 'a> {
 pub(super) struct Direct<'a> {
     pub cells: Cells<'a>,
     pub first: usize,
-    /// From one line to the next, where there are several.
+    /// The distance from one line to the next, if there are several.
     pub line: usize,
 }
 
-/// Evaluates an expression with `$f` standing for two of addition, subtraction and multiplication, one after the other.
+/// Evaluates an expression with `$f` bound to two of addition, subtraction and multiplication in sequence.
 macro_rules! with_pair {
     ($pair:expr, $f:ident => $body:expr) => {{
         macro_rules! after {
@@ -86,7 +86,7 @@ macro_rules! with_pair {
 }
 
 impl Block<'_, '_> {
-    /// Fills the target of a step, or the output that it writes in its place, by a function that may read registers, never the target.
+    /// Fills the target of a step, or the output that replaces it, with a function that may read registers other than the target.
     #[inline(always)]
     fn fill_target<T: Lane>(&mut self, step: &HostStep, fill: impl FnOnce(&File, Target<'_, T>)) {
         let shape = self.shape;
@@ -121,8 +121,8 @@ impl Block<'_, '_> {
         });
     }
 
-    /// Computes target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a
-    /// small part of what the divisions would.
+    /// Computes target = a / b of integers. Division by one is common (a stride, a dilation), and testing for it costs little
+    /// compared with the divisions.
     fn divide<T: Bits>(&mut self, step: &HostStep) {
         let divisors = self.file.read::<T>(self.inputs, step.operands[1], self.count);
         if divisors.iter().all(|&divisor| divisor == T::ONE) {
@@ -131,8 +131,8 @@ impl Block<'_, '_> {
         self.map2(step, T::div);
     }
 
-    /// Computes target = aᵇ. One power for all elements is common (an optimizer's decay to the number of the step), and a pass that finds
-    /// it costs a small part of what the powers would.
+    /// Computes target = aᵇ. A single power for all elements is common (an optimizer's decay to the power of the number of
+    /// steps), and testing for it costs little compared with the powers.
     fn pow<T: Float>(&mut self, step: &HostStep) {
         let [bases, exponents] =
             [0, 1].map(|operand| self.file.read::<T>(self.inputs, step.operands[operand], self.count));
@@ -274,7 +274,7 @@ impl Block<'_, '_> {
         }
     }
 
-    /// Computes two of addition, subtraction and multiplication, one after the other.
+    /// Computes two of addition, subtraction and multiplication in sequence.
     pub fn pair(&mut self, pair: PairOfSteps, step: &HostStep) {
         with_pair!(pair, f => self.map3(step, f));
     }
@@ -287,7 +287,8 @@ impl Block<'_, '_> {
         }
     }
 
-    /// Adds the terms of a sum to accumulators, of which each line has so many lanes, from lane number `lane` on.
+    /// Adds the terms of a sum to accumulators. Each line has `lanes` of them, which are used in turn, beginning with lane
+    /// `lane`.
     pub fn add_terms(
         &self,
         (terms, step): (Terms, &HostStep),
@@ -332,8 +333,8 @@ impl Block<'_, '_> {
         });
     }
 
-    /// Puts each element at so many places, one element after the other, or at those of a piece if they stand for all: those of rows from row
-    /// number `first` on.
+    /// Copies each element to `places` places in turn, beginning with row `first`. With `pieces`, a target whose readers allow it
+    /// receives one piece per row that repeats along the row.
     pub fn spread(&mut self, step: &HostStep, first: usize, places: usize, pieces: bool) {
         let (inputs, count) = (self.inputs, self.count);
         let operand = step.operands[0];
@@ -355,7 +356,7 @@ impl Block<'_, '_> {
     }
 
     pub fn cast(&mut self, to: DType, step: &HostStep) {
-        /// The casts of one type to every type; one that is rounded to a 16-bit float is an f32.
+        /// The casts of one type to every type; a cast to a 16-bit float starts from f32.
         macro_rules! cast_from {
             ($from:ident) => {
                 with_dtype!(to,
@@ -382,7 +383,7 @@ impl Block<'_, '_> {
         );
     }
 
-    /// Extends a float of 8 or 16 bits to an f32; a cast to its own type copies.
+    /// Extends a float of 8 or 16 bits to f32; a cast to its own type copies.
     fn extend<H: Lane + Reduced>(&mut self, to: DType, step: &HostStep) {
         if to != DType::F32 {
             return self.map1(step, |a: H| a);
@@ -405,19 +406,19 @@ impl Block<'_, '_> {
     }
 }
 
-/// A float without arithmetic of its own, many at a time.
+/// A float without arithmetic of its own, converted many at a time.
 trait Reduced: Sized {
     /// Writes the values as f32.
     fn extend(values: &[Self], target: &[Cell<f32>]);
 
-    /// Writes the values that are nearest to f32.
+    /// Writes the nearest value of this type to each f32.
     fn round(values: &[f32], target: &[Cell<Self>]);
 }
 
-/// The number of values that the conversions of the CPU get at a time.
+/// The number of values that are passed to the CPU's conversions at a time.
 const CONVERTED: usize = 256;
 
-/// With the conversions of several at once that the CPU has, which write slices.
+/// Uses the CPU's conversions of several values at once, which write slices.
 impl Reduced for f16 {
     fn extend(values: &[Self], target: &[Cell<f32>]) {
         let mut converted = [0.0; CONVERTED];
@@ -438,7 +439,7 @@ impl Reduced for f16 {
     }
 }
 
-/// One after the other.
+/// Implements `Reduced` by converting one value after the other.
 macro_rules! reduced_by_one {
     ($($type:ident)*) => {$(
         impl Reduced for $type {
@@ -468,7 +469,7 @@ impl Reduced for bf16 {
     }
 }
 
-/// Returns a value as f32: its bits come first; a NaN is made quiet.
+/// Returns a value as f32: its bits are the upper half; a NaN becomes quiet.
 #[inline(always)]
 fn extend_bf16(value: bf16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -476,7 +477,7 @@ fn extend_bf16(value: bf16) -> f32 {
     f32::from_bits((bits | quiet) << 16)
 }
 
-/// Returns the nearest value, the even one of two; a NaN is made quiet.
+/// Returns the nearest value, ties to even; a NaN becomes quiet.
 #[inline(always)]
 fn round_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
@@ -486,7 +487,7 @@ fn round_bf16(value: f32) -> bf16 {
 
 reduced_by_one! { f8e4m3 f8e5m2 }
 
-/// Returns the number that an argument's bits stand for.
+/// Returns the number that an argument's bits represent.
 pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
     match dtype.category() {
         Category::Bool => Scalar::Bool(bits != 0),

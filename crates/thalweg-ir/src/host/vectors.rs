@@ -1,22 +1,25 @@
-//! Loops in the widest vectors that the processor has, and functions of f32 that such loops can hold.
+//! Loops in the widest vectors that the processor has, and functions of f32 for use in such loops.
 //!
-//! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and for those with AVX-512, and chooses while it runs. The bits are the
-//! same: every primitive is correctly rounded, or one of the functions below, which have no branches that could be taken differently.
+//! A program is compiled for every x86-64 processor. [`vectors`] compiles a loop once more for processors with AVX2 and FMA, and
+//! for those with AVX-512, and chooses at run time. The bits are the same: every primitive is correctly rounded, or is one of the
+//! functions below, which have no branches that could be taken differently.
 //!
-//! [`ln`] computes in f64 and rounds once, so its error is that of the rounding, far below the budgets of a GPU's; its series is cut where what is left
-//! out is below 10⁻¹¹ of the result. [`exp`], [`tanh`] and [`erf`] stay in f32, of which vectors have twice as many.
+//! [`ln`] computes in f64 and rounds once, so its error is that of the rounding, far below the budgets of a GPU; its series is
+//! truncated where the remainder is below 10⁻¹¹ of the result. [`exp`], [`tanh`] and [`erf`] stay in f32, because a vector has
+//! twice as many of them.
 
 use std::f64::consts::LN_2;
 
 pub(super) use pulp::NullaryFnOnce as Loop;
 
-/// Runs a loop, compiled for the processor: its `call` is inlined, which of a closure is not sure.
+/// Runs a loop, compiled for the processor. The loop's `call` is inlined, which is not guaranteed for a closure.
 #[inline(always)]
 pub(super) fn vectors<R>(body: impl Loop<Output = R>) -> R {
     pulp::Arch::new().dispatch(body)
 }
 
-/// Returns whether [`vectors`] have the instruction for a · b + c, rounded once; without it the mathematical library would be called for each element.
+/// Returns whether [`vectors`] can use the instruction for a · b + c, rounded once. Without it, the mathematical library would be
+/// called for each element.
 #[inline(always)]
 pub(super) fn has_fma() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -28,10 +31,10 @@ pub(super) fn has_fma() -> bool {
 /// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, by least squares of the relative error of eʳ: the constant term first.
 const EXP: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_717, 0.001_381_459_9];
 
-/// Adding it rounds a f32 to an integer, which then stands in the lowest bits.
+/// The number whose addition rounds an f32 to an integer, which is then in the lowest bits.
 const ROUNDING_F32: f32 = 12_582_912.0;
 
-/// Returns r and the bits of ROUNDING_F32 + n where x = n · ln 2 + r; ln 2 is taken in two parts, so that r is exact enough.
+/// Returns r and the bits of ROUNDING_F32 + n where x = n · ln 2 + r. ln 2 is split into two parts, so that r is exact enough.
 #[inline(always)]
 fn reduced(x: f32) -> (f32, u32) {
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUNDING_F32);
@@ -42,19 +45,19 @@ fn reduced(x: f32) -> (f32, u32) {
 /// Returns eˣ, within a unit in the last place.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Beyond the bounds f32 has 0 and infinity.
+    // Beyond these bounds, f32 has 0 and infinity.
     let x = if x < -104.0 { -104.0 } else { x };
     let x = if x > 89.0 { 89.0 } else { x };
     let (rest, shifted) = reduced(x);
     let result = polynomial(&EXP, rest).mul_add(rest * rest, rest) + 1.0;
-    // 2ⁿ as two factors, since alone it may be no normal number.
+    // 2ⁿ as two factors, since a single factor may not be a normal number.
     let count = shifted.wrapping_sub(ROUNDING_F32.to_bits()) as i32;
     let power = |count: i32| f32::from_bits((count.wrapping_add(127) as u32) << 23);
     let half = count >> 1;
     result * power(half) * power(count.wrapping_sub(half))
 }
 
-/// The place where the two forms of [`tanh`] meet.
+/// The boundary between the two forms of [`tanh`].
 const TANH_SPLIT: f32 = 0.8;
 
 /// (tanh(x)/x − 1) / x² as a polynomial of x² below the split, by least squares of the relative error of tanh: the constant term first.
@@ -77,7 +80,8 @@ pub(crate) fn ln(x: f32) -> f32 {
     /// The bits of √½, and of 1.
     const ROOT: u64 = 0x3fe6_a09e_0000_0000;
     const ONE: u64 = 0x3ff0_0000_0000_0000;
-    // x = 2ᵏ · m with m between √½ and √2; the exponent with its bias becomes a number by standing in the lowest bits of 2⁵².
+    // x = 2ᵏ · m with m between √½ and √2. The exponent with its bias is converted to a number by placing it in the lowest bits
+    // of 2⁵².
     let shifted = f64::from(x).to_bits().wrapping_add(ONE - ROOT);
     let exponent = f64::from_bits((shifted >> 52) | 0x4330_0000_0000_0000) - 4_503_599_627_371_519.0;
     let m = f64::from_bits((shifted & 0x000f_ffff_ffff_ffff) + ROOT);
@@ -94,7 +98,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     if x == f32::INFINITY { x } else { result }
 }
 
-/// The place where the two forms of [`erf`] meet.
+/// The boundary between the two forms of [`erf`].
 const ERF_SPLIT: f32 = 0.921_875;
 
 /// erf(x)/x − 1 as a polynomial of x² below the split, by least squares of the relative error of erf: the constant term first.
@@ -108,7 +112,7 @@ const ERF_NEAR: [f32; 7] = [
     8.370_097e-5,
 ];
 
-/// −ln(1 − erf x) as a polynomial of x from the split to 4, likewise.
+/// −ln(1 − erf x) as a polynomial of x from the split to 4, by least squares of the relative error of erf.
 const ERF_FAR: [f32; 7] = [
     0.000_198_545_6,
     1.127_663_7,
@@ -131,7 +135,7 @@ fn polynomial<const TERMS: usize>(coefficients: &[f32; TERMS], x: f32) -> f32 {
 
 /// Returns erf x, within a unit in the last place. Beyond 4 it is 1 in f32.
 ///
-/// What the exponential lacks in accuracy counts little in the difference from 1.
+/// The inaccuracy of the exponential has little effect on its difference from 1.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let size = x.abs();
@@ -150,7 +154,7 @@ pub(crate) fn erf(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Holds a function against one of f64 at numbers of all exponents, within a unit in the last place.
+    /// Checks a function against one of f64 at numbers of all exponents, within a unit in the last place.
     fn is_near(function: fn(f32) -> f32, wanted: fn(f64) -> f64) {
         let many = (0..u32::MAX).step_by(1 << 10).map(f32::from_bits);
         let close = (0..40_000).map(|at| (at as f32 - 20_000.0) / 1_700.0);

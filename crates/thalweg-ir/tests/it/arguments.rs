@@ -1,4 +1,4 @@
-//! The arguments of a launch: what is packed is what is read back.
+//! The arguments of a launch: unpacking returns what was packed.
 
 use proptest::prelude::*;
 use thalweg_ir::{

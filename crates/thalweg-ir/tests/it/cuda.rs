@@ -1,4 +1,4 @@
-//! The CUDA printer: its text is what the snapshots say, and NVRTC compiles it for each architecture.
+//! The CUDA printer: its text equals the snapshots, and NVRTC compiles it for each architecture.
 
 use std::path::PathBuf;
 
@@ -13,8 +13,8 @@ use crate::kernels::{
 /// A body's formula over one value.
 type Formula = for<'b> fn(Value<'b>) -> Value<'b>;
 
-/// Compares a text with a file under `snapshots`, which is part of the program so that it can be run elsewhere; `UPDATE=1` in
-/// the environment writes the file instead.
+/// Compares a text with a file under `snapshots`, which is compiled into the program so that it can run elsewhere. With
+/// `UPDATE=1` in the environment, writes the file instead.
 fn assert_snapshot(name: &str, recorded: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(name);
     if std::env::var_os("UPDATE").is_some_and(|value| value == "1") {
@@ -113,7 +113,7 @@ fn a_unit_names_each_kernel_once() {
     let _ = cuda::print_unit(&[&kernel, &kernel]);
 }
 
-/// A geometry of so many rows and points, of which only the numbers matter.
+/// A geometry with these numbers of rows and points; nothing else matters.
 fn counts(rows: u64, points: u64) -> Geometry {
     Geometry {
         row_shape: Dimensions::from_slice(&[rows]),
@@ -131,11 +131,11 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     };
     assert_eq!(grid(contiguous(1), 1, 1), (1, 256));
     assert_eq!(grid(contiguous(1), 257, 1), (2, 256));
-    // Threads that load vectors have two of them under way.
+    // Threads that load vectors have two of them in flight.
     assert_eq!(grid(contiguous(4), 2048, 1), (1, 256));
     assert_eq!(grid(contiguous(4), 2049, 1), (2, 256));
     assert_eq!(grid(contiguous(1), 0, 1), (1, 256));
-    // A block of single elements is too little work to have one for each 256.
+    // A block of single elements has too little work for one block per 256.
     assert_eq!(grid(contiguous(1), u64::MAX, 2), (132 * 32, 256));
     assert_eq!(grid(contiguous(8), 1 << 30, 1), (1 << 18, 256));
     let sums = of_rows(DType::F32, OutputPlace::Row, kernels::sum);

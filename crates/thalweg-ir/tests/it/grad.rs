@@ -18,14 +18,14 @@ type Formula = for<'b> fn(Value<'b>) -> Value<'b>;
 const ROWS: usize = 3;
 const POINTS: usize = 4;
 
-/// How an operand lies over rows and points.
+/// The way in which an operand varies over rows and points.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Shape {
     /// One element per point.
     Full,
     /// One element per row.
     Row,
-    /// As many elements as a row has, equal in each row.
+    /// As many elements as a row has, the same for each row.
     Inner,
 }
 
@@ -111,14 +111,14 @@ fn sample(shape: Shape, low: f64, high: f64, seed: u64) -> Operand {
     Operand { shape, values: (0..shape.elements()).map(|_| low + (high - low) * next()).collect() }
 }
 
-/// Random weights for each output: what the gradient is multiplied with.
+/// Random weights for each output, with which the gradient is multiplied.
 fn weights(body: &Body, seed: u64) -> Vec<Operand> {
     let outputs = body.outputs.iter().zip(seed..);
     outputs.map(|(output, seed)| sample(Shape::of(output.place), -1.0, 1.0, seed)).collect()
 }
 
-/// Checks the gradient of a body with respect to all its inputs against central differences, and returns the gradient's
-/// body with its operands, so that it can be checked in its turn.
+/// Checks the gradient of a body with respect to all its inputs against central differences. Returns the gradient's body with its
+/// operands, so that it can itself be checked.
 fn check(name: &str, body: &Body, inputs: &[Operand]) -> (Body, Vec<Operand>) {
     let wrt: Vec<usize> = (0..inputs.len()).collect();
     let gradient = gradient(body, &wrt).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -174,10 +174,10 @@ fn every_unary_primitive() {
             Unary::Asin | Unary::Acos | Unary::Atanh => (-0.7, 0.7),
             Unary::Acosh => (1.3, 3.0),
             Unary::Log1p => (-0.6, 2.0),
-            // Between two jumps: the gradient is 0.
+            // Between two jumps, where the gradient is 0.
             Unary::Floor | Unary::Ceil | Unary::Trunc => (1.1, 1.9),
             Unary::Round => (0.6, 1.4),
-            // Away from the kink, on both sides of it by the second run.
+            // Away from the kink; the second run is on its other side.
             Unary::Abs => (0.1, 2.0),
             _ => (-2.0, 2.0),
         };
@@ -220,7 +220,7 @@ fn other_nodes() {
         let body = pointwise(&[F64], |x| x[0].pow(exponent) * 1.5);
         check_twice(&format!("power {exponent}"), &body, &[sample(Shape::Full, 0.5, 2.0, 4)]);
     }
-    // A remainder whose quotient rounds up to an integer that it is not.
+    // A remainder whose quotient is not an integer but rounds up to one.
     let body = pointwise(&[F64, F64], |x| x[0] % x[1]);
     let gradient = gradient(&body, &[1]).unwrap().body;
     let almost = f64::from_bits(3f64.to_bits() - 1);
@@ -310,22 +310,23 @@ fn ties_and_kinks_follow_pytorch() {
     assert!(slope.iter().all(|value| value.is_finite()));
 }
 
-/// The contribution of a branch that is not taken is infinite or NaN; the parts of a gradient meet again at shared expressions.
+/// The contribution of a branch that is not taken is infinite or NaN, and the parts of a gradient join again at shared
+/// expressions.
 #[test]
 fn a_branch_that_is_not_taken_does_not_count() {
     let elu = pointwise(&[F64], |x| x[0].le(0.0).select(x[0].expm1(), x[0]));
     assert_eq!(gradient_at(&elu, [1e4, 0.0, -1e4, f64::INFINITY]), [1.0, 1.0, 0.0, 1.0]);
-    // √ and its slope are shared by both branches, and a third one is taken where that is infinite.
+    // Both branches share √ and its slope; a third branch is taken where the slope is infinite.
     let shared = pointwise(&[F64], |x| {
         let root = x[0].sqrt();
         x[0].eq(0.0).select(x[0] * 3.0, x[0].lt(4.0).select(root * 8.0, root * root.exp()))
     });
     let at_nine = (3f64.exp() + 3.0 * 3f64.exp()) / 6.0;
     assert_eq!(gradient_at(&shared, [0.0, 1.0, 9.0, 0.0]), [3.0, 4.0, at_nine, 3.0]);
-    // The loser of a maximum is not taken either.
+    // The smaller operand of a maximum is not taken either.
     let greatest = pointwise(&[F64], |x| x[0].sqrt().maximum(x[0] + 1.0));
     assert_eq!(gradient_at(&greatest, [0.0, 0.0, 0.0, 1.0])[0], 1.0);
-    // Of points of a row those that do not attain the maximum.
+    // Points of a row that do not attain the maximum are not taken either.
     let logarithms = of_rows(F64, OutputPlace::Row, |x| kernels::maximum(x.log()));
     assert_eq!(gradient_at(&logarithms, [0.0, 2.0, 1.0, 0.0]), [0.0, 0.5, 0.0, 0.0]);
 }
@@ -333,7 +334,7 @@ fn a_branch_that_is_not_taken_does_not_count() {
 #[test]
 fn a_selects_gradient_is_one_select() {
     let count = |body: &Body| body.nodes.iter().filter(|node| matches!(node, Node::Select(..))).count();
-    // e^−|x| as it stands in sigmoid, and a formula with two kinks.
+    // e^−|x| as in sigmoid, and a formula with two kinks.
     let decay = gradient(&pointwise(&[F64], |x| x[0].lt(0.0).select(x[0], -x[0]).exp()), &[0]).unwrap();
     assert_eq!(count(&decay.body), 2, "the value's and the gradient's");
     let bounded =

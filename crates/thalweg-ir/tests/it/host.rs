@@ -29,7 +29,7 @@ fn executor_equals_model(case: Case) -> Result<(), TestCaseError> {
             .enumerate()
             .map(|(number, input)| match in_place {
                 Some(shared) if shared == number => Source::Cells(cells[0]),
-                // An input may come as cells without an overlap, too.
+                // An input may be passed as cells even if nothing overlaps it.
                 _ if number == 2 => Source::Cells(input.cells()),
                 _ => Source::Slice(input.slice()),
             })
@@ -37,7 +37,7 @@ fn executor_equals_model(case: Case) -> Result<(), TestCaseError> {
         program.run(&geometry, &scalars, &sources, &cells).expect("the case is well-formed");
         same(&kernel, &geometry, &outputs, &expected)?;
     }
-    // In parts of it, which write ranges that do not meet and read them as they were, in whichever order they run.
+    // In parts, which write disjoint ranges and read them as they were before, in any order.
     if let Some(parts) = program.parts(&geometry, 1, 3) {
         let mut outputs = before;
         for &part in parts.iter().rev() {
@@ -116,7 +116,7 @@ fn a_launch_is_cut_where_its_outputs_lie_apart() {
     assert_eq!(parts(&[10, 1]).unwrap(), [part(0, 0, 1), part(0, 1, 1), part(0, 2, 1)]);
     assert_eq!(parts(&[1, 3]).unwrap(), [part(1, 0, 3), part(1, 3, 3), part(1, 6, 2), part(1, 8, 2)]);
     assert_eq!(parts(&[4, 1]), None);
-    // As many as there is work for.
+    // As many parts as there is work for.
     let operands = || vec![strided(&[0, 1], &[]), strided(&[10, 1], &[])];
     assert_eq!(program.parts(&geometry(&[3, 10], &[], operands()), 1000, 4), None);
     assert_eq!(program.parts(&geometry(&[0, 10], &[], operands()), 1, 4), None);
@@ -146,7 +146,7 @@ fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     cascade_rows(lanes, 1, rows, values)
 }
 
-/// Returns the sums of rows by a cascade of so many levels.
+/// Returns the sums of rows by a cascade of this many levels.
 fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32> {
     let builder = BodyBuilder::new();
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
@@ -187,7 +187,7 @@ fn a_cascade_has_the_order_that_is_written_down() {
             let expected = cascade_by_hand(lanes, levels, row).to_bits();
             let found = cascade_rows(lanes as u16, levels, 1, row)[0].to_bits();
             assert_eq!(found, expected, "{points} points, {lanes} lanes, {levels} levels");
-            // Many rows are walked across.
+            // With many rows, blocks are across rows.
             if points <= 8193 {
                 let rows = cascade_rows(lanes as u16, levels, 40, &row.repeat(40));
                 assert!(rows.iter().all(|sum| sum.to_bits() == expected), "{points}, {lanes}, {levels}");
@@ -209,25 +209,25 @@ fn the_error_of_a_cascade_does_not_grow_with_the_row() {
 fn a_sum_has_the_order_of_its_lanes() {
     // f32 has 24 bits: 2²⁴ + 1 is 2²⁴, and an even number can be added exactly.
     let big = 16_777_216.0;
-    // One lane: ((big + 1) + 0) + 1, both ones being lost. Two: big + 0 and 1 + 1, then big + 2.
+    // One lane: ((big + 1) + 0) + 1, where both ones are lost. Two lanes: big + 0 and 1 + 1, then big + 2.
     assert_eq!(sum_rows(1, 1, &[big, 1.0, 0.0, 1.0]), [big]);
     assert_eq!(sum_rows(2, 1, &[big, 1.0, 0.0, 1.0]), [big + 2.0]);
-    // Of four lanes neighbours are combined first: (big + 0) and (1 + 1), or (big + 1) and (0 + 1).
+    // With four lanes, neighbours are combined first: (big + 0) and (1 + 1), or (big + 1) and (0 + 1).
     assert_eq!(sum_rows(4, 1, &[big, 0.0, 1.0, 1.0]), [big + 2.0]);
     assert_eq!(sum_rows(4, 1, &[big, 1.0, 0.0, 1.0]), [big]);
-    // Lanes that get no value change nothing.
+    // Lanes without a value change nothing.
     assert_eq!(sum_rows(256, 1, &[big, 0.0, 1.0, 1.0]), [big + 2.0]);
 }
 
 #[test]
 fn the_direction_of_blocks_changes_no_bit() {
-    // Few long rows are summed along points, many short ones across rows. A row of the one is a row of the other.
+    // A few long rows are summed along points, many short ones across rows. A row of one equals a row of the other.
     let long: Vec<f32> = (0..1300).map(|i| ((i * 7919) % 1000) as f32 / 7.0 - 60.0).collect();
     let many = long.repeat(2000);
     for lanes in [1, 2, 32, 256, 1024] {
         let alone = sum_rows(lanes, 1, &long);
         assert!(sum_rows(lanes, 2000, &many).iter().all(|sum| sum.to_bits() == alone[0].to_bits()));
-        // Column sums of the transposed matrix walk across rows: the inner stride is the long one.
+        // Column sums of the transposed matrix run across rows, because the inner stride is the long one.
         let builder = BodyBuilder::new();
         let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
         builder.output(sum, DType::F32, OutputPlace::Row);
@@ -274,7 +274,7 @@ fn log_softmax_in_place() {
 
 #[test]
 fn values_that_stay_for_later_phases_change_no_bit() {
-    // A row along its points keeps x − max if it is short enough; columns side by side compute it anew for each phase.
+    // A short row along its points keeps x − max; adjacent columns compute it again in each phase.
     let run = |row: &[u64], inner: &[u64], operand: &OperandGeometry, values: &[f32]| {
         let operands = vec![operand.clone(), operand.clone()];
         let geometry = geometry(row, inner, operands);
@@ -301,7 +301,7 @@ fn values_that_stay_for_later_phases_change_no_bit() {
     }
 }
 
-/// Runs a kernel over operands of numbers that follow from their places, and compares the results with the model's.
+/// Runs a kernel over operands whose numbers follow from their places, and compares the results with the model's.
 fn runs_as_the_model(kernel: &Kernel, geometry: &Geometry) {
     let numbers = |operand: usize, dtype: DType, salt: u64| {
         let value = |at: u64| Scalar::F64(((at * 7919 + salt * 31) % 2003) as f64 / 1001.0 - 1.0);
@@ -323,7 +323,7 @@ fn runs_as_the_model(kernel: &Kernel, geometry: &Geometry) {
 
 #[test]
 fn operands_that_repeat_give_the_bits_of_the_model() {
-    // Points: a matrix times a column plus a row, into a matrix with gaps behind its rows.
+    // Points: a matrix times a column plus a row, into a matrix with gaps after its rows.
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
         for [rows, run] in [[12, 40], [3, 200], [33, 32], [2, 5000], [300, 31], [1, 129]] {
             let builder = BodyBuilder::new();
@@ -398,7 +398,7 @@ fn a_contiguous_launch_through_its_arguments() {
     assert!(sum.iter().zip(&x).all(|(&sum, &x)| sum == x + 1.5));
 }
 
-/// A row output that reads an input: the row's first point.
+/// A row output that reads an input reads the row's first point.
 #[test]
 fn row_outputs_read_inputs_at_the_first_point() {
     let builder = BodyBuilder::new();

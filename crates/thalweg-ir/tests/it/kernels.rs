@@ -19,7 +19,7 @@ pub fn rows(lanes: u16) -> Class {
     Class { contiguous: true, narrow_index: true, lanes, ..Class::new(1, 1) }
 }
 
-/// A class of row kernels whose threads hold so many vectors each.
+/// A class of row kernels whose threads hold this many vectors each.
 pub fn held(lanes: u16, vector: u8, held: u8) -> Class {
     Class { vector, held, ..rows(lanes) }
 }
@@ -29,7 +29,7 @@ pub fn online(lanes: u16, vector: u8) -> Class {
     Class { vector, online: true, repeated: 0b10, ..strided(1, 1, lanes, true) }
 }
 
-/// A class of row kernels whose rows lie side by side.
+/// A class of row kernels whose rows are adjacent in memory.
 pub fn abreast(lanes: u16, rows_abreast: u16) -> Class {
     Class { rows_abreast, ..strided(1, 1, lanes, true) }
 }
@@ -121,7 +121,7 @@ pub fn layer_norm(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// Rows of a table, picked by an index from data and guarded: an embedding.
+/// Rows of a table, selected by an index from data with a guard: an embedding.
 pub fn embedding(dtype: DType, index: DType) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -154,7 +154,7 @@ pub const BINARIES: [Binary; 15] = [
     Binary::Xor,
 ];
 
-/// The dtypes in which there is arithmetic.
+/// The dtypes that have arithmetic.
 pub fn compute_dtypes() -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(|dtype| dtype.compute() == *dtype)
 }
@@ -237,7 +237,7 @@ pub fn reductions(dtype: DType) -> Body {
     builder.finish()
 }
 
-/// The cross entropy of the rows of a first input at the class that a second gives for each.
+/// The cross entropy of the rows of a first input at the class that a second input specifies.
 pub fn cross_entropy(dtype: DType) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -279,8 +279,8 @@ pub fn all_kernels() -> Vec<Kernel> {
     kernels
 }
 
-/// Kernels of rows that are long: of an input that is held and one that is not, of vectors in a loop, of the value at one point, and of
-/// rows that are read once.
+/// Kernels of long rows: with an input that is held and one that is not, with vectors in a loop, with the value at one point, and
+/// with rows that are read once.
 fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
     let product = pointwise(&[dtype, dtype], |x| x[0] * x[1] - sum(x[0] * x[1]));
     let log_softmax = of_rows(dtype, OutputPlace::Point, log_softmax);
@@ -298,7 +298,7 @@ fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
     kernels
 }
 
-/// Kernels as operators have them.
+/// Kernels as operators build them.
 pub fn composed_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for (dtype, short) in

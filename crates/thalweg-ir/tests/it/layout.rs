@@ -1,4 +1,4 @@
-//! Layouts against a plain model: the list of the elements that a layout names, in row-major order.
+//! Layouts against a plain model: the list of a layout's elements in row-major order.
 
 use proptest::prelude::*;
 use thalweg_ir::{Layout, broadcast_shapes};
@@ -30,7 +30,7 @@ fn coordinate(shape: &[usize], mut number: usize) -> Vec<usize> {
     coordinate
 }
 
-/// Layouts that views make: of a contiguous tensor, through a few operations.
+/// Layouts of views: a contiguous tensor after a few operations.
 fn layouts() -> impl Strategy<Value = Layout> {
     let steps = prop::collection::vec((0..6usize, any::<u32>(), any::<u32>()), 0..5);
     (prop::collection::vec(0..5usize, 0..4), steps).prop_map(|(shape, steps)| {
@@ -79,7 +79,7 @@ fn shapes_of(count: usize, choices: &[u32]) -> Vec<usize> {
     shape
 }
 
-/// Whether strides exist under which a shape names these elements in this order.
+/// Returns whether there are strides with which a shape lists these elements in this order.
 fn is_strided(shape: &[usize], elements: &[usize]) -> bool {
     let Some(&first) = elements.first() else { return true };
     let strides: Vec<Option<usize>> = (0..shape.len())
@@ -197,7 +197,7 @@ proptest! {
                 prop_assert!(Layout::contiguous(&b).expand(&shape).is_ok());
             }
             Err(_) => {
-                // Some dimension, counted from the end, has two extents of which none is 1.
+                // Some dimension, counted from the end, has two different extents of which neither is 1.
                 let clash = a.iter().rev().zip(b.iter().rev()).any(|(x, y)| x != y && *x != 1 && *y != 1);
                 prop_assert!(clash);
             }

@@ -1,5 +1,5 @@
-//! The plain model of a kernel: one point at a time, one value at a time, with arithmetic written anew (32-bit floats through
-//! f64, integers through i128). Slow and short, so that it can be seen to be right.
+//! The plain model of a kernel: one point at a time, one value at a time, with its own implementation of arithmetic (32-bit
+//! floats through f64, integers through i128). Slow and short, so that a reader can verify it.
 
 use thalweg_ir::host::{Cells, Slice};
 use thalweg_ir::{
@@ -19,7 +19,7 @@ pub enum Value {
     F8E5m2(f8e5m2),
     F32(f32),
     F64(f64),
-    /// Of a complex type, with parts that its floats hold.
+    /// Of a complex type, with parts that its floats represent.
     Complex(DType, f64, f64),
 }
 
@@ -176,7 +176,7 @@ fn unary(op: Unary, a: Value) -> Value {
         let re = if op == Unary::Neg { -re } else { re };
         return Value::complex(dtype, re, -im);
     }
-    // Correctly rounded in f64 and then in f32 is correctly rounded in f32 for these.
+    // For these, rounding correctly to f64 and then to f32 is correct rounding to f32.
     let exact = |f: fn(f64) -> f64| Value::round(dtype, f(a.float()));
     let library = |narrow: fn(f32) -> f32, wide: fn(f64) -> f64| match a {
         Value::F32(a) => Value::F32(narrow(a)),
@@ -262,7 +262,7 @@ fn binary(op: Binary, a: Value, b: Value) -> Value {
     }
 }
 
-/// Each step on the parts is rounded.
+/// Each operation on the parts is rounded.
 fn complex_binary(op: Binary, a: Value, b: Value) -> Value {
     let dtype = a.dtype();
     let part = |value| Value::round(dtype.real(), value).float();
@@ -321,13 +321,13 @@ fn combine(op: ReduceOp, a: Value, b: Value) -> Value {
 #[derive(Clone, Debug)]
 pub struct Memory {
     dtype: DType,
-    /// Room for the elements, aligned for every dtype.
+    /// Storage for the elements, aligned for every dtype.
     words: Vec<u64>,
     length: usize,
 }
 
 impl Memory {
-    /// Memory that holds these values of one dtype.
+    /// Memory with these values of one dtype.
     pub fn of(dtype: DType, values: impl Iterator<Item = Value>) -> Self {
         let values: Vec<Value> = values.collect();
         let words = vec![0; (values.len() * dtype.size_bytes()).div_ceil(8)];
@@ -385,7 +385,7 @@ impl Memory {
         with_dtype!(self.dtype, T => self.elements_mut::<T>().into())
     }
 
-    /// The elements from one on, and no more than `count` that may be written.
+    /// The elements from `first` on, at most `count` of which may be written.
     pub fn cells_of(&mut self, first: usize, count: usize) -> Cells<'_> {
         with_dtype!(self.dtype, T => (&mut self.elements_mut::<T>()[first..first + count]).into())
     }

@@ -21,7 +21,7 @@ fn strided() -> OperandGeometry {
     OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] }
 }
 
-/// Rows go to the places that an input says, where these are in range.
+/// Rows are written to the places that an input contains, if these are in range.
 fn scatter(guarded: bool) -> Kernel {
     let b = BodyBuilder::new();
     let (value, place) = (b.input(DType::F32), b.input(DType::I64));
@@ -82,7 +82,7 @@ fn a_report_tells_of_what_is_out_of_range() {
     let program = HostProgram::compile(&kernel);
     program.run_observed(&geometry, &[3], &inputs, &[copies.as_mut_slice().into()], observer).unwrap();
     assert_eq!((told.into_inner(), copies), (vec![(-1, 3), (3, 3)], indices));
-    // Its address is the last of the scalars' words.
+    // The report's address is the last of the scalars' words.
     let packed = LaunchArguments::pack(&kernel, &geometry, &[16], &[48], &[3, 1 << 40]);
     assert_eq!(kernel.unpack(packed.as_bytes()).unwrap().scalars.as_slice(), [3, 1 << 40]);
     let code = thalweg_ir::cuda::print(&kernel);
@@ -170,7 +170,7 @@ fn a_list_runs_tensor_by_tensor() {
     );
 }
 
-/// x ← x where a shared element is 1, else x times it; or with another condition, or in the place of another input.
+/// x ← x where a shared element is 1, else x times it; or with another condition, or overwriting another input.
 fn scaled(condition: usize, target: u16) -> ForeachKernel {
     let b = BodyBuilder::new();
     let [x, factor, y] = [0; 3].map(|_| b.input(DType::Bf16));

@@ -1,5 +1,5 @@
-//! Random kernels with random launches. A case is read off a *tape* of numbers, which the property-testing library shrinks;
-//! where the tape ends, every choice is the first, so that shorter tapes are simpler cases.
+//! Random kernels with random launches. A case is read from a *tape* of numbers, which the property-testing library shrinks.
+//! After the end of the tape every choice is the first, so that shorter tapes are simpler cases.
 
 use proptest::prelude::*;
 use thalweg_ir::{
@@ -31,7 +31,7 @@ impl<'t> Tape<'t> {
         choices[self.below(choices.len())]
     }
 
-    /// One time in `n`, and never after the tape's end.
+    /// True one time in `n`, and never after the tape's end.
     fn rarely(&mut self, n: usize) -> bool {
         self.below(n) == n - 1
     }
@@ -51,7 +51,7 @@ pub struct Case {
     pub inputs: Vec<Memory>,
     /// The outputs before the launch.
     pub outputs: Vec<Memory>,
-    /// The input that the first output takes the place of.
+    /// The input that the first output overwrites.
     pub in_place: Option<usize>,
 }
 
@@ -118,7 +118,7 @@ pub fn case(choices: &[u32]) -> Case {
     Case { scalars, inputs, outputs, in_place, geometry, kernel }
 }
 
-/// Extents whose product stays small, with every kind: nothing, 1, less and more than a block.
+/// Extents of every kind whose product stays small: 0, 1, less and more than a block.
 fn shape(tape: &mut Tape<'_>, rank: usize) -> Vec<u64> {
     let mut room = 3000;
     (0..rank)
@@ -141,7 +141,7 @@ fn strided(strides: &[u64], row_rank: usize, at_points: bool) -> OperandGeometry
     }
 }
 
-/// Strides under which no two elements meet: any order of dimensions, with or without gaps.
+/// Strides under which no two elements overlap: any order of dimensions, with or without gaps.
 fn dense_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
     if tape.rarely(3) {
@@ -175,7 +175,7 @@ fn input_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// Sometimes lets the first output take the place of an input of the same dtype, with the same layout.
+/// Sometimes makes the first output overwrite an input of the same dtype and layout.
 fn in_place(tape: &mut Tape<'_>, kernel: &Kernel, geometry: &mut Geometry, shape: &[u64]) -> Option<usize> {
     let body = &kernel.body;
     let output = body.outputs.first().filter(|output| output.place == OutputPlace::Point)?;
@@ -187,7 +187,7 @@ fn in_place(tape: &mut Tape<'_>, kernel: &Kernel, geometry: &mut Geometry, shape
     Some(input)
 }
 
-/// Fills a body, and gives the bits of its scalars and the number of elements of gathered inputs.
+/// Fills a body, and returns the bits of its scalars and the number of elements of gathered inputs.
 fn body(builder: &BodyBuilder, tape: &mut Tape<'_>, row_rank: usize, inner_rank: usize) -> (Vec<u64>, u64) {
     let mut scalars = Vec::new();
     let gathered = 1 + tape.below(40) as u64;
@@ -237,7 +237,7 @@ impl<'b> Generator<'b, '_> {
         if self.tape.rarely(8) { DType::F32 } else { self.tape.pick(&DType::ALL) }
     }
 
-    /// A value, mostly one of the last.
+    /// A value, usually one of the most recent.
     fn any(&mut self) -> Entry<'b> {
         let back = self.tape.below(self.pool.len());
         self.pool[self.pool.len() - 1 - back]
@@ -258,7 +258,7 @@ impl<'b> Generator<'b, '_> {
         (value.to(dtype), at_points)
     }
 
-    /// A value with arithmetic.
+    /// A value of a dtype that has arithmetic.
     fn number(&mut self) -> Entry<'b> {
         let (value, at_points) = self.any();
         match value.dtype() {
@@ -367,7 +367,7 @@ impl<'b> Generator<'b, '_> {
     }
 }
 
-/// Elements: small numbers, now and then any bits at all.
+/// Elements: small numbers, occasionally arbitrary bits.
 struct Pattern {
     state: u64,
 }

@@ -1,4 +1,4 @@
-//! The passes of attention on the host: the definition.
+//! The passes of attention on the host, which define the results.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use thalweg_ir::Element;
 
 use super::{Attention, Pass, PerOperand, Strides};
 
-/// The operands of a pass; those that it does not read are empty.
+/// The operands of a pass; those that the pass does not read are empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'e, T> {
     /// Queries.
@@ -27,7 +27,8 @@ pub struct Operands<'e, T> {
     pub mask: &'e [T],
 }
 
-/// The results of a pass, as cells, since the gradients of a packed tensor interleave; those that it does not write are empty.
+/// The results of a pass, as cells, because the gradients of a packed tensor interleave; those that the pass does not write are
+/// empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs<'e, T: Copy> {
     /// The result, or the gradient of the queries.
@@ -46,11 +47,11 @@ struct Head {
     batch: u64,
     head: u64,
     kv_head: u64,
-    /// Its place among the heads of all batches.
+    /// The index of the head among the heads of all batches.
     place: usize,
 }
 
-/// Carries out a pass on the host, in f32.
+/// Runs a pass on the host, in f32.
 ///
 /// # Panics
 /// If an operand is shorter than its [span](Attention::spans).
@@ -115,7 +116,7 @@ fn add(to: &mut [f32], factor: f32, row: &[f32]) {
     to.iter_mut().zip(row).for_each(|(to, value)| *to += factor * value);
 }
 
-/// Returns what the mask adds to a score.
+/// Returns the number that the mask adds to a score.
 fn added<T: Element>(
     attention: &Attention,
     mask: &[T],
@@ -128,7 +129,7 @@ fn added<T: Element>(
     mask[at as usize].to_f64() as f32
 }
 
-/// Returns how many keys a query sees.
+/// Returns the number of keys that a query sees.
 fn seen(attention: &Attention, query: u64) -> usize {
     let seen = if attention.is_causal { (query + 1).min(attention.keys) } else { attention.keys };
     seen as usize
@@ -171,7 +172,7 @@ fn sums<T: Element>(attention: &Attention, head: Head, read: Operands<'_, T>, wr
             let lse = read.lse[head.place * attention.queries as usize + query];
             let at = (head.batch, head.head, query as u64);
             product = dot(&row(attention, read.o, o, at), &row(attention, read.grad_o, grad_o, at));
-            // A row that sees nothing has weights of 0.
+            // A row that sees no keys has weights of 0.
             logarithm = if lse == f32::NEG_INFINITY { f32::INFINITY } else { lse * std::f32::consts::LOG2_E };
         }
         logarithms[head.place * padded + query].set(logarithm);
@@ -186,7 +187,7 @@ fn sums_of(attention: &Attention, place: usize, query: u64, sums: &[f32]) -> (f3
     (sums[at], sums[(attention.batch * attention.heads) as usize * padded + at])
 }
 
-/// Returns a weight again, of a score with scale and mask, and the gradient of the score.
+/// Recomputes a weight from a score with scale and mask, and returns it with the gradient of the score.
 fn weight(score: f32, (logarithm, product): (f32, f32), gradient: f32) -> (f32, f32) {
     let weight = (score * std::f32::consts::LOG2_E - logarithm).exp2();
     (weight, weight * (gradient - product))

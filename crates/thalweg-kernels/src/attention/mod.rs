@@ -1,18 +1,19 @@
 //! [`Attention`]: softmax(scale · q · kᵀ) · v without the matrix of scores in memory, and its gradient.
 //!
-//! The operands are (batch, heads, tokens, features) with any strides but 1 along the features. Keys and values may have fewer heads, of which each
-//! serves several consecutive ones of the queries. `lse` is the natural logarithm of the sum of a row's exponentials, f32, contiguous
-//! (batch, heads, queries). It is all that the gradient needs beside the operands and the result.
+//! The operands are (batch, heads, tokens, features) with any strides except that features are contiguous. Keys and values may
+//! have fewer heads, each of which serves several consecutive heads of the queries. `lse` is the natural logarithm of the sum of
+//! a row's exponentials, f32, contiguous (batch, heads, queries). The gradient needs nothing but `lse`, the operands and the
+//! result.
 //!
 //! # On a GPU
-//! Four kernels, one per [`Pass`]. Products are those of the tensor cores, of 16-bit floats with sums in f32; weights, and the
-//! gradients of scores, are rounded to the operands' dtype before they are multiplied. Each element of each result is summed by one thread block
-//! in an order that follows from the sizes, so a call gives the same bits every time. The gradient computes the scores twice: once per block of
-//! keys (gradients of keys and values), and once per block of queries. Adding up the queries' gradient from all blocks of keys
-//! instead would save two of seven products and give bits that depend on timing.
+//! There are four kernels, one per [`Pass`]. Products use the tensor cores, with 16-bit floats and sums in f32; weights, and the
+//! gradients of scores, are rounded to the operands' dtype before they are multiplied. Each element of each result is summed by
+//! one thread block in an order that follows from the sizes, so a call always returns the same bits. The gradient computes the
+//! scores twice: once per block of keys (for the gradients of keys and values), and once per block of queries. Adding the
+//! queries' gradient from all blocks of keys instead would save two of seven products, but its bits would depend on timing.
 //!
 //! # On the host
-//! All in f32, rounded once at the end.
+//! All computations are in f32, rounded once at the end.
 
 mod host;
 mod native;
@@ -30,13 +31,13 @@ pub(crate) use source::sources;
 /// The most features of a head.
 pub const MOST_FEATURES: u64 = 128;
 
-/// Features, bases and strides are multiples of so many elements: a copy of 16 bytes has them all.
+/// Features, bases and strides are multiples of this many elements, which one copy of 16 bytes transfers.
 pub const CHUNK: u64 = 8;
 
 /// Rows of the [sums](PerOperand) of a head are padded to a multiple of this.
 const PADDING: u64 = 128;
 
-/// Bytes of keys and values that the heads under way together may have: about half of a large GPU's cache.
+/// The most bytes of keys and values of all heads in flight together: about half of a large GPU's cache.
 const CACHED_BYTES: u64 = 24 << 20;
 
 /// One value per operand.
@@ -72,33 +73,33 @@ impl<T: Copy> PerOperand<T> {
     }
 }
 
-/// The distances at which the elements of an operand lie; neighbouring features are neighbours.
+/// The strides of an operand, in elements; features are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Strides {
-    /// From one batch to the next.
+    /// The distance from one batch to the next.
     pub batch: u64,
-    /// From one head to the next.
+    /// The distance from one head to the next.
     pub head: u64,
-    /// From one token to the next.
+    /// The distance from one token to the next.
     pub row: u64,
 }
 
-/// The distances at which the elements of a mask lie: any number of elements, 0 where it repeats.
+/// The strides of a mask: any number of elements, 0 where it repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MaskStrides {
-    /// From one batch to the next.
+    /// The distance from one batch to the next.
     pub batch: u64,
-    /// From one head of the queries to the next.
+    /// The distance from one head of the queries to the next.
     pub head: u64,
-    /// From one query to the next.
+    /// The distance from one query to the next.
     pub query: u64,
-    /// From one key to the next.
+    /// The distance from one key to the next.
     pub key: u64,
 }
 
 impl MaskStrides {
-    /// Returns whether a vendor's library may read a mask that lies so from this address on: keys follow one another, and all else is in multiples of
-    /// 16 bytes.
+    /// Returns whether a vendor's library may read a mask with these strides at this address: keys are contiguous, and all else
+    /// is in multiples of 16 bytes.
     #[must_use]
     pub const fn are_of_library(&self, address: u64) -> bool {
         let Self { batch, head, query, key } = *self;
@@ -108,31 +109,31 @@ impl MaskStrides {
     }
 }
 
-/// The sizes of attention, and how its operands lie.
+/// The sizes of attention, and the layouts of its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attention {
-    /// Of all operands: bf16 or f16.
+    /// The dtype of all operands: bf16 or f16.
     pub dtype: DType,
-    /// Batches.
+    /// The number of batches.
     pub batch: u64,
-    /// Heads of the queries.
+    /// The number of heads of the queries.
     pub heads: u64,
-    /// Heads of keys and values: a divisor of `heads`.
+    /// The number of heads of keys and values: a divisor of `heads`.
     pub kv_heads: u64,
-    /// Queries of a head.
+    /// The number of queries of a head.
     pub queries: u64,
-    /// Keys of a head.
+    /// The number of keys of a head.
     pub keys: u64,
-    /// Features of a head: a multiple of [`CHUNK`], at most [`MOST_FEATURES`].
+    /// The number of features of a head: a multiple of [`CHUNK`], at most [`MOST_FEATURES`].
     pub features: u64,
     /// Whether query i sees only the keys up to the i-th.
     pub is_causal: bool,
     /// The bits of the scores' factor, an f32 above 0.
     pub scale_bits: u32,
-    /// The way in which each operand lies.
+    /// The strides of each operand.
     pub strides: PerOperand<Strides>,
-    /// The way in which the mask lies that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have −∞
-    /// gives zeros, and gradients of 0.
+    /// The strides of the mask that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have
+    /// −∞ has zeros as result, and gradients of 0.
     pub mask: Option<MaskStrides>,
 }
 
@@ -141,11 +142,11 @@ pub struct Attention {
 pub enum Pass {
     /// The result and `lse`, from q, k and v.
     Forward,
-    /// For the gradient: per query lse in base 2, and the sum over result times gradient of the result.
+    /// The numbers per query that the gradient needs: lse in base 2, and the sum over result times gradient of the result.
     Sums,
     /// The gradients of keys and values, from q, k, v, the gradient of the result, and the sums.
     Keys,
-    /// The gradient of the queries, from the same.
+    /// The gradient of the queries, from the same operands.
     Queries,
 }
 
@@ -157,9 +158,9 @@ impl Pass {
 /// The tensor cores' instructions that a kernel uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TensorCores {
-    /// Those of a warp: GPUs from compute capability 8.0 on.
+    /// Instructions of one warp: GPUs from compute capability 8.0 on.
     Warp,
-    /// Those of four warps, which read shared memory themselves: compute capability 9.0 alone.
+    /// Instructions of four warps, which read shared memory themselves: compute capability 9.0 only.
     WarpGroup,
 }
 
@@ -170,32 +171,33 @@ pub struct AttentionPass {
     pub attention: Attention,
     /// The part of the work that this kernel does.
     pub pass: Pass,
-    /// The instructions that multiply.
+    /// The instructions for products.
     pub cores: TensorCores,
-    /// Multiprocessors of the device, each of which a block of threads keeps busy where blocks take one piece of work after another.
+    /// The number of the device's multiprocessors. Where blocks take one piece of work after another, one block keeps each of
+    /// them busy.
     pub processors: u32,
 }
 
-/// Attention, or its whole gradient, as one command: a call of a vendor's library, which the simulator answers with the same
+/// Attention, or its complete gradient, as one command: a call of a vendor's library, which the simulator executes with the same
 /// passes as a host function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LibraryAttention {
     /// The sizes and the layouts of the operands.
     pub attention: Attention,
-    /// Whether it is the gradient: of queries, keys and values.
+    /// Whether the call computes the gradient of queries, keys and values.
     pub is_backward: bool,
     /// Whether a gradient must have the same bits each time.
     pub is_deterministic: bool,
 }
 
-/// The place where the operands of a pass begin; those that the pass does not touch are 0.
+/// The addresses at which the operands of a pass begin; those that the pass does not touch are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Addresses {
     /// The operands.
     pub operands: PerOperand<u64>,
     /// The logarithms of the sums of exponentials.
     pub lse: u64,
-    /// [`Attention::sums`] elements of f32, which the gradient's passes hand on.
+    /// The address of [`Attention::sums`] elements of f32, which the gradient's passes pass on to each other.
     pub sums: u64,
     /// The mask.
     pub mask: u64,
@@ -211,13 +213,13 @@ impl Attention {
         f32::from_bits(self.scale_bits)
     }
 
-    /// Returns how many elements `lse` has.
+    /// Returns the number of elements of `lse`.
     #[must_use]
     pub fn lse(&self) -> u64 {
         self.batch * self.heads * self.queries
     }
 
-    /// Returns how many elements of f32 the gradient's passes need between them.
+    /// Returns the number of elements of f32 that the gradient's passes pass on to each other.
     #[must_use]
     pub fn sums(&self) -> u64 {
         2 * self.batch * self.heads * self.padded_queries()
@@ -227,13 +229,13 @@ impl Attention {
         self.queries.next_multiple_of(PADDING)
     }
 
-    /// Returns heads and rows of each operand.
+    /// Returns the numbers of heads and rows of each operand.
     fn extents(&self) -> PerOperand<[u64; 2]> {
         let (q, k) = ([self.heads, self.queries], [self.kv_heads, self.keys]);
         PerOperand::of([q, k, k, q, q, q, k, k])
     }
 
-    /// Returns how many elements each operand takes, from its first on.
+    /// Returns the number of elements that each operand spans, counted from its first.
     #[must_use]
     pub fn spans(&self) -> PerOperand<u64> {
         let (strides, extents) = (self.strides.list(), self.extents().list());
@@ -246,7 +248,7 @@ impl Attention {
         }))
     }
 
-    /// Returns which bytes of its span each operand touches.
+    /// Returns the bytes of its span that each operand touches.
     fn touches(&self) -> PerOperand<Touch> {
         let (strides, extents) = (self.strides.list(), self.extents().list());
         PerOperand::of(std::array::from_fn(|at| {
@@ -256,7 +258,7 @@ impl Attention {
         }))
     }
 
-    /// Returns how many elements the mask takes, from its first on, and which of their bytes it touches.
+    /// Returns the number of elements that the mask spans, counted from its first, and the bytes of the span that it touches.
     fn mask_span(&self) -> (u64, Touch) {
         let Some(MaskStrides { batch, head, query, key }) = self.mask else { return (0, Touch::default()) };
         let dimensions = [(self.batch, batch), (self.heads, head), (self.queries, query), (self.keys, key)];
@@ -267,10 +269,10 @@ impl Attention {
         (dimensions.iter().map(|(extent, step)| (extent - 1) * step).sum::<u64>() + 1, touch)
     }
 
-    /// Checks that it can be computed.
+    /// Checks that the kernels support the description.
     ///
     /// # Errors
-    /// Where dtype, features, keys, heads, scale or strides are none that the kernels take, or a head has 2³⁰ tokens.
+    /// If dtype, features, keys, heads, scale or strides are not supported, or a head has 2³⁰ tokens.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("attention: {text}")));
         if !matches!(self.dtype, DType::Bf16 | DType::F16) {
@@ -313,7 +315,7 @@ impl AttentionPass {
         Unit::of(self.pass, dtype, features, self.cores, mask.is_some())
     }
 
-    /// Returns thread blocks per head, and heads.
+    /// Returns the number of thread blocks per head, and the number of heads.
     fn blocks(&self) -> [u64; 2] {
         let Attention { batch, heads, kv_heads, queries, keys, .. } = self.attention;
         match self.pass {
@@ -322,7 +324,7 @@ impl AttentionPass {
         }
     }
 
-    /// Returns how many heads are under way together: those whose operands stay in the cache.
+    /// Returns the number of heads in flight together: those whose operands stay in the cache.
     fn band(&self) -> u64 {
         let Attention { heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
         let bytes = |rows: u64| (rows * features * 4).max(1);
@@ -330,15 +332,15 @@ impl AttentionPass {
         let shared = heads / kv_heads;
         let band = match self.pass {
             Pass::Keys => CACHED_BYTES / (bytes(queries) * shared),
-            // Blocks that stay are busy equally long only if all of them get short work last.
+            // Persistent blocks finish at the same time only if all of them get short work last.
             Pass::Forward if is_causal && self.cores == TensorCores::WarpGroup => all,
             _ => CACHED_BYTES / bytes(keys) * shared,
         };
         band.clamp(1, all.max(1))
     }
 
-    /// Returns whether this kernel was faster than cuDNN's on an H200: forward by groups of warps, with many tokens, and of masks with those of keys
-    /// alone (the records of 2026-11-26 and 2026-11-27).
+    /// Returns whether this kernel was faster than cuDNN's on an H200: the forward pass by groups of warps, with many tokens,
+    /// and, of the masked calls, only those whose mask does not depend on the query (the records of 2026-11-26 and 2026-11-27).
     #[must_use]
     pub fn is_ahead_of_library(&self) -> bool {
         let Attention { features, queries, keys, is_causal, mask, .. } = self.attention;
@@ -367,10 +369,10 @@ impl AttentionPass {
         Some(LaunchShape { grid: [grid, 1, 1], block: [self.unit().threads(), 1, 1] })
     }
 
-    /// Returns the arguments of a launch as words: address and strides of each operand, in the order of [`PerOperand`]; the addresses of lse
-    /// and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads of a band, heads of all
-    /// batches; features and whether it is causal, with a second bit for a mask; scale in base 2, and scale; the numbers of dtype and pass;
-    /// address and strides of the mask.
+    /// Returns the arguments of a launch as words: address and strides of each operand, in the order of [`PerOperand`]; the
+    /// addresses of lse and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads
+    /// of a band, heads of all batches; features, and flags for causal (bit 0) and a mask (bit 1); scale in base 2, and scale;
+    /// the numbers of dtype and pass; address and strides of the mask.
     #[must_use]
     pub fn pack(&self, at: &Addresses) -> [u64; ARGUMENT_WORDS] {
         let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, mask, .. } =
@@ -409,7 +411,7 @@ impl AttentionPass {
         words
     }
 
-    /// Reads back what [`AttentionPass::pack`] packed. `None` if the bytes are not such a thing.
+    /// Reads the words that [`AttentionPass::pack`] wrote. Returns `None` if the bytes do not have this layout.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, Addresses)> {
         let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;
@@ -439,7 +441,7 @@ impl AttentionPass {
         };
         let pass = *Pass::ALL.get(usize::try_from(pass).ok()?)?;
         let operands = PerOperand::of(std::array::from_fn(|at| operands[at * 4]));
-        // How a GPU does it does not matter to the host.
+        // The host's result does not depend on how a GPU computes it.
         Some((
             Self { attention, pass, cores: TensorCores::Warp, processors: 0 },
             Addresses { operands, lse, sums, mask },

@@ -1,4 +1,4 @@
-//! The passes as launches: what they touch, and their host functions.
+//! The passes as launches: the ranges that they touch, and their host functions.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::{Addresses, Attention, AttentionPass, LibraryAttention, Operands, Outputs, Pass, TensorCores};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The [`Addresses`] of the pass.
+/// Operands: the [`Addresses`] of the pass.
 impl NativeKernel for Placed<AttentionPass, Addresses> {
     fn name(&self) -> &str {
         self.kernel.unit().name()
@@ -95,7 +95,7 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
     }
 }
 
-/// The [`Addresses`] of a call of a library: of its operands, of the logarithms, and none of sums.
+/// The [`Addresses`] of a call of a library: those of its operands and of the logarithms, but none of sums.
 impl Placed<LibraryAttention, Addresses> {
     fn pass(&self) -> Placed<AttentionPass, Addresses> {
         let pass = if self.kernel.is_backward { Pass::Sums } else { Pass::Forward };
@@ -104,11 +104,11 @@ impl Placed<LibraryAttention, Addresses> {
         Placed { kernel, at: self.at }
     }
 
-    /// Checks that it can be computed.
+    /// Checks that the library can compute the call.
     ///
     /// # Errors
-    /// Those of [`Attention::check`], where an operand does not begin at a multiple of 16 bytes, and for a mask that is not
-    /// [the library's](super::MaskStrides::are_of_library).
+    /// Those of [`Attention::check`]; and if an operand does not begin at a multiple of 16 bytes, or the mask is not [one for the
+    /// library](super::MaskStrides::are_of_library).
     pub fn check(&self) -> Result<(), Fault> {
         if self.kernel.attention.mask.is_some_and(|mask| !mask.are_of_library(self.at.mask)) {
             return Err(Fault::new(
@@ -131,7 +131,7 @@ impl Placed<LibraryAttention, Addresses> {
         self.pass().words()
     }
 
-    /// Returns the ranges that the call touches, without its workspace.
+    /// Returns the ranges that the call touches, except its workspace.
     #[must_use]
     pub fn accesses(&self) -> Accesses {
         if !self.kernel.is_backward {
@@ -168,7 +168,7 @@ fn run_backward(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-/// Carries out the passes of the gradient, one after another.
+/// Runs the passes of the gradient, one after another.
 fn run_backward_typed<T: Element>(
     launch: &HostLaunch<'_>,
     attention: &Attention,

@@ -1,6 +1,6 @@
 //! The kernels of attention as CUDA C: a unit is one pass for one dtype, one number of features and one kind of tensor cores.
 //!
-//! This module and the one around it use each other: the description of a pass says which of these units it runs.
+//! This module and its parent use each other: the description of a pass selects which of these units it runs.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::shared::{accumulators, placeholders, warp_groups};
 /// Rows of queries that a block of [`Pass::Sums`] handles.
 pub(super) const SUMS_ROWS: u64 = 16;
 
-/// One kernel: its names and numbers. They were measured on an H100; see `docs/record`.
+/// One kernel: its names and sizes. The sizes were chosen by measurements on an H100; see `docs/record`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Unit {
     pass: Pass,
@@ -21,23 +21,23 @@ pub(super) struct Unit {
     cores: TensorCores,
     /// Whether a mask is added to the scores.
     is_masked: bool,
-    /// Features that a tile has room for: 64 or 128.
+    /// The number of features for which a tile has room: 64 or 128.
     head: u32,
-    /// Groups of four warps, each with 64 rows of its own.
+    /// The number of groups of four warps, each with 64 rows of its own.
     groups: u32,
-    /// Rows of a tile that passes by.
+    /// The number of rows of a tile of the other operands, which a block goes through.
     tile: u32,
-    /// Tiles under way at a time.
+    /// The number of tiles in flight at a time.
     stages: u32,
-    /// Blocks of queries that shared memory holds: with two, the next one is copied while one is computed.
+    /// The number of blocks of queries that shared memory holds: with two, the next one is copied while one is computed.
     query_buffers: u32,
-    /// Registers of a thread that copies, and of one that computes.
+    /// The number of registers of a thread that copies, and of one that computes.
     registers: [u32; 2],
 }
 
 impl Unit {
     pub(super) fn of(pass: Pass, dtype: DType, features: u64, cores: TensorCores, is_masked: bool) -> Self {
-        // The sums read no scores.
+        // The pass of sums reads no scores.
         let is_masked = is_masked && pass != Pass::Sums;
         let head = if pass != Pass::Sums && features > 64 { 128 } else { 64 };
         let cores = if pass == Pass::Sums { TensorCores::Warp } else { cores };
@@ -54,14 +54,14 @@ impl Unit {
             (_, _, 64) => (2, 128, 3),
             _ => (2, 64, 3),
         };
-        // The registers of a multiprocessor, shared out: a group of four warps copies.
+        // The registers of a multiprocessor, divided among the threads: one group of four warps copies.
         let registers = if groups == 3 { [32, 160] } else { [40, 232] };
         let query_buffers =
             if (pass, cores, head) == (Pass::Forward, TensorCores::WarpGroup, 64) { 2 } else { 1 };
         Self { pass, dtype, cores, is_masked, head, groups, tile, stages, query_buffers, registers }
     }
 
-    /// Returns rows that a block of threads owns.
+    /// Returns the number of rows that a block of threads owns.
     pub(super) fn rows(&self) -> u64 {
         u64::from(self.groups) * 64
     }
@@ -77,12 +77,12 @@ impl Unit {
     pub(super) fn shared_memory_bytes(&self) -> u32 {
         let row = self.head * 2;
         let (own, tile) = (self.groups * 64 * row, self.tile * row);
-        // Barriers, and what is lost to alignment.
+        // Barriers, and padding for alignment.
         let rest = 256 + 1024;
         match self.pass {
             Pass::Sums => 0,
             Pass::Forward => self.query_buffers * own + self.stages * 2 * tile + rest,
-            // With two numbers per query.
+            // Each query has two more numbers.
             Pass::Keys => 2 * own + self.stages * (2 * tile + 1024) + rest,
             Pass::Queries => 2 * own + self.stages * 2 * tile + rest,
         }
@@ -128,7 +128,7 @@ impl Unit {
         }
     }
 
-    /// Returns the translation unit. One for groups of warps is empty on other GPUs than those of compute capability 9.0.
+    /// Returns the translation unit. A unit for groups of warps is empty on GPUs other than those of compute capability 9.0.
     pub(super) fn print(&self) -> String {
         let is_bf16 = self.dtype == DType::Bf16;
         let element = if is_bf16 { "bf16" } else { "f16" };
@@ -150,7 +150,7 @@ impl Unit {
             ("WARP_GROUPS", u32::from(is_group)),
             ("IS_BF16", u32::from(is_bf16)),
             ("MASKED", u32::from(self.is_masked)),
-            // It pays where exponentials take as long as products.
+            // Taking turns pays if exponentials take as long as products.
             ("TURNS", u32::from(self.head == 64)),
         ];
         let [copier, summer] = self.registers;

@@ -16,7 +16,7 @@ pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-/// A product's weight and bias, or a norm's.
+/// The weight and the bias of a product or of a norm.
 struct Affine<'l, T> {
     weight: &'l [T],
     bias: &'l [T],
@@ -32,7 +32,7 @@ impl<'l, T: Element> Affine<'l, T> {
         Ok(Self { weight, bias: launch.read(bias, rows as usize)? })
     }
 
-    /// Returns the product with a row, before it is rounded.
+    /// Returns the product with a row, before rounding.
     fn multiply(&self, row: &[T]) -> Vec<f32> {
         let row: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
         let lines = self.weight.chunks_exact(row.len());
@@ -40,7 +40,7 @@ impl<'l, T: Element> Affine<'l, T> {
     }
 }
 
-/// Returns the sum of products, in lanes that a processor has side by side.
+/// Returns the sum of products, in lanes that a processor's vectors have.
 fn dot<T: Element>(line: &[T], row: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; 16];
     for (line, row) in line.chunks(16).zip(row.chunks(16)) {
@@ -67,13 +67,13 @@ fn run_typed<T: Element>(
     for layer_at in layers {
         layer::<T>(launch, sizes, position, layer_at, &mut row)?;
     }
-    // What blocks hand over in is not zero behind a launch.
+    // The exchange between blocks is not zero after a launch.
     launch.write::<u32>(exchange, sizes.exchange_bytes() as usize / 4)?.fill(u32::MAX);
     launch.write::<T>(result, sizes.features as usize)?.copy_from_slice(&rounded::<T>(&row));
     Ok(())
 }
 
-/// Returns the row that goes in, NaN of a token or a position that there is not.
+/// Returns the input row; NaN for a token or a position that is out of range.
 fn given<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,
@@ -100,7 +100,7 @@ fn given<T: Element>(
     Ok(wide(&rounded::<T>(&sum)))
 }
 
-/// Carries out a layer on the row.
+/// Applies a layer to the row.
 fn layer<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,

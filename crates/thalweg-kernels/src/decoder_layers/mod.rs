@@ -1,24 +1,29 @@
 //! [`DecoderLayers`]: all layers of a decoder in GPT-2's form for one token, in one kernel whose blocks wait for each other.
 //!
-//! A layer is `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`, with a layer norm, a bias at each product, GELU by its tanh, and a
-//! cache of keys and values into which the token's own go first. One token reads each weight once, so a layer of 14 MB takes an H100 about 4 us; a
-//! kernel for each product would begin and end four times in that.
+//! A layer is `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`, with layer norms, a bias for each
+//! product, GELU by its tanh approximation, and a cache of keys and values to which the token's own are first added. One token
+//! reads each weight once, so a layer of 14 MB takes an H100 about 4 us. In that time, one kernel per product would have to begin
+//! and end four times.
 //!
-//! A block stays on its multiprocessor for all layers. It has some rows of each of the four matrices; a warp of its own brings them into shared memory
-//! (`cp.async.bulk`) while the layer before is computed. The other warps share the terms of these rows: each takes its part of them into registers, then waits for its part of the
-//! row that they are multiplied by (`mma`, sixteen rows at a time).
+//! A block stays on its multiprocessor for all layers. It has some rows of each of the four matrices. A separate warp brings them
+//! into shared memory (`cp.async.bulk`) while the previous layer is computed. The other warps share the terms of these rows: each
+//! loads its part of them into registers, then waits for its part of the row that they are multiplied by (`mma`, sixteen rows at
+//! a time).
 //!
-//! A head is the affair of a cluster of eight blocks, each of which has an eighth of its query's, key's and value's features and an eighth of its keys. Within the cluster the query and what
-//! each warp makes of eight keys at a time go from shared memory to shared memory (`st.async`, an mbarrier that counts the bytes), which takes a fifth of a way through the L2.
+//! Each head is computed by a cluster of eight blocks. A block holds one eighth of the head's query, key and value features, and
+//! one eighth of its keys. Within the cluster, the query and each warp's result for eight keys at a time go from shared memory to
+//! shared memory (`st.async`, with an mbarrier that counts the bytes), which takes one fifth of the time of a transfer through
+//! the L2.
 //!
-//! The other three results of a layer, and what attention gives, go to all blocks: as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that a thread
-//! that finds the tag has the value, and no fence is needed. A place is written again a layer later, when all blocks have read it, since each of them has since added its share to
-//! a row which the writer has waited for; that is why every block has a row of every matrix but the first ([`DecoderLayers::blocks_for`]).
+//! The other three results of a layer, and the result of attention, go to all blocks. Each 32 bits are stored together with a
+//! tag, the number of the layer, in one store of 8 bytes, so that a thread that finds the tag has the value, and no fence is
+//! needed. A slot is reused one layer later. By then every block has read it: each has contributed to a row that the writer
+//! waited for. That is why every block has a row of every matrix except the first ([`DecoderLayers::blocks_for`]).
 //!
 //! The launch is cooperative: blocks that wait for each other must all run. The source is printed for the sizes of a model.
 //!
-//! The row is rounded to the dtype after each norm, attention and GELU, and keys and values in the cache; the sum of the layers, scores, weights and products are
-//! f32. The host function rounds at the same places.
+//! The row is rounded to the dtype after each norm, attention and GELU; keys and values are rounded in the cache. The sum of the
+//! layers, scores, weights and products are f32. The host function rounds at the same places.
 
 mod host;
 
@@ -34,7 +39,7 @@ use crate::native::{Accesses, NativeKernel, Words};
 use crate::one_query::{OneQuery, Steps};
 use crate::shared::{BARRIERS, MULTIPLY_EIGHT};
 
-/// The dtypes that there are kernels for.
+/// The dtypes for which there are kernels.
 pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
 
 /// The most layers of a launch: their addresses are its arguments.
@@ -43,74 +48,77 @@ pub const MOST_LAYERS: usize = 32;
 /// The shared memory of a block of compute capability 9.0, in bytes.
 const MOST_SHARED_BYTES: u64 = 227 << 10;
 
-/// Threads that compute, and those that bring weights.
+/// The number of threads that compute; below, of threads that bring weights.
 const THREADS: u64 = 384;
 const BRINGING: u64 = 32;
 
 const WARPS: u64 = THREADS / 32;
 
-/// Blocks of a cluster, which has a head: eight, or four where there are many heads.
+/// The possible numbers of blocks of a cluster, which computes one head: eight, or four if there are many heads.
 const CLUSTERS: [u64; 2] = [8, 4];
 
-/// Multiprocessors that stay without a block: a cluster lies in one group of them, and groups have 16 or 18 (an H200's 132 have room for 15 clusters of eight and 30 of four).
+/// The number of multiprocessors that get no block. A cluster must fit one group of multiprocessors, and groups have 16 or 18 (an
+/// H200's 132 have room for 15 clusters of eight or 30 of four).
 const SPARE: u64 = 16;
 
-/// Words in front of the layers' addresses.
+/// The number of words before the layers' addresses.
 const HEAD_WORDS: usize = 11;
 
-/// Addresses of a layer.
+/// The number of addresses of a layer.
 const LAYER_WORDS: usize = 14;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DecoderLayers {
-    /// Layers, [`MOST_LAYERS`] at most.
+    /// The number of layers, at most [`MOST_LAYERS`].
     pub layers: u64,
-    /// Features of the row: a multiple of 32.
+    /// The number of features of the row: a multiple of 32.
     pub features: u64,
-    /// Features between the two products behind attention: a multiple of 32.
+    /// The number of features between the two products after attention: a multiple of 32.
     pub hidden: u64,
-    /// Heads, of 16, 32, 64 or 128 features.
+    /// The number of heads, each of 16, 32, 64 or 128 features.
     pub heads: u64,
-    /// Keys that a cache holds, and rows of the table of positions.
+    /// The number of keys that a cache holds, and of rows of the table of positions.
     pub context: u64,
-    /// Rows of the table of tokens; 0 where the row itself is given.
+    /// The number of rows of the table of tokens; 0 if the row itself is passed.
     pub vocabulary: u64,
-    /// The number that is added to a variance, by its bits.
+    /// The bits of the number that is added to a variance.
     pub eps_bits: u32,
-    /// Of weights, rows and caches: float16 or bfloat16.
+    /// The dtype of weights, rows and caches: float16 or bfloat16.
     pub dtype: DType,
-    /// Blocks, as [`blocks_for`](Self::blocks_for) says.
+    /// The number of blocks, as [`blocks_for`](Self::blocks_for) returns it.
     pub blocks: u64,
 }
 
-/// The weights of a layer, by their addresses: each norm's weight and bias, the products' in their order (queries, keys and values; out; expand; contract), and
-/// the caches of keys and values (heads, context, features of a head).
+/// The addresses of a layer's weights: each norm's weight and bias; the products' in order (queries, keys and values; out;
+/// expand; contract); and the caches of keys and values (heads, context, features of a head).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerAddresses {
-    /// Weight and bias of the norms before attention and before the two products behind it.
+    /// Weight and bias of the norms before attention and before the two products after it.
     pub norms: [[DevicePointer; 2]; 2],
     /// Weight (out, in) and bias (out) of the products.
     pub products: [[DevicePointer; 2]; 4],
-    /// Keys and values.
+    /// The caches of keys and values.
     pub caches: [DevicePointer; 2],
 }
 
 arguments! { LayerAddresses { norms, products, caches } }
 
 impl DecoderLayers {
-    /// Returns rows and terms of the four products.
+    /// Returns the numbers of rows and terms of the four products.
     fn products(features: u64, hidden: u64) -> [(u64, u64); 4] {
         [(3 * features, features), (features, features), (hidden, features), (features, hidden)]
     }
 
-    /// Returns rows of a matrix that a block has, an even number.
+    /// Returns the number of rows of a matrix that a block has, an even number.
     fn share(rows: u64, blocks: u64) -> u64 {
         (rows / 2).div_ceil(blocks) * 2
     }
 
-    /// Returns how many blocks a launch has on a GPU with so many multiprocessors: in clusters of eight or of four, the fewest that have the heads, hold a layer's
-    /// weights in shared memory, and have a row of every matrix but the first each; `None` if there is no kernel for the sizes, or no such number of blocks. Fewer blocks read less of what others write.
+    /// Returns the number of blocks of a launch on a GPU with this many multiprocessors, in clusters of eight or of four. It is
+    /// the smallest number that covers all heads, holds a layer's weights in shared memory, and has a row of every matrix except
+    /// the first for each block: fewer blocks read less of each other's results. Returns `None` if there is no kernel for the
+    /// sizes, or no such number.
     #[must_use]
     pub fn blocks_for(
         dtype: DType,
@@ -143,18 +151,18 @@ impl DecoderLayers {
         })
     }
 
-    /// Returns the blocks of a cluster.
+    /// Returns the number of blocks of a cluster.
     const fn cluster(heads: u64, blocks: u64) -> u64 {
         let [large, small] = CLUSTERS;
         if blocks >= heads * large { large } else { small }
     }
 
-    /// Returns slots in shared memory, each for eight keys and values per warp.
+    /// Returns the number of slots in shared memory, each for eight keys and values per warp.
     const fn slots(width: u64) -> u64 {
         if width > 64 { 1 } else { 2 }
     }
 
-    /// Returns the shared memory of a block, in bytes: at least that of `state` in the source, which asserts it.
+    /// Returns the bytes of a block's shared memory: at least those of `state` in the source, which asserts it.
     fn shared_bytes(features: u64, hidden: u64, heads: u64, blocks: u64) -> u64 {
         let (width, cluster) = (features / heads, Self::cluster(heads, blocks));
         let [_, others @ ..] =
@@ -174,25 +182,26 @@ impl DecoderLayers {
         products.iter().map(weights).sum::<u64>() + all.iter().sum::<u64>()
     }
 
-    /// Returns whether a launch of so many layers may find in the exchange what the launch before it left there, which had as many: their last tags are none
-    /// that it waits for first. (What is handed from layer to layer ends with the tag before the last.)
+    /// Returns whether a launch of `layers` layers may reuse the exchange as a previous launch of the same number of layers left
+    /// it: that launch's last tags differ from the tags that this one waits for first. (Results that are passed between layers
+    /// end with the tag before the last.)
     #[must_use]
     pub const fn keeps_exchange(layers: usize) -> bool {
         layers > 2
     }
 
-    /// Returns how many bytes the blocks hand results over in.
+    /// Returns the bytes of the exchange through which blocks pass results.
     #[must_use]
     pub fn exchange_bytes(&self) -> u64 {
         4 * (5 * self.features + self.hidden)
     }
 
-    /// Returns the factor of the scores, 1/√features of a head, by its bits.
+    /// Returns the bits of the factor of the scores, 1/√features of a head.
     fn scale_bits(&self) -> u32 {
         (1.0 / ((self.features / self.heads) as f32).sqrt()).to_bits()
     }
 
-    /// Returns the attention of a layer: of the projection's query, whose key and value come into the caches.
+    /// Returns the attention of a layer, with the query of the projection, whose key and value are added to the caches.
     fn attention(&self) -> OneQuery {
         let width = self.features / self.heads;
         let projected = Steps { batch: 0, head: width, key: 0 };
@@ -213,7 +222,7 @@ impl DecoderLayers {
         }
     }
 
-    /// Returns elements of a cache.
+    /// Returns the number of elements of a cache.
     fn cached(&self) -> u64 {
         self.features * self.context
     }
@@ -245,7 +254,8 @@ impl DecoderLayers {
     }
 }
 
-/// Returns name and source of the kernels for GPT-2 with 124 million parameters on GPUs with 112 multiprocessors and more, which a bundle has; others are compiled where they are used.
+/// Returns name and source of the kernels for GPT-2 with 124 million parameters on GPUs with at least 112 multiprocessors, which
+/// a bundle contains; others are compiled where they are used.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().map(|dtype| {
         let sizes = DecoderLayers {
@@ -263,7 +273,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// The place where the operands of a launch begin, beside the layers.
+/// The addresses at which the operands of a launch begin, except those of the layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DecoderAddresses {
     /// The row (features), or the table of tokens (vocabulary, features).
@@ -272,10 +282,10 @@ pub struct DecoderAddresses {
     pub result: DevicePointer,
     /// The position, one int64.
     pub position: DevicePointer,
-    /// The place where results are handed over, [`exchange_bytes`](DecoderLayers::exchange_bytes): zeros, or what a launch of as many
-    /// layers left behind, where [`DecoderLayers::keeps_exchange`] says so.
+    /// The exchange through which blocks pass results, [`exchange_bytes`](DecoderLayers::exchange_bytes) bytes: zeros, or the
+    /// contents that a launch of the same number of layers left, if [`DecoderLayers::keeps_exchange`] allows it.
     pub exchange: DevicePointer,
-    /// The token, one int64, and the table of positions (context, features); null where the row itself is given.
+    /// The token, one int64, and the table of positions (context, features); null if the row itself is passed.
     pub embedded: [DevicePointer; 2],
 }
 
@@ -291,14 +301,14 @@ pub struct DecoderLaunch {
 }
 
 impl DecoderLaunch {
-    /// Makes the launch of layers, whose number is that of the addresses.
+    /// Creates the launch of layers; the number of layers is that of the addresses.
     #[must_use]
     pub fn new(sizes: DecoderLayers, at: DecoderAddresses, layers: Vec<LayerAddresses>) -> Self {
         let sizes = DecoderLayers { layers: layers.len() as u64, ..sizes };
         Self { name: sizes.name(), sizes, at, layers }
     }
 
-    /// Reads back the arguments of a launch. `None` if the bytes are not such a thing.
+    /// Reads the arguments of a launch. Returns `None` if the bytes do not have this layout.
     fn unpack(bytes: &[u8]) -> Option<(DecoderLayers, DecoderAddresses, Vec<LayerAddresses>)> {
         let words: [u64; HEAD_WORDS + 1 + MOST_LAYERS * LAYER_WORDS] = arguments::words(bytes)?;
         let mut head = words.iter();
@@ -382,7 +392,7 @@ impl NativeKernel for DecoderLaunch {
         words.extend([layers, context, u64::from(self.sizes.scale_bits()), u64::from(eps_bits), vocabulary]);
         self.layers.iter().for_each(|layer| layer.write(&mut words));
         words.resize(HEAD_WORDS + MOST_LAYERS * LAYER_WORDS, 0);
-        // The kernel knows these by its source.
+        // The kernel's source contains these numbers.
         words.push(features | hidden << 16 | heads << 32 | arguments::number_of(dtype) << 48);
         words
     }
@@ -424,7 +434,7 @@ mod tests {
         assert_eq!(gpt2(132), Some(96));
         assert_eq!(gpt2(112), Some(96));
         assert_eq!(gpt2(104), None, "too much for 88 blocks");
-        // More clusters than heads, which fewer do not hold; and so many heads that clusters are small.
+        // More clusters than heads, if fewer cannot hold the weights; and so many heads that clusters are small.
         assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [512, 2048, 4], 132), Some(64));
         assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [512, 2048, 16], 132), Some(64));
         assert_eq!([DecoderLayers::cluster(4, 64), DecoderLayers::cluster(16, 64)], [8, 4]);

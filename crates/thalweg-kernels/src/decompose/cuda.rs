@@ -1,4 +1,4 @@
-//! The kernels of [`Decompose`](super::Decompose): a block per matrix, whose threads share rows or columns.
+//! The kernels of [`Decompose`](super::Decompose): one block per matrix, whose threads share rows or columns.
 
 use thalweg_ir::cuda::with_prelude;
 
@@ -232,7 +232,7 @@ const REFLECTORS: &str = "\
             }
         }";
 
-/// The functions of both methods by rotations. Every thread of the block calls them with the same arguments.
+/// The functions of both methods that use rotations. Every thread of the block calls them with the same arguments.
 const JACOBI: &str = "\
 struct NAME_turn {
     f64 cosine;

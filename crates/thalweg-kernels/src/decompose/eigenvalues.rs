@@ -1,11 +1,11 @@
 //! Eigenvalues and eigenvectors of complex matrices: host function and kernel of [`Method::General`](super::Method::General).
 //!
-//! Reflectors bring a matrix to Hessenberg's form; steps of QR with J. H. Wilkinson's shifts make it triangular; eigenvectors are solutions
-//! with the triangle (G. H. Golub, *Matrix Computations*, chapter 7).
+//! Reflectors bring a matrix to Hessenberg form; QR steps with J. H. Wilkinson's shifts make it triangular; eigenvectors are
+//! solutions with the triangle (G. H. Golub, *Matrix Computations*, chapter 7).
 
 use thalweg_ir::{c128, quotient};
 
-/// Steps after which an eigenvalue is taken for what stands in the diagonal.
+/// The number of steps after which the diagonal element is taken as the eigenvalue.
 const STEPS: u32 = 300;
 
 /// Returns the root whose real part is not negative.
@@ -55,7 +55,7 @@ pub(super) fn general(a: &mut [c128], v: &mut [c128], values: &mut [c128], n: us
     vectors(a, v, n);
 }
 
-/// Makes a column 0 below the element under the diagonal.
+/// Makes a column 0 below the subdiagonal element.
 fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
     let alpha = a[(k + 1) * n + k];
     let mut below = 0.0;
@@ -100,7 +100,8 @@ fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
     }
 }
 
-/// Returns the eigenvalue of the last two rows that is nearer to the last element; something else now and then, where that leads nowhere.
+/// Returns the eigenvalue of the last two rows that is nearer to the last element; occasionally another number, in case those
+/// steps do not converge.
 fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     let end = a[last * n + last];
     let below = a[last * n + last - 1];
@@ -115,7 +116,8 @@ fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     if divisor.re == 0.0 && divisor.im == 0.0 { end } else { end - quotient(product, divisor) }
 }
 
-/// Does a step of QR on the rows from the first to the last. The rotation from the right follows the next one from the left.
+/// Performs a QR step on the rows from the first to the last. The rotation from the right follows the next rotation from the
+/// left.
 fn step(a: &mut [c128], v: &mut [c128], n: usize, [first, last]: [usize; 2], shift: c128) {
     for k in first..=last {
         a[k * n + k] -= shift;
@@ -153,8 +155,8 @@ fn step(a: &mut [c128], v: &mut [c128], n: usize, [first, last]: [usize; 2], shi
     }
 }
 
-/// Makes eigenvectors of a triangle and the matrix that made it so. The elements of a vector of the triangle stand in the row of its number,
-/// below the diagonal.
+/// Computes eigenvectors from a triangle and the matrix that transformed it. The elements of a vector of the triangle are stored
+/// in the row with the vector's number, below the diagonal.
 fn vectors(a: &mut [c128], v: &mut [c128], n: usize) {
     let mut largest = 0.0;
     for i in 0..n {
@@ -232,7 +234,8 @@ static __device__ __forceinline__ c128 NAME_root(c128 z) {
 }
 ";
 
-/// The kernel of [`general`]: every thread follows the steps, and all share the rows and columns that a reflector or a rotation changes.
+/// The kernel of [`general`]: every thread follows the steps, and all threads share the rows and columns that a reflector or a
+/// rotation changes.
 pub(super) const BODY: &str = "\
         c128* a = static_cast<c128*>(x.first) + matrix * rows * rows;
         c128* v = static_cast<c128*>(x.second) + matrix * rows * rows;

@@ -1,4 +1,4 @@
-//! The host functions of [`Decompose`](super::Decompose), matrix by matrix: the definition of each method.
+//! The host functions of [`Decompose`](super::Decompose), matrix by matrix, which define each method.
 
 /// Computes [`Method::Cholesky`](super::Method::Cholesky).
 pub(super) fn cholesky(a: &mut [f64], n: usize) -> i32 {
@@ -8,7 +8,7 @@ pub(super) fn cholesky(a: &mut [f64], n: usize) -> i32 {
         for k in 0..j {
             pivot -= a[j * n + k] * a[j * n + k];
         }
-        // NaN is not positive either.
+        // NaN is not positive.
         let is_positive = pivot > 0.0;
         if !is_positive {
             failed = j as i32 + 1;
@@ -81,7 +81,7 @@ pub(super) fn lu(a: &mut [f64], pivots: &mut [i32], [rows, columns]: [usize; 2],
     failed
 }
 
-/// Computes [`Method::Permutation`](super::Method::Permutation). A row that there is not is passed over.
+/// Computes [`Method::Permutation`](super::Method::Permutation). A row out of range is skipped.
 pub(super) fn permutation(pivots: &[i32], order: &mut [i64]) {
     for (row, place) in order.iter_mut().enumerate() {
         *place = row as i64;
@@ -147,10 +147,10 @@ pub(super) fn reflectors(a: &[f64], factors: &[f64], q: &mut [f64], [rows, colum
     }
 }
 
-/// Sweeps of rotations after which what is left is left.
+/// The number of sweeps of rotations after which the remaining elements are ignored.
 const SWEEPS: usize = 64;
 
-/// Returns cosine and sine of the rotation that makes an element off the diagonal 0, from the cotangent of twice its angle; and the
+/// Returns cosine and sine of the rotation that makes an off-diagonal element 0, from the cotangent of twice its angle; and the
 /// tangent.
 fn rotation(cotangent: f64) -> [f64; 3] {
     let sign = if cotangent < 0.0 { -1.0 } else { 1.0 };
@@ -174,7 +174,7 @@ fn rotate(a: &mut [f64], columns: usize, [p, q]: [usize; 2], [cosine, sine, _]: 
     }
 }
 
-/// Puts the columns of matrices in the order of numbers, which are sorted by `before`.
+/// Sorts numbers by `before`, and the columns of matrices with them.
 fn sort(numbers: &mut [f64], matrices: &mut [&mut [f64]], before: impl Fn(f64, f64) -> bool) {
     let n = numbers.len();
     for j in 0..n {
@@ -286,13 +286,13 @@ pub(super) fn singular(a: &mut [f64], v: &mut [f64], values: &mut [f64], [rows, 
     }
 }
 
-/// Makes a column of length 1 that is orthogonal to those before it: what is left of the first unit vector that is far from them.
+/// Computes a column of length 1 that is orthogonal to those before it, from the first unit vector that is far from their span.
 fn complete(u: &mut [f64], [rows, n]: [usize; 2], j: usize) {
     for unit in 0..rows {
         for i in 0..rows {
             u[i * n + j] = f64::from(u8::from(i == unit));
         }
-        // Twice is enough.
+        // Orthogonalising twice is enough.
         for _ in 0..2 {
             for p in 0..j {
                 let mut product = 0.0;

@@ -1,21 +1,21 @@
 //! L D Lᵀ of symmetric matrices, and solutions by it: host functions and kernels of
 //! [`Method::Indefinite`](super::Method::Indefinite) and [`Method::IndefiniteSolve`](super::Method::IndefiniteSolve).
 //!
-//! Pivots are chosen as J. R. Bunch and L. Kaufman do, *Some stable methods for calculating inertia and solving symmetric linear systems*,
-//! Mathematics of Computation 31 (1977); what stands where is LAPACK's.
+//! Pivots are chosen as by J. R. Bunch and L. Kaufman, *Some stable methods for calculating inertia and solving symmetric linear
+//! systems*, Mathematics of Computation 31 (1977); the layout of the factors is LAPACK's.
 
-/// The least size of a pivot, as a share of what it is compared with: (1 + √17) / 8.
+/// The least size of a pivot relative to the element that it is compared with: (1 + √17) / 8.
 const SHARE: f64 = 0.640_388_203_202_208;
 
 /// The pivot of a step.
 struct Pivot {
-    /// The row that becomes the last one of the block.
+    /// The row that is swapped to the end of the block.
     row: usize,
-    /// The rows of the block.
+    /// The number of rows of the block.
     width: usize,
 }
 
-/// Chooses the pivot of row `k`; nothing where the column is 0.
+/// Chooses the pivot of row `k`; `None` if the column is 0.
 fn pivot(a: &[f64], n: usize, k: usize) -> Option<Pivot> {
     let size = a[k * n + k].abs();
     let (mut largest, mut place) = (0.0, k);
@@ -106,7 +106,7 @@ pub(super) fn factor(a: &mut [f64], pivots: &mut [i32], n: usize) -> i32 {
     failed
 }
 
-/// Computes [`Method::IndefiniteSolve`](super::Method::IndefiniteSolve). A row that there is not is not swapped.
+/// Computes [`Method::IndefiniteSolve`](super::Method::IndefiniteSolve). A row out of range is not swapped.
 pub(super) fn solve(a: &[f64], pivots: &[i32], b: &mut [f64], [n, columns]: [usize; 2]) {
     let other = |k: usize| (pivots[k].unsigned_abs() as usize).wrapping_sub(1);
     for c in 0..columns {
@@ -159,7 +159,7 @@ pub(super) fn solve(a: &[f64], pivots: &[i32], b: &mut [f64], [n, columns]: [usi
     }
 }
 
-/// The kernel of [`factor`]: every thread chooses the pivot, and all share the elements that change.
+/// The kernel of [`factor`]: every thread chooses the pivot, and all threads share the elements that change.
 pub(super) const FACTOR: &str = "\
         f64* a = static_cast<f64*>(x.first) + matrix * rows * rows;
         i32* pivots = static_cast<i32*>(x.second) + matrix * rows;
@@ -262,7 +262,7 @@ pub(super) const FACTOR: &str = "\
             static_cast<i32*>(x.third)[matrix] = failed;
         }";
 
-/// The kernel of [`solve`]: a thread per right side.
+/// The kernel of [`solve`]: one thread per right side.
 pub(super) const SOLVE: &str = "\
         const f64* a = static_cast<const f64*>(x.first) + matrix * rows * rows;
         const i32* pivots = static_cast<const i32*>(x.second) + matrix * rows;

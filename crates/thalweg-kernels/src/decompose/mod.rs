@@ -1,13 +1,13 @@
 //! [`Decompose`]: decompositions of matrices, and solutions by them: Cholesky, LU, LDLᵀ, QR, eigenvalues, singular values.
 //!
-//! Matrices are row-major f64, one after another, and a block works on each. Single precision is not enough for what is computed
-//! *with* a decomposition (gradients subtract close numbers), and 64-bit arithmetic is at half the rate of 32-bit on the GPUs that these
-//! are for. The host functions sum in the order of the kernels, so results have a GPU's bits.
+//! Matrices are row-major f64, one after another, and one block works on each. Single precision is not enough for computations
+//! that *use* a decomposition (gradients subtract close numbers), and 64-bit arithmetic has half the rate of 32-bit on the GPUs
+//! that these kernels are for. The host functions sum in the order of the kernels, so results have a GPU's bits.
 //!
-//! Algorithms (G. H. Golub, *Matrix Computations*): Cholesky by columns, LU by outer products with partial pivoting,
-//! LDLᵀ by J. R. Bunch's and L. Kaufman's pivoting (Mathematics of Computation 31, 1977), QR by Householder reflectors as LAPACK packs
-//! them, eigenvalues of symmetric matrices and singular values by cyclic Jacobi rotations, those of other matrices by steps of QR with
-//! J. H. Wilkinson's shifts on complex matrices in Hessenberg's form.
+//! Algorithms (G. H. Golub, *Matrix Computations*): Cholesky by columns, LU by outer products with partial pivoting, LDLᵀ with
+//! the pivoting of J. R. Bunch and L. Kaufman (Mathematics of Computation 31, 1977), QR by Householder reflectors in LAPACK's
+//! packed form, eigenvalues of symmetric matrices and singular values by cyclic Jacobi rotations, those of other matrices by QR
+//! steps with J. H. Wilkinson's shifts on complex matrices in Hessenberg form.
 
 mod cuda;
 mod eigenvalues;
@@ -24,22 +24,23 @@ use thalweg_ir::{Element, c128};
 use crate::arguments::{self, arguments, choices};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// A decomposition, or a solution by one. The operands of each are in its order; (batch, …) is left out.
+/// A decomposition, or a solution by one. The operands of each are listed in order, without the leading (batch, …).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Method {
-    /// A symmetric matrix (rows, rows), which becomes its lower factor, zeros above the diagonal; and an i32, 0 or the order of the
-    /// leading minor that is not positive definite. The part above the diagonal is not read.
+    /// A symmetric matrix (rows, rows), which is overwritten with its lower factor, with zeros above the diagonal; and an i32, 0
+    /// or the order of the leading minor that is not positive definite. The part above the diagonal is not read.
     Cholesky,
-    /// A triangular matrix (rows, rows), and right sides (rows, columns), which become the solutions. Bit 0 of the flags: the upper
-    /// triangle is read; bit 1: the matrix is transposed; bit 2: its diagonal is 1.
+    /// A triangular matrix (rows, rows), and right sides (rows, columns), which are overwritten with the solutions. Bit 0 of the
+    /// flags: the upper triangle is read; bit 1: the matrix is transposed; bit 2: its diagonal is 1.
     Triangular,
-    /// A matrix (rows, columns), which becomes both factors, the lower one's diagonal of ones left out; int32 rows (least of both)
-    /// that were swapped, from 1 on; and an i32, 0 or the first pivot that is 0. Bit 0 of the flags: rows are swapped.
+    /// A matrix (rows, columns), which is overwritten with both factors, without the lower one's diagonal of ones; int32 numbers
+    /// of the rows that were swapped (the lesser of both sizes), counted from 1; and an i32, 0 or the first pivot that is 0. Bit
+    /// 0 of the flags: rows are swapped.
     Lu,
-    /// Swapped rows (columns) as [`Method::Lu`] gives them, and the int64 rows in their new order (rows).
+    /// Swapped rows (columns) as [`Method::Lu`] writes them, and the int64 rows in their new order (rows).
     Permutation,
-    /// A matrix (rows, columns), which becomes the upper factor, with the reflectors' vectors below the diagonal; and their factors
-    /// (least of both).
+    /// A matrix (rows, columns), which is overwritten with the upper factor, with the reflectors' vectors below the diagonal; and
+    /// the reflectors' factors (the lesser of both sizes).
     Qr,
     /// Vectors of reflectors (rows, columns) below a diagonal, their factors (columns), and the first `width` columns of the product
     /// of the reflectors (rows, width).
@@ -47,17 +48,18 @@ pub enum Method {
     /// A symmetric matrix (rows, rows), which is overwritten; its eigenvectors as columns (rows, rows); and its eigenvalues, the least
     /// first (rows).
     Eigen,
-    /// A matrix (rows, columns) with at least as many rows as columns, which becomes the left singular vectors; the right ones as
-    /// columns (columns, columns); and the singular values, the greatest first (columns).
+    /// A matrix (rows, columns) with at least as many rows as columns, which is overwritten with the left singular vectors; the
+    /// right ones as columns (columns, columns); and the singular values, the greatest first (columns).
     Singular,
-    /// A symmetric matrix (rows, rows), whose lower triangle is read, and becomes L and D: blocks of one or two rows in D's diagonal, and
-    /// below them L, whose diagonal is 1; int32 rows (rows) that were swapped, from 1 on, negative for both rows of a block of two; and
-    /// an i32, 0 or the first block that is 0.
+    /// A symmetric matrix (rows, rows), whose lower triangle is read and overwritten with L and D: blocks of one or two rows in
+    /// D's diagonal, and below them L, whose diagonal is 1; int32 numbers of the rows (rows) that were swapped, counted from 1,
+    /// negative for both rows of a block of two; and an i32, 0 or the first block that is 0.
     Indefinite,
-    /// L and D and the swapped rows as [`Method::Indefinite`] gives them, and right sides (rows, columns), which become the solutions.
+    /// L, D and the swapped rows as [`Method::Indefinite`] writes them, and right sides (rows, columns), which are overwritten
+    /// with the solutions.
     IndefiniteSolve,
-    /// A complex matrix (rows, rows), which is overwritten; its eigenvectors as columns of length 1 whose largest element is real (rows,
-    /// rows); and its eigenvalues (rows), in no order. All of it complex128.
+    /// A complex matrix (rows, rows), which is overwritten; its eigenvectors as columns of length 1 whose largest element is real
+    /// (rows, rows); and its eigenvalues (rows), in no order. All are complex128.
     General,
 }
 
@@ -102,13 +104,13 @@ pub struct Decompose {
     pub method: Method,
     /// The number of matrices.
     pub batch: u64,
-    /// The rows of a matrix.
+    /// The number of rows of a matrix.
     pub rows: u64,
-    /// Its columns, or those of the right sides.
+    /// The number of columns of the matrix, or of the right sides.
     pub columns: u64,
-    /// The columns of [`Method::Reflectors`]' product.
+    /// The number of columns of [`Method::Reflectors`]' product.
     pub width: u64,
-    /// The bits that the method has.
+    /// The flags of the method.
     pub flags: u64,
 }
 
@@ -126,13 +128,13 @@ enum Use {
 /// Threads of a block.
 const BLOCK: u32 = 256;
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     Method::ALL.into_iter().map(|method| (method.name().to_owned(), cuda::print(method)))
 }
 
 impl Decompose {
-    /// Returns the elements of each operand per matrix, their size in bytes, and what is done with them.
+    /// Returns the number of elements of each operand per matrix, their size in bytes, and their use.
     fn operands(&self) -> [(u64, u64, Use); 3] {
         let Self { rows, columns, width, .. } = *self;
         let least = rows.min(columns);
@@ -165,7 +167,7 @@ impl Decompose {
     }
 }
 
-/// The operands that [`Method`] lists; a null address where there are fewer.
+/// Operands: those that [`Method`] lists; null addresses for absent ones.
 impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         self.kernel.method.name()
@@ -218,12 +220,12 @@ impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
     }
 }
 
-/// Returns elements that a launch reads; none where there are none.
+/// Returns elements that a launch reads; an empty slice for a count of 0.
 fn read<'a, T: Element>(launch: &'a HostLaunch<'_>, at: u64, count: u64) -> Result<&'a [T], HostFault> {
     if count == 0 { Ok(&[]) } else { launch.read(DevicePointer::new(at), count as usize) }
 }
 
-/// Returns elements that a launch writes; none where there are none.
+/// Returns elements that a launch writes; an empty slice for a count of 0.
 fn write<'a, T: Element>(launch: &'a HostLaunch<'_>, at: u64, count: u64) -> Result<&'a mut [T], HostFault> {
     if count == 0 { Ok(&mut []) } else { launch.write(DevicePointer::new(at), count as usize) }
 }

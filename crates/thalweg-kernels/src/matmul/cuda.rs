@@ -1,11 +1,12 @@
 //! The product as a kernel of our own, for GPUs where cuBLASLt is absent.
 //!
-//! A block of 256 threads computes a tile of 64 × 64 elements of D. It walks along k in steps of 16: the block copies a
-//! tile of A and one of B to shared memory, widened to the type of the sums, then each thread multiplies 4 × 4 elements in
-//! registers. Sums run over k in order, one fused multiplication and addition a term, so a result depends neither on the
-//! grid nor on the GPU. Sizes are arguments: one kernel per dtype. Integers are multiplied and added modulo 2⁶⁴.
+//! A block of 256 threads computes a tile of 64 × 64 elements of D. It advances along k in steps of 16: the block copies a tile
+//! of A and one of B to shared memory, widened to the type of the sums, then each thread multiplies 4 × 4 elements in registers.
+//! Sums run over k in order, with one fused multiplication and addition per term, so a result depends neither on the grid nor on
+//! the GPU. Sizes are arguments: there is one kernel per dtype. Integers are multiplied and added modulo 2⁶⁴.
 //!
-//! It uses no tensor cores: it is there for what the library does not have, and so that a program works without the library.
+//! The kernel uses no tensor cores: it serves products that the library does not support, and programs that run without the
+//! library.
 
 use super::Matmul;
 use thalweg_ir::DType;
@@ -13,7 +14,7 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 
 /// Rows and columns of D in a tile.
 const TILE: u64 = 64;
-/// Blocks in y and z, at most: what a grid may have.
+/// The most blocks in y and z that a grid may have.
 const GRID_MOST: u64 = 65_535;
 
 /// Returns the name of the entry point for a dtype.
@@ -65,7 +66,7 @@ pub fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// Returns the launch of a product. The grid is never empty: the caller skips a product without elements itself.
+/// Returns the launch of a product. The grid is never empty: the caller must skip a product without elements.
 pub fn launch_shape(matmul: &Matmul) -> LaunchShape {
     let tiles = |extent: u64, most: u64| extent.div_ceil(TILE).clamp(1, most) as u32;
     LaunchShape {

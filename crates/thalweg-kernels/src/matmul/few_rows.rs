@@ -1,12 +1,12 @@
-//! [`FewRows`]: up to sixteen rows times the transpose of a weight, with what stands beside the product in a network: a step of a
-//! decoder, whose time is that of reading its weights.
+//! [`FewRows`]: up to sixteen rows times the transpose of a weight, fused with the operations around the product in a network: a
+//! step of a decoder, whose time is that of reading its weights.
 //!
-//! D = act(norm(A) · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element per column, act is the
-//! identity or GELU by its tanh, and norm is the identity or a layer norm of A's rows, rounded as A is. Sums are of f32, and so is everything up to
-//! the one rounding when D is stored.
+//! D = act(norm(A) · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element per
+//! column, act is the identity or GELU by its tanh approximation, and norm is the identity or a layer norm of A's rows, rounded
+//! to A's dtype. Sums are in f32, as is everything up to the single rounding when D is stored.
 //!
 //! # Invariants
-//! - Terms are summed in an order that depends on n and k alone, so the same row of A has the same bits in any batch.
+//! - Terms are summed in an order that depends only on n and k, so the same row of A has the same bits in any batch.
 //! - The addend may be D itself; other operands do not overlap D.
 
 pub mod cuda;
@@ -26,27 +26,28 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 /// The most rows of A.
 pub const MOST_ROWS: u64 = 16;
 
-/// The fewest elements of a weight for which a product is worth a kernel of its own.
+/// The fewest elements of a weight for which a separate kernel pays.
 const LEAST_ELEMENTS: u64 = 1 << 16;
 
 /// The bytes that a thread loads at once.
 const LOAD_BYTES: u64 = 16;
 
-/// The dtypes that there is a kernel for.
+/// The dtypes for which there is a kernel.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// A product of few rows with what stands beside it. See the [module](self).
+/// A product of few rows with fused operations. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FewRows {
-    /// The product: A as it is, W as the transpose of B, without factors and not of a batch.
+    /// The product: A not transposed, W as the transpose of B, without factors and without a batch.
     pub product: Matmul,
     /// Whether a bias of n elements is added to each row.
     pub bias: bool,
-    /// Whether GELU, by its tanh, is taken of that.
+    /// Whether GELU, by its tanh approximation, is applied after the bias.
     pub gelu: bool,
-    /// The place where the elements of a matrix lie that is added to it; not transposed.
+    /// The layout of a matrix that is added to the result; not transposed.
     pub addend: Option<Operand>,
-    /// The bits of the number that is added to the variance, in f32, where rows of A are normalized, with a weight and a bias of k elements.
+    /// The bits of the number that is added to the variance, in f32, if rows of A are normalized, with a weight and a bias of k
+    /// elements.
     pub norm_eps_bits: Option<u32>,
 }
 
@@ -58,27 +59,28 @@ const ADDEND: u64 = 32;
 const GELU: u64 = 64;
 const NORM: u64 = 128;
 
-/// Returns whether a product is one of few rows: by its sizes, its dtype, and because loads of 16 bytes can read it.
+/// Returns whether a product has few rows that the kernel supports: by its sizes and its dtype, and because loads of 16 bytes can
+/// read it.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     let (m, n, k) = (product.m, product.n, product.k);
     (1..=MOST_ROWS).contains(&m) && n.saturating_mul(k) >= LEAST_ELEMENTS && refusal(product).is_none()
 }
 
-/// Returns whether a product takes a layer norm of A's rows before it: few that a block can hold.
+/// Returns whether a product supports a layer norm of A's rows before it: they must be few enough for a block's memory.
 #[must_use]
 pub fn takes_norm(product: &Matmul) -> bool {
     let bytes = product.m.saturating_mul(product.k).saturating_mul(product.dtype.size_bytes() as u64);
     (1..=cuda::MOST_NORM_ROWS).contains(&product.m) && bytes <= cuda::NORM_BYTES
 }
 
-/// Returns whether operands lie where the kernel can read them: A and W on multiples of 16 bytes.
+/// Returns whether the kernel can read operands at these addresses: A and W at multiples of 16 bytes.
 #[must_use]
 pub fn is_aligned(a: u64, b: u64) -> bool {
     a.is_multiple_of(LOAD_BYTES) && b.is_multiple_of(LOAD_BYTES)
 }
 
-/// Returns why a product cannot be computed by the kernel.
+/// Returns the reason why the kernel cannot compute a product, if there is one.
 fn refusal(product: &Matmul) -> Option<&'static str> {
     let Matmul { m, n, k, batch, dtype, a, b, d, alpha, beta } = *product;
     if !DTYPES.contains(&dtype) {
@@ -99,13 +101,13 @@ fn refusal(product: &Matmul) -> Option<&'static str> {
 }
 
 impl FewRows {
-    /// Creates a product alone.
+    /// Creates a product without fused operations.
     #[must_use]
     pub const fn alone(product: Matmul) -> Self {
         Self { product, bias: false, gelu: false, addend: None, norm_eps_bits: None }
     }
 
-    /// Returns how many elements each operand takes, from its first on.
+    /// Returns the number of elements that each operand spans, counted from its first.
     #[must_use]
     pub fn spans(&self) -> PerOperand {
         let [a, b, d] = self.product.spans();
@@ -121,10 +123,10 @@ impl FewRows {
         }
     }
 
-    /// Checks whether the description can be carried out.
+    /// Checks that the kernel supports the description.
     ///
     /// # Errors
-    /// As [`Matmul::check`]; and what the kernel does not take, in a sentence.
+    /// Those of [`Matmul::check`]; and a sentence that names the unsupported part.
     pub fn check(&self) -> Result<(), Fault> {
         self.product.check()?;
         let fault = |why: &str| Err(Fault::new(format!("matmul of few rows {}: {why}", self.product)));
@@ -147,7 +149,7 @@ impl FewRows {
     /// Returns the kernel for this product.
     ///
     /// # Panics
-    /// If there is none, which [`check`](Self::check) would say.
+    /// If there is no such kernel, which [`check`](Self::check) reports.
     fn variant(&self) -> cuda::Variant {
         let Matmul { dtype, m, .. } = self.product;
         let (lines, norm) = (self.lines(), self.norm_eps_bits.is_some());
@@ -157,37 +159,38 @@ impl FewRows {
         cuda::VARIANTS.into_iter().find(takes).expect("a product that was checked has a kernel")
     }
 
-    /// Returns how many rows of W a warp has at a time.
+    /// Returns the number of rows of W that a warp handles at a time.
     fn lines(&self) -> u64 {
         let Matmul { dtype, n, .. } = self.product;
         match cuda::needs_tensor_cores(dtype) {
             true => 8,
-            // Few rows of W spread over more warps, so that they are all read at once.
+            // Few rows of W are spread over more warps, so that they are all read at once.
             false if n < 1 << 14 => 1,
             false => 4,
         }
     }
 
-    /// Returns how many warps share the terms of a row of W.
+    /// Returns the number of warps that share the terms of a row of W.
     fn split(&self) -> u64 {
         let Matmul { n, k, dtype, .. } = self.product;
         if cuda::needs_tensor_cores(dtype) {
             return shared_by(n, k * dtype.size_bytes() as u64);
         }
         let warps = n.div_ceil(self.lines()).max(1);
-        // 16 warps for each of 132 multiprocessors keep the memory busy.
+        // 16 warps on each of 132 multiprocessors saturate the memory.
         let wanted = (132 * 16_u64).div_ceil(warps);
         let chunks = k.div_ceil(32 * self.width());
         wanted.min(chunks.div_ceil(2)).max(1).next_power_of_two().min(8)
     }
 
-    /// Returns how many elements a thread loads at once.
+    /// Returns the number of elements that a thread loads at once.
     fn width(&self) -> u64 {
         LOAD_BYTES / self.product.dtype.size_bytes() as u64
     }
 
-    /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A, W, D and
-    /// the addend; a word of flags; the addresses of the norm's weight and bias; and the bits of the number that is added to the variance.
+    /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A,
+    /// W, D and the addend; a word of flags; the addresses of the norm's weight and bias; and the bits of the number that is added
+    /// to the variance.
     #[must_use]
     pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
         let Matmul { m, n, k, a, b, d, dtype, .. } = self.product;
@@ -221,7 +224,7 @@ impl FewRows {
         ]
     }
 
-    /// Reads back what [`FewRows::pack`] packed. `None` if the bytes are not such a thing.
+    /// Reads the words that [`FewRows::pack`] wrote. Returns `None` if the bytes do not have this layout.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
         let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
@@ -246,7 +249,7 @@ impl FewRows {
         Some((few, PerOperand { a, b, d, bias, addend, row_sums: 0, norm }))
     }
 
-    /// Returns a row of A under the layer norm, by its formula in f64.
+    /// Computes a row of A after the layer norm, by its formula in f64.
     pub(crate) fn normalized<X: Element, T: Element>(
         row: &[X],
         [weight, bias]: [&[T]; 2],
@@ -260,8 +263,8 @@ impl FewRows {
         each.map(|(x, (w, b))| T::from_f64((x.to_f64() - mean) * factor * w.to_f64() + b.to_f64())).collect()
     }
 
-    /// Returns an element of D before it is rounded, in float32 with the GPU's bits where there is no GELU and no norm: each lane of the warps that share a row sums its
-    /// terms, the lanes of a warp are added as a tree, and then the warps in order.
+    /// Returns an element of D before it is rounded, in float32, with the GPU's bits if there is no GELU and no norm. Each lane
+    /// of the warps that share a row sums its terms, the lanes of a warp are added as a tree, and then the warps in order.
     fn element<T: Element>(&self, a: &[T], weight: &[T], bias: f32) -> f32 {
         let (width, split) = (self.width() as usize, self.split() as usize);
         let mut lanes = vec![[0.0_f32; 32]; split];
@@ -288,26 +291,29 @@ impl FewRows {
     }
 }
 
-/// Returns how many warps share the terms of eight rows of weights of so many bytes, where a warp reads 64 bytes of each at a step.
+/// Returns the number of warps that share the terms of eight rows of weights of `row_bytes` bytes, if a warp reads 64 bytes of
+/// each per step.
 pub(super) fn shared_by(rows: u64, row_bytes: u64) -> u64 {
     let wanted = (132 * 16_u64).div_ceil(rows.div_ceil(8).max(1));
-    // Small shares are alike for all multiprocessors: as small as what a warp has under way, or as two steps where there are few.
+    // Small shares balance the multiprocessors. A share is as small as the data that a warp has in flight, or as two steps if
+    // there are few.
     let steps = row_bytes.div_ceil(64);
     let deep = 1 << (steps / 8).max(1).ilog2();
     wanted.min(steps / 2).max(1).next_power_of_two().max(deep).min(8)
 }
 
-/// Returns GELU by its tanh: 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))).
+/// Returns GELU by its tanh approximation: 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))).
 pub(crate) fn gelu(x: f32) -> f32 {
     let inner =
         std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
     0.5 * x * (1.0 + inner.tanh())
 }
 
-/// The most blocks of a launch, those that an H100 has at a time: a block that has more rows of W asks for the next while it computes, and normalizes A once.
+/// The most blocks of a launch, as many as an H100 runs at a time. A block with more rows of W loads the next ones while it
+/// computes, and normalizes A once.
 pub(super) const MOST_BLOCKS: u64 = 132 * cuda::BLOCKS;
 
-/// The addresses of a [`PerOperand`], without sums of rows.
+/// Operands: the addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {
     fn name(&self) -> &str {
         self.kernel.variant().name

@@ -1,15 +1,15 @@
-//! [`FusedMatmul`]: a product of f32 matrices together with what stands beside it in a network, in one kernel.
+//! [`FusedMatmul`]: a product of f32 matrices fused with the operations around it in a network, in one kernel.
 //!
 //! D = op(A) · op(B) + bias + addend, where the bias has an element per column and is repeated over the rows, and the addend has
-//! D's shape: a linear layer, and the residual connection behind it. Beside D it can give the sums of op(A)'s rows: where D is
+//! D's shape: a linear layer, and the residual connection after it. The kernel can also compute the sums of op(A)'s rows: if D is
 //! the gradient of a layer's weight, they are the gradient of its bias.
 //!
-//! It is for products that are too small to fill a GPU ([`fits`]). There a launch costs as much as the work, and the order of
-//! the day is few kernels, each with as many threads as it can use: the kernel ([`cuda`]) shares even one tile of D's terms
-//! among the warps of a block. Larger products are the vendor's library's.
+//! The kernel is for products that are too small to fill a GPU ([`fits`]). For these, a launch costs as much as the work, so it
+//! is best to have few kernels, each with as many threads as it can use: the kernel ([`cuda`]) divides the terms of even a single
+//! tile of D among the warps of a block. Larger products are left to the vendor's library.
 //!
 //! # Invariants
-//! - Terms are summed in an order that depends on k alone, so a product has the same bits at any place of any grid.
+//! - Terms are summed in an order that depends only on k, so a product has the same bits at any place of any grid.
 //! - The addend and D do not overlap.
 
 pub mod cuda;
@@ -25,27 +25,27 @@ pub const TILE_ROWS: u64 = 16;
 /// Columns of D that a block of threads computes.
 pub const TILE_COLUMNS: u64 = 32;
 
-/// The number of multiprocessors that a GPU is taken to have. A constant, so that a product is computed alike on every GPU.
+/// The number of multiprocessors that a GPU is assumed to have. It is a constant, so that a product is computed the same way on
+/// every GPU.
 const MULTI_PROCESSORS: u64 = 128;
 
-/// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
+/// The most terms of an element of D that a multiprocessor may sum, one tile after another, for a product to count as small.
 const MOST_TERMS: u64 = 2048;
 
-/// Returns whether a product is small enough to be a fused kernel's: f32, and no multiprocessor would have more than a few
-/// tiles.
+/// Returns whether a product is small enough for the fused kernel: of f32, with at most a few tiles per multiprocessor.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     terms(product).is_some_and(|terms| terms <= MOST_TERMS)
 }
 
-/// Returns whether a product is so small that trying it as a fused kernel's makes sense, even where it does not [fit](fits).
+/// Returns whether a product is so small that the fused kernel is worth trying, even if the product does not [fit](fits).
 #[must_use]
 pub fn could_fit(product: &Matmul) -> bool {
     terms(product).is_some_and(|terms| terms <= 16 * MOST_TERMS)
 }
 
-/// Returns how many terms of an element of D a multiprocessor would sum one tile after another; `None` for a product that is none of
-/// a fused kernel.
+/// Returns the number of terms of an element of D that a multiprocessor would sum, one tile after another; `None` for a product
+/// that the fused kernel does not support.
 fn terms(product: &Matmul) -> Option<u64> {
     let tiles = product
         .m
@@ -56,47 +56,48 @@ fn terms(product: &Matmul) -> Option<u64> {
     is_plain(product).then(|| tiles.saturating_mul(product.k))
 }
 
-/// Returns whether a product is of f32, and without factors.
+/// Returns whether a product is of f32 and without factors.
 fn is_plain(product: &Matmul) -> bool {
     product.dtype == DType::F32 && product.alpha == Factor::ONE && product.beta == Factor::ZERO
 }
 
-/// A product with what stands beside it. See the [module](self).
+/// A product with fused operations. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FusedMatmul {
-    /// The product; of f32, and without factors.
+    /// The product, of f32 and without factors.
     pub product: Matmul,
     /// Whether a bias of n elements is added to each row of D.
     pub bias: bool,
-    /// The place where the elements of a matrix lie that is added to D; not transposed.
+    /// The layout of a matrix that is added to D; not transposed.
     pub addend: Option<Operand>,
-    /// Whether the sums of op(A)'s rows, m elements, are given as well; then there is one product.
+    /// Whether the sums of op(A)'s rows, m elements, are computed as well; the batch must then be a single product.
     pub row_sums: bool,
 }
 
-/// An address, or a span in elements, for each operand; what there is none of is 0.
+/// For each operand its address or its span in elements; 0 if it is absent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PerOperand {
-    /// Of the left factor.
+    /// The value for the left factor.
     pub a: u64,
-    /// Of the right factor.
+    /// The value for the right factor.
     pub b: u64,
-    /// Of the result.
+    /// The value for the result.
     pub d: u64,
-    /// Of the bias.
+    /// The value for the bias.
     pub bias: u64,
-    /// Of the addend.
+    /// The value for the addend.
     pub addend: u64,
-    /// Of the sums of op(A)'s rows.
+    /// The value for the sums of op(A)'s rows.
     pub row_sums: u64,
-    /// Of the weight and the bias of a layer norm of A's rows.
+    /// The values for the weight and the bias of a layer norm of A's rows.
     pub norm: [u64; 2],
 }
 
 /// The number of 8-byte words that [`FusedMatmul::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 19;
 
-/// Bits of the last word: what is transposed, what there is, and where quads of elements lie on 16 bytes.
+/// Bits of the last word: the transposed operands, the optional operands, and the operands whose quads of elements are aligned to
+/// 16 bytes.
 const TRANSPOSED: [u64; 2] = [1, 2];
 const BIAS: u64 = 4;
 const ADDEND: u64 = 8;
@@ -104,13 +105,13 @@ const ROW_SUMS: u64 = 16;
 const QUADS: [u64; 3] = [32, 64, 128];
 
 impl FusedMatmul {
-    /// Creates a product alone.
+    /// Creates a product without fused operations.
     #[must_use]
     pub const fn alone(product: Matmul) -> Self {
         Self { product, bias: false, addend: None, row_sums: false }
     }
 
-    /// Returns how many elements each operand takes, from its first on.
+    /// Returns the number of elements that each operand spans, counted from its first.
     #[must_use]
     pub fn spans(&self) -> PerOperand {
         let [a, b, d] = self.product.spans();
@@ -126,11 +127,11 @@ impl FusedMatmul {
         }
     }
 
-    /// Checks whether the description can be carried out.
+    /// Checks that the kernel supports the description.
     ///
     /// # Errors
-    /// As [`Matmul::check`]; and where the product is not of f32, has factors or has 2³¹ terms, the addend is transposed or too large, or sums of
-    /// rows are wanted of a batch.
+    /// Those of [`Matmul::check`]; and if the product is not of f32, has factors or has 2³¹ terms, if the addend is transposed or
+    /// too large, or if sums of rows are requested for a batch.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: &str| Err(Fault::new(format!("fused matmul {}: {text}", self.product)));
         self.product.check()?;
@@ -197,7 +198,7 @@ impl FusedMatmul {
         ]
     }
 
-    /// Reads back what [`FusedMatmul::pack`] packed. `None` if the bytes are not such a thing.
+    /// Reads the words that [`FusedMatmul::pack`] wrote. Returns `None` if the bytes do not have this layout.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
         let [
@@ -243,7 +244,7 @@ impl FusedMatmul {
     }
 }
 
-/// The operands of a [`FusedMatmul`] on the host; what there is none of is empty.
+/// The operands of a [`FusedMatmul`] on the host; absent ones are empty.
 #[derive(Debug)]
 pub struct HostOperands<'e> {
     /// The left factor.
@@ -260,10 +261,10 @@ pub struct HostOperands<'e> {
     pub row_sums: &'e mut [f32],
 }
 
-/// Carries it out on the host. Sums of rows have the GPU's bits; products are [`host`](super::host)'s.
+/// Runs the product on the host. Sums of rows have the GPU's bits; products are [`host`](super::host)'s.
 ///
 /// # Errors
-/// If the description cannot be carried out ([`FusedMatmul::check`]) or an operand is too short.
+/// If the description is not supported ([`FusedMatmul::check`]) or an operand is too short.
 pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<(), Fault> {
     fused.check()?;
     let spans = fused.spans();
@@ -314,11 +315,11 @@ pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<()
     Ok(())
 }
 
-/// The number of rows that are summed abreast.
+/// The number of rows that are summed at a time.
 const ABREAST: usize = 16;
 
-/// Returns the sums of rows, whose values at each term `read` writes, in the order of the kernel: every 64th term, then four of those sums, and a tree
-/// over the sixteen that come of it.
+/// Returns the sums of rows in the order of the kernel: every 64th term, then four of those sums, then a tree over the resulting
+/// sixteen. `read` writes the rows' values at a term.
 fn sums_of_rows(terms: u64, read: impl Fn(u64, &mut [f32; ABREAST])) -> [f32; ABREAST] {
     let add = |to: &mut [f32; ABREAST], values: [f32; ABREAST]| {
         to.iter_mut().zip(values).for_each(|(to, value)| *to += value);

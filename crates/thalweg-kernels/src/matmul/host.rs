@@ -1,5 +1,5 @@
-//! The product on the host: of f32 in panels, by several threads; else, and where the left factor is a few rows, through `ndarray`'s safe views over
-//! the `matrixmultiply` library.
+//! The product on the host. Products of f32 are computed in panels, by several threads; all others, and those whose left factor
+//! has few rows, through `ndarray`'s safe views by the `matrixmultiply` library.
 
 mod few_rows;
 
@@ -16,12 +16,11 @@ use crate::threads::{ranges, share, threads};
 use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
-/// Carries out a product, and returns when it is done. Each operand starts at its first element and is at least its
-/// [span](Matmul::spans) long. Elements of D between its rows stay as they are. The result is the same whenever it is
-/// computed on the same processor.
+/// Computes a product and returns when it is done. Each operand starts at its first element and is at least as long as its
+/// [span](Matmul::spans). Elements of D between its rows keep their values. On the same processor, the result is always the same.
 ///
 /// # Errors
-/// If the description cannot be carried out ([`Matmul::check`]) or an operand has another dtype or is too short.
+/// If the description is invalid ([`Matmul::check`]) or an operand has another dtype or is too short.
 pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Result<(), Fault> {
     matmul.check()?;
     let given = [("A", a.dtype(), a.len()), ("B", b.dtype(), b.len()), ("D", d.dtype(), d.len())];
@@ -53,13 +52,13 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
     Ok(())
 }
 
-/// Returns the element numbers of a batch item's matrix.
+/// Returns the range of elements of a batch item's matrix.
 fn matrix(operand: &Operand, item: u64, (rows, columns): (u64, u64)) -> std::ops::Range<usize> {
     let first = item * operand.batch_stride;
     first as usize..(first + (rows - 1) * operand.leading_dimension + columns) as usize
 }
 
-/// Returns the stored rows of a matrix, without what lies between them.
+/// Returns the stored rows of a matrix, without the elements between them.
 fn stored_rows<'e, T>(
     elements: &'e [T],
     operand: &Operand,
@@ -69,7 +68,7 @@ fn stored_rows<'e, T>(
     elements.chunks(step(operand, columns)).map(move |row| &row[..columns])
 }
 
-/// Returns what [`stored_rows`] does, to write.
+/// Returns the [`stored_rows`] of a matrix for writing.
 fn stored_rows_mut<'e, T>(
     elements: &'e mut [T],
     operand: &Operand,
@@ -79,12 +78,12 @@ fn stored_rows_mut<'e, T>(
     elements.chunks_mut(step(operand, columns)).map(move |row| &mut row[..columns])
 }
 
-/// Returns the distance from one row to the next; a single row may have a leading dimension that is shorter than itself.
+/// Returns the distance from one row to the next; the leading dimension of a single row may be shorter than the row.
 fn step(operand: &Operand, columns: usize) -> usize {
     (operand.leading_dimension as usize).max(columns)
 }
 
-/// Returns a stored matrix as the factor that it is in the product.
+/// Returns a stored matrix as a factor of the product, transposed if necessary.
 fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u64)) -> ArrayView2<'e, T> {
     let (rows, columns) = (rows as usize, columns as usize);
     let shape = (rows, columns).strides((step(operand, columns), 1));
@@ -92,19 +91,19 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
     if operand.transposed { view.reversed_axes() } else { view }
 }
 
-/// The most terms of a sum that are added before they are added to the result: a panel of each factor stays in the first-level cache.
+/// The most terms of a sum that are added before the result is updated: a panel of each factor fits the first-level cache.
 const TERMS: usize = 384;
 
 /// The most columns of the right factor that are packed at a time.
 const WIDTH: usize = 4096;
 
-/// The rows of the left factor that are packed at a time: they stay in the second-level cache.
+/// The rows of the left factor that are packed at a time: they fit the second-level cache.
 const HEIGHT: usize = 16 * ROWS;
 
-/// The number of products of elements that are worth a thread.
+/// The number of products of elements for which another thread pays.
 const LEAST: usize = 1 << 18;
 
-/// Computes the products of a batch of f32: in panels, if there are rows for them.
+/// Computes the products of a batch of f32: in panels, if there are enough rows for them.
 fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let [_, _, (rows, columns)] = matmul.stored();
     let Matmul { batch, m, n, k, d: target, .. } = *matmul;
@@ -124,7 +123,7 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     };
     let [m, n, k, batch] = [m, n, k, batch].map(|extent| extent as usize);
     let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
-    // Many products, or small ones, are computed by one thread each; else all threads compute one after the other.
+    // Many products, or small ones, are computed by one thread each; otherwise all threads compute one product after the other.
     let is_small = batch > 1 && (batch >= threads() || m * n * k < LEAST * 2 * threads());
     let parts = ranges(batch, if is_small { LEAST.div_ceil(m * n * k) } else { batch });
     let (mut rest, mut jobs) = (d, Vec::new());
@@ -152,13 +151,13 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
 #[derive(Clone, Copy)]
 struct Factor<'e> {
     elements: &'e [f32],
-    /// From one stored row to the next.
+    /// The distance from one stored row to the next.
     step: usize,
     transposed: bool,
 }
 
 impl Factor<'_> {
-    /// Writes rows of the left factor, of some terms, into panels.
+    /// Writes rows of the left factor, for some terms, into panels.
     fn pack_left(&self, panels: &mut Vec<[f32; ROWS]>, rows: Range<usize>, terms: &Range<usize>) {
         let Self { elements, step, transposed } = *self;
         if !rows.len().is_multiple_of(ROWS) || terms.is_empty() {
@@ -183,7 +182,7 @@ impl Factor<'_> {
         }
     }
 
-    /// Writes columns of the right factor, of some terms, into panels.
+    /// Writes columns of the right factor, for some terms, into panels.
     fn pack_right(&self, panels: &mut [[f32; COLUMNS]], columns: Range<usize>, terms: &Range<usize>) {
         let Self { elements, step, transposed } = *self;
         let count = terms.len();
@@ -200,7 +199,7 @@ impl Factor<'_> {
     }
 }
 
-/// Computes one product with so many threads, and room for the right factor's panels.
+/// Computes one product with `threads` threads and scratch memory for the right factor's panels.
 fn product_of_f32(
     matmul: &Matmul,
     [left, right]: [Factor<'_>; 2],
@@ -241,12 +240,12 @@ fn product_of_f32(
     }
 }
 
-/// Returns ranges of `most` numbers and a last one of the rest.
+/// Returns ranges of `most` numbers, and a last range of the rest.
 fn tiles(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(most).map(move |first| first..(first + most).min(count))
 }
 
-/// Adds some terms of rows of a product to the result, whose first row is the first of these.
+/// Adds some terms of rows of a product to the result, whose first row is the first of these rows.
 fn rows_of_product(
     matmul: &Matmul,
     left: Factor<'_>,
@@ -256,7 +255,7 @@ fn rows_of_product(
 ) {
     let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| factor.get() as f32);
     let (lead, count) = (step(&matmul.d, matmul.n as usize), terms.len());
-    // What the result held counts once.
+    // The previous contents of the result are added only once.
     let (is_first, accumulates) = (terms.start == 0, matmul.accumulates());
     let mut panels = Vec::new();
     for part in tiles(rows.len(), HEIGHT) {
@@ -345,7 +344,7 @@ where
     }
 }
 
-/// Converts a stored matrix of 16-bit floats to f32, without what lies between its rows.
+/// Converts a stored matrix of 16-bit floats to f32, without the elements between its rows.
 fn extend<H>(elements: &[H], operand: &Operand, columns: u64, wide: &mut [f32])
 where
     [H]: HalfFloatSliceExt,

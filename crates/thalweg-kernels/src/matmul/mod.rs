@@ -1,15 +1,15 @@
-//! [`Matmul`]: a batched matrix product as a value. It is not a loop over a body, so that it can be what it is on each side:
-//! the vendor's library on a GPU, a well-kept CPU library on the host ([`host`]).
+//! [`Matmul`]: a batched matrix product as a value. It is not a loop over a body, so that each side can use its best
+//! implementation: the vendor's library on a GPU, a well-maintained CPU library on the host ([`host`]).
 //!
-//! D = α · op(A) · op(B) + β · D for each matrix of a batch. Matrices are row-major; op transposes where the operand says so.
+//! D = α · op(A) · op(B) + β · D for each matrix of a batch. Matrices are row-major; op transposes if the operand requires it.
 //! Products of 16-bit floats are summed in f32, and rounded once, on storing. Those of integers wrap around.
 //!
-//! # What it does not do
-//! It chooses no algorithm: that is the business of the code that runs it. What stands beside a small product in a network is a
-//! [`fused`] product's.
+//! # Limits
+//! A description chooses no algorithm: the code that runs it does. Operations around a small product in a network can be fused in
+//! a [`fused`] product.
 //!
-//! This module is a hub: [`cuda`], [`fused`] and [`host`], with its products of few rows, use the description that stands here, and `native` makes
-//! kernels of them all.
+//! This module is a hub: [`cuda`], [`fused`] and [`host`], with its products of few rows, use the description that is defined
+//! here, and `native` makes kernels of them.
 
 pub mod cuda;
 pub mod few_rows;
@@ -25,18 +25,18 @@ use thalweg_ir::host::Fault;
 
 pub use native::{host_function, library_accesses, library_words, wide_accesses, wide_host_function};
 
-/// The place where one operand's elements lie, in elements.
+/// The layout of one operand, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operand {
-    /// From one stored row to the next; at least the length of a stored row.
+    /// The distance from one stored row to the next; at least the length of a stored row.
     pub leading_dimension: u64,
-    /// From one matrix of the batch to the next; 0 reads the same matrix for all of them.
+    /// The distance from one matrix of the batch to the next; 0 reads the same matrix for all of them.
     pub batch_stride: u64,
-    /// Whether the stored matrix is the transpose of the one in the product. Never for D.
+    /// Whether the stored matrix is the transpose of the one in the product. Never set for D.
     pub transposed: bool,
 }
 
-/// A factor of a product, by its bits, so that descriptions can be compared.
+/// A factor of a product, stored as bits, so that descriptions can be compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Factor(u64);
 
@@ -80,11 +80,11 @@ pub struct Matmul {
     pub d: Operand,
     /// The factor of the product; 1 for integers.
     pub alpha: Factor,
-    /// The factor of what D holds: where it is 0, D is not read. 0 or 1 for integers.
+    /// The factor of D's previous contents: if it is 0, D is not read. 0 or 1 for integers.
     pub beta: Factor,
 }
 
-/// The dtypes that there is a product for.
+/// The dtypes for which there is a product.
 pub const DTYPES: [DType; 10] = [
     DType::F32,
     DType::F64,
@@ -124,7 +124,7 @@ impl Matmul {
         }
     }
 
-    /// Returns whether the product is added to what D holds, as opposed to replacing it.
+    /// Returns whether the product is added to D's previous contents rather than replacing them.
     #[must_use]
     pub fn accumulates(&self) -> bool {
         self.beta != Factor::ZERO
@@ -136,8 +136,8 @@ impl Matmul {
         2 * self.m * self.n * self.k * self.batch
     }
 
-    /// Returns the bytes that must move at least: each distinct element of A and B read once, each of D written once and,
-    /// where the product is added, read once.
+    /// Returns the fewest bytes that must move: each distinct element of A and B is read once, each of D is written once and, if
+    /// the product is added, read once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let distinct =
@@ -149,7 +149,7 @@ impl Matmul {
         elements * self.dtype.size_bytes() as u64
     }
 
-    /// Returns how many elements A, B and D take, from their first on; 0 where nothing is touched.
+    /// Returns the number of elements that A, B and D span, counted from their first; 0 if nothing is touched.
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         let [a, b, d] = self.stored();
@@ -171,11 +171,11 @@ impl Matmul {
         (self.batch - 1) * operand.batch_stride + (rows - 1) * operand.leading_dimension + columns
     }
 
-    /// Checks whether the description can be carried out.
+    /// Checks that the description is valid.
     ///
     /// # Errors
-    /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is bool or float8, integers
-    /// have another factor than 1 (or a beta of 0), or sizes are beyond what can be addressed.
+    /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is bool or float8,
+    /// integers have another factor than 1 (or a beta of 0), or sizes are beyond the address space.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
         if !DTYPES.contains(&self.dtype) {
@@ -204,7 +204,7 @@ impl Matmul {
             }
         }
         let d_matrix = if self.m == 0 { 0 } else { (self.m - 1) * self.d.leading_dimension + self.n };
-        // Matrices may also lie side by side in the columns of one: the heads of attention do.
+        // Matrices may also be adjacent columns of one larger matrix, like the heads of attention.
         let beside = || {
             let columns = (self.batch - 1).saturating_mul(self.d.batch_stride).saturating_add(self.n);
             self.n <= self.d.batch_stride && columns <= self.d.leading_dimension
@@ -219,8 +219,8 @@ impl Matmul {
     }
 
     /// Returns the arguments of a launch as words: the addresses of A, B and D; m, n, k, batch; the leading dimension and the
-    /// batch stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, from bit 8
-    /// on: the dtype's place in [`DType::ALL`]); the factors' bits.
+    /// batch stride of A, of B and of D; a word of flags (bit 0: A transposed, bit 1: B transposed, from bit 8 on: the dtype's
+    /// index in [`DType::ALL`]); and the factors' bits.
     #[must_use]
     pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
         let dtype = arguments::number_of(self.dtype);
@@ -245,8 +245,8 @@ impl Matmul {
         ]
     }
 
-    /// Reads back what [`Matmul::pack`] packed: the product and the addresses of A, B and D. `None` if the bytes are not
-    /// such a thing.
+    /// Reads the words that [`Matmul::pack`] wrote: the product and the addresses of A, B and D. Returns `None` if the bytes do
+    /// not have this layout.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
         let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] =
@@ -276,7 +276,7 @@ impl Matmul {
     }
 }
 
-/// Returns whether the last element of an operand has a number that fits.
+/// Returns whether the index of an operand's last element fits the address space.
 fn addressable(operand: &Operand, rows: u64, columns: u64, batch: u64) -> bool {
     let last = |count: u64, stride: u64| count.saturating_sub(1).checked_mul(stride);
     let span = || {

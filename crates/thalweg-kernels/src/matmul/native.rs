@@ -1,4 +1,4 @@
-//! Products as launches: what they touch, and their host functions.
+//! Products as launches: the ranges that they touch, and their host functions.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::operands::slice;
 
-/// The left factor, the right factor and the result.
+/// Operands: the left factor, the right factor and the result.
 impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         super::cuda::name(self.kernel.dtype)
@@ -61,7 +61,7 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
     }
 }
 
-/// The addresses of a [`PerOperand`].
+/// Operands: the addresses of a [`PerOperand`].
 impl NativeKernel for Placed<FusedMatmul, PerOperand> {
     fn name(&self) -> &str {
         fused::cuda::NAME
@@ -109,15 +109,16 @@ impl NativeKernel for Placed<FusedMatmul, PerOperand> {
     }
 }
 
-/// Returns which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
+/// Returns the bytes of its span that a matrix of a product touches. The matrix has this many rows and columns in the product.
 pub(super) fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
     let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
     let dimensions = [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
     Touch::of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
 }
 
-/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call. Behind the product's words may stand those of an
-/// [`MatmulEpilogue`] ([`library_words`]): what D holds is not added then, and each element is rounded before an activation or its derivative is taken.
+/// Returns the host function of a [`Matmul`], which accompanies the call of the vendor's library. The product's words may be
+/// followed by those of a [`MatmulEpilogue`] ([`library_words`]): then D's previous contents are not added, and each element is
+/// rounded before an activation or its derivative is applied.
 pub fn host_function() -> &'static Arc<dyn HostKernel> {
     static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
     FUNCTION.get_or_init(|| Arc::new(run_on_host))
@@ -162,9 +163,9 @@ pub fn wide_accesses(placed: &Placed<Matmul, [DevicePointer; 3]>) -> Accesses {
     operands.chain(wide.accesses().into_iter().skip(2)).collect()
 }
 
-/// Returns the arguments of [`host_function`] for a product with an epilogue. Behind the product's: the address of the bias, or 0; which
-/// pass of an activation it is (GELU's 1 forward and 2 backward, 3 and 4 those of the rectified linear unit), or 0; the address and the leading
-/// dimension of what that keeps.
+/// Returns the arguments of [`host_function`] for a product with an epilogue. After the product's words these are: the address of
+/// the bias, or 0; the number of an activation's pass (1 and 2 for GELU forward and backward, 3 and 4 for the rectified linear
+/// unit), or 0; and the address and the leading dimension of the memory that the activation keeps.
 #[must_use]
 pub fn library_words(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &MatmulEpilogue) -> Words {
     let mut words = placed.words();
@@ -204,15 +205,15 @@ pub fn library_accesses(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &
     accesses
 }
 
-/// Returns how many elements GELU's argument takes.
+/// Returns the number of elements that GELU's argument spans.
 fn argument_span(product: &Matmul, leading_dimension: u64) -> u64 {
     if product.m == 0 || product.n == 0 { 0 } else { (product.m - 1) * leading_dimension + product.n }
 }
 
-/// The number of words of an epilogue; all of them are 0 where there is none.
+/// The number of words of an epilogue; all of them are 0 if there is none.
 pub(super) const EPILOGUE_WORDS: usize = 4;
 
-/// Reads back the words of an epilogue.
+/// Reads the words of an epilogue.
 fn epilogue_of(bytes: &[u8]) -> Option<MatmulEpilogue> {
     if bytes.is_empty() {
         return Some(MatmulEpilogue::default());
@@ -233,7 +234,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     run_words_on_host(launch, launch.arguments)
 }
 
-/// Runs the product that these bytes of a launch's arguments describe, as [`library_words`] has them.
+/// Runs the product that these bytes of a launch's arguments describe, in the layout of [`library_words`].
 pub(super) fn run_words_on_host(launch: &HostLaunch<'_>, bytes: &[u8]) -> Result<(), HostFault> {
     let refused = || HostFault("matmul: the arguments are not in its layout".to_owned());
     let (words, epilogue) = bytes.split_at_checked(size_of::<[u64; ARGUMENT_WORDS]>()).ok_or_else(refused)?;
@@ -247,7 +248,7 @@ pub(super) fn run_words_on_host(launch: &HostLaunch<'_>, bytes: &[u8]) -> Result
         let d = launch.write::<T>(d, count)?;
         if let Some(bias) = epilogue.bias {
             let bias = launch.read::<T>(bias, product.n as usize)?;
-            // A row that begins with the bias, and to which the product is added, is rounded once.
+            // A row that starts with the bias, and to which the product is added, is rounded only once.
             rows_of(&product).for_each(|row| d[row].copy_from_slice(bias));
             product.beta = Factor::ONE;
         }
@@ -261,7 +262,8 @@ pub(super) fn run_words_on_host(launch: &HostLaunch<'_>, bytes: &[u8]) -> Result
     })
 }
 
-/// Takes the elements of D that are above 0, whose bits are kept, and 0 for the others; or leaves those whose bits were kept.
+/// Applies the rectified linear unit to D. Forward, sets a bit for each element above 0 and replaces the others with 0; backward,
+/// replaces the elements whose bit is not set with 0.
 fn apply_relu<T: Element>(
     product: &Matmul,
     MatmulActivation { pass, kept, leading_dimension, .. }: MatmulActivation,
@@ -280,7 +282,7 @@ fn apply_relu<T: Element>(
         let bits = launch.write::<u8>(kept, count)?;
         bits.fill(0);
         for (place, byte, bit) in places {
-            // What is not a number stays so.
+            // NaN stays NaN.
             if d[place].to_f64() > 0.0 {
                 bits[byte] |= bit;
             } else if d[place].to_f64() <= 0.0 {
@@ -298,7 +300,7 @@ fn apply_relu<T: Element>(
     Ok(())
 }
 
-/// Takes GELU of the elements of D, which are kept as its argument, or multiplies them by its derivative.
+/// Applies GELU to the elements of D, which are kept as its argument, or multiplies them by its derivative.
 fn apply_gelu<T: Element>(
     product: &Matmul,
     MatmulActivation { pass, kept: input, leading_dimension, .. }: MatmulActivation,
@@ -324,7 +326,7 @@ fn apply_gelu<T: Element>(
     Ok(())
 }
 
-/// Returns GELU by its formula with tanh, and its derivative.
+/// Returns GELU by its tanh approximation, and its derivative.
 fn gelu(x: f64) -> (f64, f64) {
     let factor = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
     let tanh = (factor * (x + 0.044_715 * x * x * x)).tanh();
@@ -332,7 +334,7 @@ fn gelu(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope)
 }
 
-/// Returns where the rows of D lie.
+/// Returns the ranges of D's rows.
 fn rows_of(product: &Matmul) -> impl Iterator<Item = Range<usize>> + use<> {
     let Matmul { m, n, batch, d, .. } = *product;
     (0..batch).flat_map(move |item| {

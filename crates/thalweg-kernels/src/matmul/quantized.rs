@@ -1,9 +1,10 @@
-//! [`QuantizedMatmul`]: few rows times the transpose of a weight of 8-bit or 4-bit integers with scales: a step of a decoder, whose time is
-//! that of reading its weights.
+//! [`QuantizedMatmul`]: few rows times the transpose of a weight of 8-bit or 4-bit integers with scales: a step of a decoder,
+//! whose time is that of reading its weights.
 //!
-//! Sums are of f32 and rounded once, and combined in a fixed order, so that a row has the same bits in any batch. For float16 and bfloat16 a GPU multiplies by the
-//! tensor cores, and needs compute capability 8.0: integers become floats of the input's dtype on their way, int8 exactly, and those of 4 bits times their scale, plus
-//! their zero, rounded once, as PyTorch's are. For float32 a warp has a column of the result, and each of its lanes 16 bytes of the weight at a time.
+//! Sums are in f32, rounded once, and combined in a fixed order, so that a row has the same bits in any batch. For float16 and
+//! bfloat16 a GPU uses the tensor cores, and needs compute capability 8.0. Integers are converted on the way to floats of the
+//! input's dtype: int8 exactly; 4-bit integers times their scale, plus their zero, rounded once, as in PyTorch. For float32 a
+//! warp handles one column of the result, and each of its lanes loads 16 bytes of the weight at a time.
 
 use std::sync::Arc;
 
@@ -18,14 +19,15 @@ use crate::arguments::{self, Argument, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
 
-/// The way in which a weight (n, k) is stored, and its scales, of the input's dtype.
+/// The way in which a weight (n, k) and its scales, of the input's dtype, are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
-    /// int8, row by row, and a scale for each row: w = q · scale.
+    /// int8, row by row, with a scale for each row: w = q · scale.
     Int8,
-    /// Two of 0 to 15 in a byte, row by row, the first in the upper half; scales and zeros (k / group, n, 2): w = (q − 8) · scale + zero.
+    /// Two numbers of 0 to 15 per byte, row by row, the first in the upper half; scales and zeros (k / group, n, 2): w = (q − 8)
+    /// · scale + zero.
     Int4 {
-        /// The number of neighbours in a row that share a scale and a zero: a power of two from 32 on.
+        /// The number of neighbours in a row that share a scale and a zero: a power of two of at least 32.
         group: u64,
     },
 }
@@ -33,17 +35,17 @@ pub enum Quantization {
 /// A product with a quantized weight. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct QuantizedMatmul {
-    /// The rows of the input, the columns of the result, and the terms of a sum.
+    /// The number of rows of the input, of columns of the result, and of terms of a sum.
     pub sizes: [u64; 3],
     /// The way in which the weight is stored.
     pub quantization: Quantization,
-    /// Of input, scales and result: one of [`DTYPES`].
+    /// The dtype of input, scales and result: one of [`DTYPES`].
     pub dtype: DType,
 }
 
 arguments! { QuantizedMatmul { sizes, quantization, dtype } }
 
-/// The size of a group, or 0.
+/// Written as the size of a group, or 0 for int8.
 impl Argument for Quantization {
     fn write(&self, words: &mut Words) {
         words.push(match self {
@@ -60,25 +62,25 @@ impl Argument for Quantization {
     }
 }
 
-/// The dtypes that there is a kernel for.
+/// The dtypes for which there is a kernel.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// The most rows for which the weight is better read as it is; with more it is worth converting.
+/// The most rows for which the weight is better read in its quantized form; with more, converting it pays.
 const MOST_ROWS: u64 = 16;
-/// Rows that a thread has at a time, without tensor cores.
+/// The number of rows that a thread handles at a time, without tensor cores.
 const ROWS: u64 = 4;
-/// Threads of a block.
+/// The number of threads of a block.
 const BLOCK: u32 = 256;
-/// Lanes of a warp.
+/// The number of lanes of a warp.
 const LANES: usize = 32;
-/// Bytes of a weight that a lane loads at a time.
+/// The bytes of a weight that a lane loads at a time.
 const VECTOR: u64 = 16;
 
 /// The operands of a launch: the input (m, k), the weight, its scales, and the result (m, n), without gaps.
 type Operands = [DevicePointer; 4];
 
 impl QuantizedMatmul {
-    /// Returns whether a product is one of few rows that the kernel takes.
+    /// Returns whether a product has few rows that the kernel supports.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.check().is_ok() && (1..=MOST_ROWS).contains(&self.sizes[0]) && self.sizes[1] > 0
@@ -105,12 +107,12 @@ impl QuantizedMatmul {
         }
     }
 
-    /// Returns how many terms a lane has in what it loads at a time.
+    /// Returns the number of terms in the bytes that a lane loads at a time.
     fn terms(&self) -> u64 {
         if self.quantization == Quantization::Int8 { VECTOR } else { 2 * VECTOR }
     }
 
-    /// Returns how many bytes the weight takes, and how many elements the scales.
+    /// Returns the number of bytes of the weight, and the number of elements of the scales.
     fn weight(&self) -> [u64; 2] {
         let [_, n, k] = self.sizes;
         match self.quantization {
@@ -119,7 +121,7 @@ impl QuantizedMatmul {
         }
     }
 
-    /// Returns how many warps share a row of the weight.
+    /// Returns the number of warps that share a row of the weight.
     fn split(&self) -> u64 {
         let [_, n, _] = self.sizes;
         shared_by(n, self.weight()[0] / n.max(1))
@@ -189,7 +191,7 @@ fn name(dtype: DType, quantization: Quantization, rows: u64) -> &'static str {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let kinds = [Quantization::Int8, Quantization::Int4 { group: 32 }];
     let all = DTYPES.into_iter().flat_map(move |dtype| kinds.map(|kind| (dtype, kind)));
@@ -200,7 +202,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     all.map(|(dtype, kind, rows)| (name(dtype, kind, rows).to_owned(), print(dtype, kind, rows)))
 }
 
-/// Returns the translation unit of the kernel for up to so many rows.
+/// Returns the translation unit of the kernel for up to `rows` rows.
 fn print(dtype: DType, quantization: Quantization, rows: u64) -> String {
     if needs_tensor_cores(dtype) {
         print_tensor_cores(dtype, quantization, rows)
@@ -209,13 +211,13 @@ fn print(dtype: DType, quantization: Quantization, rows: u64) -> String {
     }
 }
 
-/// Some steps of a row; which loads there are is filled in.
+/// Some steps of a row; the loads are filled in.
 const STEPS: &str = include_str!("quantized/steps.cu");
 
 fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let (is_int8, rows) = (quantization == Quantization::Int8, if rows <= 8 { 8 } else { 16 });
-    // Steps whose terms of A are loaded together: as many as there are registers for.
+    // The number of steps whose terms of A are loaded together: as many as fit the registers.
     let together = match (is_int8, rows) {
         (true, rows) => 32 / rows,
         (false, 8) => 4,
@@ -362,8 +364,9 @@ fn run_typed<T: Element>(
     Ok(())
 }
 
-/// Of int8: what a chunk begins with, a term's number from 4 bytes of the weight, what is summed beside the products, what is added for a
-/// chunk, and the result. An integer is the lower bits of a float of 2²³ and more, which costs less than a conversion.
+/// The parts of the text for int8: the beginning of a chunk, the number for a term from 4 bytes of the weight, an additional sum,
+/// the update after a chunk, and the result. An integer is placed in the lower bits of a float of 2²³ or more, which costs less
+/// than a conversion.
 const INT8: [&str; 5] = [
     "",
     "__uint_as_float(__byte_perm(word[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4)) - 8388736.0f",
@@ -372,7 +375,7 @@ const INT8: [&str; 5] = [
     "sums[r] * LOAD(x.scales[column])",
 ];
 
-/// Of int4, as [`INT8`]: a byte has its first number in the upper half.
+/// The parts of the text for int4, as in [`INT8`]: a byte has its first number in the upper half.
 const INT4: [&str; 5] = [
     "const ELEMENT* const of_group = x.scales + (u64(chunk * TERMS / u32(x.group)) * x.n + column) * 2;
         const f32 group_scale = LOAD(of_group[0]), group_zero = LOAD(of_group[1]);
@@ -383,7 +386,7 @@ const INT4: [&str; 5] = [
     "sums[r]",
 ];
 
-/// The words of a launch.
+/// The arguments of a launch, as a structure.
 const ARGUMENTS: &str = "\
 struct NAME_arguments {
     const ELEMENT* input;

@@ -1,10 +1,12 @@
-//! [`WarpGroupMatmul`]: large products of 16-bit floats by the tensor cores of compute capability 9.0, whose groups of four warps read their operands from
-//! shared memory, where the copy engine brings them (CUDA's `wgmma` and `cp.async.bulk.tensor`).
+//! [`WarpGroupMatmul`]: large products of 16-bit floats on the tensor cores of compute capability 9.0, whose groups of four warps
+//! read their operands from shared memory, to which the copy engine brings them (CUDA's `wgmma` and `cp.async.bulk.tensor`).
 //!
-//! A candidate of tuning beside the library's algorithms: it does not split k, so products with few elements and many terms are the library's.
+//! The kernel is a candidate of tuning in addition to the library's algorithms. It does not split k, so products with few
+//! elements and many terms are left to the library.
 //!
 //! # Invariants
-//! - Terms are summed in f32 in an order that depends on k alone, so the same rows have the same bits in any batch, and in every run.
+//! - Terms are summed in f32 in an order that depends only on k, so the same rows have the same bits in any batch, and in every
+//!   run.
 //! - Operands do not overlap D.
 
 use std::fmt::Write as _;
@@ -22,29 +24,30 @@ use super::{Factor, Matmul, Operand};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::shared::warp_groups;
 
-/// Threads of a block: one of them copies, two groups of 128 multiply.
+/// The number of threads of a block: one of them copies, two groups of 128 multiply.
 const THREADS: u32 = 384;
 
-/// Bytes in which the eight warps of a block that multiply hand rows to the copy engine, twice 16 rows of 128 bytes each.
+/// The bytes through which the eight multiplying warps of a block pass rows to the copy engine: twice 16 rows of 128 bytes for
+/// each.
 const OUT_BYTES: u32 = 8 * 2 * 16 * 128;
 
-/// Terms of a tile: a row of 128 bytes.
+/// The number of terms of a tile: a row of 128 bytes.
 const TERMS: u64 = TILE_ROW_BYTES / 2;
 
-/// The words that the host function reads: those of the library's.
+/// The number of words that the host function reads: those of the library's call.
 const HOST_WORDS: usize = 24;
 
-/// The words of a launch: three maps, eight numbers, and the host function's.
+/// The number of words of a launch: three maps, eight numbers, and the host function's.
 const ARGUMENT_WORDS: usize = 3 * 16 + 8 + HOST_WORDS;
 
-/// The shape of tiles of D, and how blocks share them.
+/// The shape of tiles of D, and the way in which blocks share them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Tiles {
-    /// 128 × 256, by both groups of a block; two blocks share columns of B. The fewest bytes per product.
+    /// 128 × 256, computed by both groups of a block; two blocks share columns of B. Moves the fewest bytes per product.
     Wide,
-    /// 128 × 128 for each group, in turns; two blocks share columns of B.
+    /// 128 × 128 for each group, in alternation; two blocks share columns of B.
     Pair,
-    /// 128 × 128 for each group, in turns.
+    /// 128 × 128 for each group, in alternation.
     Single,
 }
 
@@ -52,7 +55,7 @@ impl Tiles {
     /// Every shape.
     pub const ALL: [Self; 3] = [Self::Wide, Self::Pair, Self::Single];
 
-    /// Returns the name, as tuning's results have it.
+    /// Returns the name, as in tuning's results.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,7 +65,7 @@ impl Tiles {
         }
     }
 
-    /// Returns the rows of a tile.
+    /// Returns the number of rows of a tile.
     const fn rows(self) -> u32 {
         128
     }
@@ -74,7 +77,7 @@ impl Tiles {
         }
     }
 
-    /// Returns the blocks that share columns.
+    /// Returns the number of blocks that share columns.
     const fn cluster(self) -> u32 {
         match self {
             Self::Wide | Self::Pair => 2,
@@ -82,7 +85,7 @@ impl Tiles {
         }
     }
 
-    /// Returns the tiles of terms under way at a time.
+    /// Returns the number of tiles of terms in flight at a time.
     const fn stages(self) -> u32 {
         match self {
             Self::Wide => 4,
@@ -92,7 +95,7 @@ impl Tiles {
 
     const fn shared_memory_bytes(self) -> u32 {
         let stage = (self.rows() + self.columns()) * TILE_ROW_BYTES as u32;
-        // Two barriers of each stage, and what is lost to alignment.
+        // Two barriers for each stage, and padding for alignment.
         self.stages() * (stage + 16) + OUT_BYTES + 1024
     }
 }
@@ -100,40 +103,40 @@ impl Tiles {
 /// A product by groups of warps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WarpGroupMatmul {
-    /// The product; of float16 or bfloat16, and not added to what D holds.
+    /// The product, of float16 or bfloat16, which replaces D's previous contents.
     pub product: Matmul,
     /// The shape of tiles.
     pub tiles: Tiles,
-    /// Multiprocessors of the GPU.
+    /// The number of multiprocessors of the GPU.
     pub processors: u32,
 }
 
-/// The places of the operands of a [`WarpGroupMatmul`].
+/// The addresses of the operands of a [`WarpGroupMatmul`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MappedOperands {
     /// A, B and D.
     pub at: [DevicePointer; 3],
-    /// n elements that are added to each row before it is rounded.
+    /// The address of n elements that are added to each row before rounding.
     pub bias: Option<DevicePointer>,
     /// The driver's maps of [`WarpGroupMatmul::tensors`].
     pub maps: [TensorMap; 3],
 }
 
-/// Returns whether a product is one for groups of warps: by its dtype, and because copies of 16 bytes can read and write it.
+/// Returns whether groups of warps can compute a product: by its dtype, and because copies of 16 bytes can read and write it.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     let Matmul { m, n, k, batch, .. } = *product;
     [m, n, k, batch].into_iter().all(|extent| extent > 0) && refusal(product).is_none()
 }
 
-/// Returns whether operands lie where the copy engine can reach them: on multiples of 16 bytes, and a bias on one of 4.
+/// Returns whether the copy engine can access operands at these addresses: at multiples of 16 bytes, and a bias at one of 4.
 #[must_use]
 pub fn is_aligned(at: [DevicePointer; 3], bias: Option<DevicePointer>) -> bool {
     at.into_iter().all(|at| at.address().is_multiple_of(16))
         && bias.is_none_or(|bias| bias.address().is_multiple_of(4))
 }
 
-/// Returns why a product cannot be computed by the kernel.
+/// Returns the reason why the kernel cannot compute a product, if there is one.
 fn refusal(product: &Matmul) -> Option<&'static str> {
     let Matmul { m, n, k, batch, dtype, a, b, d, beta, .. } = *product;
     if !matches!(dtype, DType::F16 | DType::Bf16) {
@@ -156,14 +159,14 @@ fn refusal(product: &Matmul) -> Option<&'static str> {
 }
 
 impl WarpGroupMatmul {
-    /// Returns A, B and D at these addresses, and the tiles in which they are copied. For a driver's
+    /// Returns A, B and D at these addresses with the tiles in which they are copied, for a driver's
     /// [`tensor_map`](thalweg_driver::Driver::tensor_map).
     #[must_use]
     pub fn tensors(&self, at: [DevicePointer; 3]) -> [TensorTiles; 3] {
         let Matmul { m, n, k, a, b, d, .. } = self.product;
         let tiles = self.tiles;
         let [a_at, b_at, d_at] = at;
-        // What is not read along its terms comes in panels of 64 columns.
+        // An operand that is not read along its terms is copied in panels of 64 columns.
         let panel = [TERMS as u32, 64];
         let a = match a.transposed {
             true => self.tensor(a_at, &a, [k, m], panel),
@@ -189,13 +192,13 @@ impl WarpGroupMatmul {
         TensorTiles { address, extents: [matrices, rows, columns], strides: [matrix_bytes, row_bytes], tile }
     }
 
-    /// Returns the description and the addresses as the library's call has them.
+    /// Returns the description and the addresses in the form of the library's call.
     fn placed(&self, at: &MappedOperands) -> (Placed<Matmul, [DevicePointer; 3]>, MatmulEpilogue) {
         let epilogue = MatmulEpilogue { bias: at.bias, ..MatmulEpilogue::default() };
         (Placed { kernel: self.product, at: at.at }, epilogue)
     }
 
-    /// Returns how many clusters of blocks there are for the tiles of D.
+    /// Returns the number of clusters of blocks for the tiles of D.
     fn clusters(&self) -> u64 {
         let Matmul { m, n, batch, .. } = self.product;
         let (rows, columns) = (self.tiles.rows() * self.tiles.cluster(), self.tiles.columns());
@@ -234,7 +237,7 @@ impl NativeKernel for Placed<WarpGroupMatmul, MappedOperands> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let cluster = self.kernel.tiles.cluster();
-        // One block to a multiprocessor, and whole clusters.
+        // One block per multiprocessor, in complete clusters.
         let most = u64::from(self.kernel.processors / cluster).max(1);
         let clusters = self.kernel.clusters().min(most) as u32;
         (clusters > 0).then(|| LaunchShape { grid: [clusters * cluster, 1, 1], block: [THREADS, 1, 1] })
@@ -275,7 +278,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
 struct Unit {
     is_bf16: bool,
     tiles: Tiles,
-    /// Whether A and B are stored as their transposes.
+    /// Whether A and B are stored transposed.
     turned: [bool; 2],
 }
 
@@ -304,7 +307,7 @@ impl Unit {
         names.iter().find(|(unit, _)| *unit == self).map_or("", |(_, name)| name)
     }
 
-    /// Returns the translation unit, which is empty on other GPUs than those of compute capability 9.0.
+    /// Returns the translation unit, which is empty on GPUs other than those of compute capability 9.0.
     fn print(self) -> String {
         let Self { is_bf16, tiles, turned: [a_turned, b_turned] } = self;
         let element = if is_bf16 { "bf16" } else { "f16" };
@@ -324,7 +327,7 @@ impl Unit {
         for (name, number) in numbers {
             let _ = writeln!(code, "#define {name} {number}");
         }
-        // The elements of B as it is lie one after another along n.
+        // The elements of B, if it is not transposed, are contiguous along n.
         code.push_str(&warp_groups(tiles.columns(), element, [a_turned, !b_turned]));
         code.push_str(include_str!("warp_groups.cu"));
         with_prelude(&code)

@@ -1,8 +1,8 @@
 //! [`Pool`]: the mean or the greatest element of each window of planes, and their gradients.
 //!
-//! A thread has one window, or one point and the few windows that it lies in, so nothing is added by several threads and results repeat
-//! their bits. Places are counted in 32 bits; [`Pool::is_taken`] says of which planes they fit. The host function computes
-//! in the same order.
+//! A thread handles one window, or one point and the few windows that contain it, so several threads never add to one sum, and
+//! results always have the same bits. Places are counted in 32 bits; [`Pool::is_taken`] returns for which planes they fit. The
+//! host function computes in the same order.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use crate::dtypes::{names, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::threads::{ranges, share};
 
-/// The number that is computed, and from which.
+/// The quantity that is computed, and its source.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PoolPass {
     /// The mean of each window.
     Average,
     /// The gradient of a plane from that of its windows' means.
     AverageBackward,
-    /// The greatest element of each window, and its place in the plane: the first of equals, or of NaNs. Of a window in the padding alone it is
-    /// the lowest value, and the place is 2³¹ - 1.
+    /// The greatest element of each window, and its place in the plane: the first among equals, or among NaNs. For a window that
+    /// is entirely in the padding it is the lowest value, and the place is 2³¹ - 1.
     Greatest,
-    /// The gradient of a plane from that of its windows' greatest elements, and their places.
+    /// The gradient of a plane from that of its windows' greatest elements, and from their places.
     GreatestBackward,
 }
 
@@ -52,10 +52,10 @@ impl PoolPass {
     }
 }
 
-/// The sizes of a launch: planes and their windows along three axes; those of fewer axes have extents of 1 in front.
+/// The sizes of a launch: planes and their windows along three axes; planes of fewer axes have leading extents of 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pool {
-    /// The number that is computed, and from which.
+    /// The quantity that is computed, and its source.
     pub pass: PoolPass,
     /// The number of planes: images times channels.
     pub planes: u64,
@@ -65,17 +65,17 @@ pub struct Pool {
     pub windows: [u64; 3],
     /// The extents of a window.
     pub kernel: [u64; 3],
-    /// The way from a window to the next.
+    /// The distance from one window to the next.
     pub stride: [u64; 3],
-    /// The border in front of and behind each axis.
+    /// The padding before and after each axis.
     pub padding: [u64; 3],
-    /// The way from an element of a window to the next: 1 for averages.
+    /// The distance from one element of a window to the next: 1 for averages.
     pub dilation: [u64; 3],
     /// Whether an average counts padding as elements.
     pub counts_padding: bool,
-    /// The number that an average divides by; where it is 0, the count of the window's elements.
+    /// The divisor of an average; if it is 0, the number of the window's elements is used.
     pub divisor: i64,
-    /// Of the elements: a floating-point type. 16-bit floats are summed in f32.
+    /// The dtype of the elements: a floating-point type. 16-bit floats are summed in f32.
     pub dtype: DType,
 }
 
@@ -84,7 +84,7 @@ arguments! {
 }
 choices! { PoolPass: PoolPass::ALL }
 
-/// The dtypes that a pool has a kernel for.
+/// The dtypes for which a pool has a kernel.
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
 /// Threads of a block.
@@ -93,14 +93,14 @@ const BLOCK: u64 = 256;
 /// The most blocks along the second axis of a grid.
 const MOST_PLANES: u64 = 65_535;
 
-/// The place of the greatest element where a window has none.
+/// The place of the greatest element of a window that has no elements.
 const NOWHERE: i64 = i32::MAX as i64;
 
 fn name(pass: PoolPass, dtype: DType) -> String {
     format!("{}_{}", pass.name(), dtype.name())
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let all = PoolPass::ALL.into_iter().flat_map(|pass| FLOATS.map(|dtype| (pass, dtype)));
     all.map(|(pass, dtype)| (name(pass, dtype), print(pass, dtype)))
@@ -161,12 +161,12 @@ fn print(pass: PoolPass, dtype: DType) -> String {
 }
 
 impl Pool {
-    /// Returns the extents of what is computed for each plane.
+    /// Returns the extents of the result for each plane.
     const fn target(&self) -> [u64; 3] {
         if self.pass.is_backward() { self.extents } else { self.windows }
     }
 
-    /// Returns whether what is computed of places fits into 32 bits, and there is a kernel for the dtype.
+    /// Returns whether all computed places fit into 32 bits, and there is a kernel for the dtype.
     pub fn is_taken(&self) -> bool {
         let is_small = |numbers: [u64; 3]| {
             let all = numbers.iter().try_fold(1u64, |all, &number| all.checked_mul(number));
@@ -183,7 +183,7 @@ impl Pool {
             && (self.pass.has_places() || self.dilation == [1; 3])
     }
 
-    /// Returns the windows of an axis that a coordinate can lie in.
+    /// Returns the windows of an axis that can contain a coordinate.
     fn windows_of(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
         let padded = at as u64 + self.padding[axis];
         let reach = (self.kernel[axis] - 1) * self.dilation[axis];
@@ -191,7 +191,7 @@ impl Pool {
         first as usize..(padded / self.stride[axis] + 1).min(self.windows[axis]) as usize
     }
 
-    /// Returns the coordinates of an axis that a window has, as far as they are inside.
+    /// Returns the coordinates of an axis that a window covers, without those outside of the plane.
     fn points_of(&self, axis: usize, window: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, padding) = (window as u64 * self.stride[axis], self.padding[axis]);
         let (extent, dilation) = (self.extents[axis], self.dilation[axis]);
@@ -201,7 +201,7 @@ impl Pool {
         })
     }
 
-    /// Returns what an average over a window divides by.
+    /// Returns the divisor of an average over a window.
     fn divisor(&self, window: [usize; 3]) -> f64 {
         if self.divisor != 0 {
             return self.divisor as f64;
@@ -216,7 +216,7 @@ impl Pool {
     }
 }
 
-/// The planes, or the gradients of their windows; the places (a null address for averages); and the result.
+/// Operands: the planes, or the gradients of their windows; the places (a null address for averages); and the result.
 impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
@@ -274,7 +274,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("pool", pool.dtype, T => run::<T>(launch, &pool, at))
 }
 
-/// Elements of which a thread of the host has at least so many.
+/// The fewest elements for each thread of the host.
 const LEAST_OF_A_THREAD: usize = 1 << 14;
 
 fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3]) -> Result<(), HostFault> {
@@ -320,7 +320,7 @@ fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3])
     Ok(())
 }
 
-/// Returns a sum as it is kept: in f32, but for f64.
+/// Rounds a sum to the type in which it is kept: f32, or f64 for elements of f64.
 fn round<T: Element>(value: f64) -> f64 {
     if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
 }
@@ -335,7 +335,7 @@ fn each_window(windows: [u64; 3], mut call: impl FnMut([usize; 3], usize)) {
     }
 }
 
-/// Calls a function with each place of a plane that a window has.
+/// Calls a function with each place of a plane that a window covers.
 fn each_place(pool: &Pool, window: [usize; 3], mut call: impl FnMut(usize)) {
     let [_, height, width] = pool.extents.map(|extent| extent as usize);
     for z in pool.points_of(0, window[0]) {
@@ -366,7 +366,8 @@ fn greatest<T: Element>(pool: &Pool, source: &[T], target: &mut [T], places: &mu
     });
 }
 
-/// Writes the sum of a function of the windows that each point can lie in: their coordinates and number.
+/// Writes, for each point, the sum of a function over the windows that can contain it; the function takes a window's coordinates
+/// and its number.
 fn of_points_each<T: Element>(pool: &Pool, target: &mut [T], part: impl Fn([usize; 3], usize) -> f64) {
     let [_, height, width] = pool.windows.map(|count| count as usize);
     each_window(pool.extents, |at, own| {
@@ -383,7 +384,7 @@ fn of_points_each<T: Element>(pool: &Pool, target: &mut [T], part: impl Fn([usiz
 }
 
 fn greatest_backward<T: Element>(pool: &Pool, source: &[T], places: &[i64], target: &mut [T]) {
-    // In the order of the windows, as a point comes to them.
+    // Added in the order of the windows, which is the order for each point.
     let mut sums = vec![0.0; target.len()];
     each_window(pool.windows, |_, number| {
         if let Some(sum) = usize::try_from(places[number]).ok().and_then(|place| sums.get_mut(place)) {

@@ -1,11 +1,12 @@
-//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are not loops over a body: a point needs
-//! those before it.
+//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are not loops over a body, because a
+//! point needs those before it.
 //!
-//! Points are combined in this order: groups of eight neighbours one after the other; the groups of up to 32 by doubling distances (1, 2, 4, …); where
-//! a row has several warps, their results likewise; and each chunk of so many points with what the former ones came to. Rows that lie in order are
-//! read 16 bytes at a time by a warp, or by a block where there are few; of rows that lie side by side a lane walks each, so that whole lines of memory
-//! are read, and the warps share out its groups. The host function combines in the same order, so sums have a GPU's bits; only
-//! logarithms and exponentials may differ in their last place.
+//! Points are combined in this order: groups of eight neighbours sequentially; up to 32 groups by doubling distances (1, 2, 4,
+//! …); if a row has several warps, their results in the same way; and each chunk starts from the result of the chunks before it.
+//! Contiguous rows are read 16 bytes at a time by a warp, or by a block if there are few rows. Of rows that are adjacent in
+//! memory, each lane walks one, so that complete lines of memory are read, and the warps divide its groups among themselves. The
+//! host function combines in the same order, so sums have a GPU's bits; only logarithms and exponentials may differ in their last
+//! place.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -28,11 +29,11 @@ pub enum ScanOp {
     Product,
     /// ln (eᵃ + eᵇ). Floats only.
     LogSumExp,
-    /// The greater, and its place: the last of equals, or of NaNs.
+    /// The greater, and its place: the last among equals, or among NaNs.
     Max,
-    /// The smaller, and its place: the last of equals, or of NaNs.
+    /// The smaller, and its place: the last among equals, or among NaNs.
     Min,
-    /// y = b + a · the y before, of two inputs: the offsets b, and the factors a. Floats only.
+    /// y = b + a · the previous y, for two inputs: the offsets b, and the factors a. Floats only.
     Recurrence,
 }
 
@@ -64,39 +65,40 @@ impl ScanOp {
     }
 }
 
-/// The sizes of a launch: elements lie as (outer, length, inner), without gaps. See the [module](self).
+/// The sizes of a launch: elements are (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scan {
     /// The way in which a point is combined with those before it.
     pub op: ScanOp,
-    /// Rows before the dimension.
+    /// The number of rows before the dimension.
     pub outer: u64,
-    /// The points of a row.
+    /// The number of points of a row.
     pub length: u64,
-    /// Rows side by side.
+    /// The number of adjacent rows, whose elements alternate in memory.
     pub inner: u64,
-    /// Whether rows are walked from their end.
+    /// Whether rows are scanned from their end.
     pub reversed: bool,
-    /// Of all operands but places: a floating-point type or int64. 16-bit floats are combined in f32, and each result rounded.
+    /// The dtype of all operands except places: a floating-point type or int64. 16-bit floats are combined in f32, and each
+    /// result is rounded.
     pub dtype: DType,
 }
 
 arguments! { Scan { outer, length, inner, reversed, dtype, op } }
 choices! { ScanOp: ScanOp::ALL }
 
-/// The points that a thread combines one after the other.
+/// The number of points that a thread combines sequentially.
 const GROUP: u64 = 8;
 
-/// The lanes of a warp.
+/// The number of lanes of a warp.
 const WARP: u64 = 32;
 
-/// Warps of a block, where each has a row of its own.
+/// The number of warps of a block if each has its own row.
 const WARPS_OF_ROWS: u64 = 8;
 
-/// Rows from which on a warp each keeps a large GPU busy.
+/// The least number of rows for which one warp per row keeps a large GPU busy.
 const MANY_ROWS: u64 = 4096;
 
-/// Rows below which a row takes as many warps as a block can have.
+/// The number of rows below which a row takes as many warps as a block can have.
 const FEW_ROWS: u64 = 512;
 
 /// Returns the name of the entry point.
@@ -104,7 +106,7 @@ fn name(op: ScanOp, dtype: DType) -> String {
     format!("scan_{}_{}", op.name(), dtype.name())
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     ScanOp::ALL.into_iter().flat_map(|op| {
         DTYPES
@@ -174,7 +176,7 @@ fn print(op: ScanOp, dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The stores of eight places at once.
+/// CUDA code that stores eight places at once.
 const WIDE_PLACES: &str = "\
 #pragma unroll
         for (u32 part = 0; part < 8; part += 2) {
@@ -189,7 +191,7 @@ impl Scan {
         self.outer * self.length * self.inner
     }
 
-    /// Returns how many warps walk a row that lies in order, or share out the groups of rows that lie side by side.
+    /// Returns the number of warps that scan a contiguous row, or that divide the groups of adjacent rows among themselves.
     fn warps(&self) -> u64 {
         let of_row = |points: u64| self.length.div_ceil(points).max(1).next_power_of_two().min(WARP);
         if self.inner > 1 {
@@ -202,7 +204,7 @@ impl Scan {
         }
     }
 
-    /// Returns the numbers of groups that are combined by doubling distances: of a warp, and the warps' results.
+    /// Returns the numbers of groups that are combined by doubling distances: within a warp, and among the warps' results.
     fn levels(&self) -> [usize; 2] {
         let warps = self.warps() as usize;
         if self.inner > 1 { [warps, 1] } else { [WARP as usize, warps] }
@@ -218,7 +220,7 @@ impl Scan {
         })
     }
 
-    /// Combines every row, of points that `load` reads and `store` writes.
+    /// Scans every row; `load` reads its points and `store` writes them.
     fn rows<P: Copy>(
         &self,
         load: impl Fn(usize, u64) -> P,
@@ -276,7 +278,7 @@ fn running<P: Copy>(points: &[P], combine: impl Fn(P, P) -> P) -> Vec<P> {
     points
 }
 
-/// The source, the second input or the places (a null address where there is neither), and the result.
+/// Operands: the source, the second input or the places (a null address if there is neither), and the result.
 impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
@@ -349,13 +351,13 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("scan", scan.dtype, T => run_floats::<T>(launch, &scan, at))
 }
 
-/// Returns which of two points comes out of an extremum: whether it is the right one.
+/// Returns whether the extremum of two points is the right one.
 fn takes_right<T: PartialOrd>(left: T, right: T, is_max: bool) -> bool {
     let is_nan = |value: &T| value.partial_cmp(value).is_none();
     is_nan(&right) || (!is_nan(&left) && if is_max { right >= left } else { right <= left })
 }
 
-/// The points of a scan, whose results may take their place.
+/// The points of a scan, which the results may overwrite.
 enum Points<'a, T> {
     Apart(&'a [T]),
     Replaced(&'a [Cell<T>]),
@@ -370,7 +372,7 @@ impl<T: Copy> Points<'_, T> {
     }
 }
 
-/// Returns the points and the room for results, which may be the same memory.
+/// Returns the points and the memory for results, which may be the same.
 fn points<'a, T: Element>(
     launch: &'a HostLaunch<'_>,
     [source, result]: [DevicePointer; 2],

@@ -5,19 +5,19 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::choices;
 
-/// The way in which an element is combined with what is there.
+/// The way in which an element is combined with the existing one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Combine {
-    /// It takes its place: the last one stays.
+    /// The new element replaces the existing one: the last one remains.
     Replace = 0,
-    /// Their sum; of integers it wraps around.
+    /// The sum; wraps around for integers.
     Sum = 1,
-    /// Their product; of integers it wraps around.
+    /// The product; wraps around for integers.
     Product = 2,
-    /// The greater one; NaN where one is NaN.
+    /// The greater one; NaN if either is NaN.
     Max = 3,
-    /// The smaller one; NaN where one is NaN.
+    /// The smaller one; NaN if either is NaN.
     Min = 4,
 }
 
@@ -25,7 +25,7 @@ impl Combine {
     /// Every way.
     pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
 
-    /// Returns the name: PyTorch's of the reduction of a scatter, or `replace`.
+    /// Returns the name: PyTorch's name of the scatter's reduction, or `replace`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Replace => "replace",
@@ -41,7 +41,7 @@ choices! { Combine: Combine::ALL }
 
 /// An element that can be combined.
 pub trait Term: Element {
-    /// Returns what is there and what comes, combined.
+    /// Returns the existing element combined with a new one.
     #[must_use]
     fn combine(self, combine: Combine, other: Self) -> Self;
 }
@@ -70,7 +70,7 @@ term! {
     f64: |a, b| a + b, |a, b| a * b;
 }
 
-/// An element, and the type that it is combined in: 16-bit floats are combined in f32, and rounded once.
+/// An element with the type in which it is combined: 16-bit floats are combined in f32, and rounded once.
 pub trait Wide: Element {
     /// The type that elements are combined in.
     type Sum: Term;
@@ -78,7 +78,7 @@ pub trait Wide: Element {
     /// Returns the element in that type.
     fn widened(self) -> Self::Sum;
 
-    /// Returns the element that is nearest to a value.
+    /// Returns the element nearest to a value.
     fn narrowed(value: Self::Sum) -> Self;
 }
 
@@ -108,7 +108,7 @@ wide! {
     bf16 => f32: |x| x.to_f32(), |x| bf16::from_f64(f64::from(x));
 }
 
-/// Returns the function in CUDA C that combines two values of the type that a dtype is combined in.
+/// Returns the CUDA C function that combines two values of a dtype's combining type.
 pub(super) fn c_of(dtype: DType, name: &str) -> String {
     let (sum, product) = match dtype {
         // Signed arithmetic that overflows is undefined in C.
@@ -134,7 +134,7 @@ static __device__ __forceinline__ TYPE NAME(const u64 combine, const TYPE a, con
 }
 ";
 
-/// Runs a function for each dtype that scatters take, by its type: `typed!(dtype, T => …)`.
+/// Runs a function for each dtype that scatters support, with its type: `typed!(dtype, T => …)`.
 macro_rules! typed {
     ($dtype:expr, $T:ident => $run:expr) => {{
         use thalweg_ir::elements::{bf16, f16};

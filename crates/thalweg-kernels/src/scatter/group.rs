@@ -1,10 +1,12 @@
-//! [`GroupIndices`]: a list of indices, grouped by the row that they name, so that the threads of a row know which indices name it.
+//! [`GroupIndices`]: a list of indices, grouped by the row that they name, so that the threads of a row find the indices that
+//! name it.
 //!
-//! Three launches, or two where one block is enough, leave for each row how many indices name it, and where their numbers lie in a list,
-//! **in their order**. Threads that count meet in atomic additions, whose order is not known: it decides only where in the list a group
-//! lies and which index of a row is its first, and the last launch sorts each group, so that no result depends on it.
+//! Three launches, or two if one block is enough, write for each row the number of indices that name it, and the position in a
+//! list at which the numbers of these indices are stored, **in their order**. Counting threads use atomic additions, whose order
+//! is not known. That order decides only where in the list a group is and which index of a row is its first; the last launch
+//! sorts each group, so that no result depends on it.
 //!
-//! An index that names no row is in no group.
+//! An index that does not name a row is not in any group.
 
 use std::sync::Arc;
 
@@ -21,15 +23,15 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 pub enum Phase {
     /// Counts the indices of each row, and numbers them within the row.
     Count = 1,
-    /// Gives each row that several indices name a part of the list.
+    /// Allocates a part of the list for each row that several indices name.
     Allocate = 2,
     /// Writes the numbers of the indices to the parts.
     Place = 4,
-    /// The three before, by one block.
+    /// The three phases before, in one block.
     All = 7,
     /// Sorts each part.
     Sort = 8,
-    /// Notes the last index of each row, one more, in place of a count. Alone.
+    /// Stores the last index of each row, plus one, instead of a count. It is used without the other phases.
     Last = 16,
 }
 
@@ -53,18 +55,18 @@ pub struct GroupIndices {
 arguments! { GroupIndices { count, rows, stride, phase } }
 choices! { Phase: PHASES }
 
-/// Threads of a block that counts, or places.
+/// The number of threads of a block that counts or places.
 const BLOCK: u64 = 1024;
-/// Threads of a block that sorts.
+/// The number of threads of a block that sorts.
 const SORT_BLOCK: u64 = 256;
-/// Indices up to which one block counts and places them: it takes less time than two more launches.
+/// The most indices that one block counts and places: this takes less time than two more launches.
 const ONE_BLOCK: u64 = 2 * BLOCK;
 
 impl GroupIndices {
     /// The most indices, and the most rows: they are numbered in 32 bits.
     pub const MOST: u64 = (1 << 31) - 1;
 
-    /// Returns the phases that group so many indices, in order.
+    /// Returns the phases that group `count` indices, in order.
     pub fn phases(count: u64) -> &'static [Phase] {
         match count <= ONE_BLOCK {
             true => &[Phase::All, Phase::Sort],
@@ -72,22 +74,23 @@ impl GroupIndices {
         }
     }
 
-    /// Returns how many 32-bit words are counted in: a number for each row, and one more. They are 0 before.
+    /// Returns the number of 32-bit words of the counters: one for each row, and one more. They must be 0 before.
     pub fn counters(rows: u64) -> u64 {
         rows + 1
     }
 
-    /// Returns how many 32-bit words the groups take: where each row's begins, the number of each index in its row, the list.
+    /// Returns the number of 32-bit words of the groups: the beginning of each row's group, the number of each index within its
+    /// row, and the list.
     pub fn words_of_groups(count: u64, rows: u64) -> u64 {
         rows + 2 * count
     }
 
-    /// Returns how many elements the indices reach over.
+    /// Returns the number of elements that the indices span in memory.
     fn span(&self) -> u64 {
         if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
     }
 
-    /// Returns the indices that name a row: their number, and the row.
+    /// Returns the indices that name a row: their numbers, and the row.
     fn named<'a>(&'a self, index: &'a [i64]) -> impl Iterator<Item = (usize, usize)> + 'a {
         (0..self.count as usize).filter_map(|k| {
             let row = u64::try_from(index[k * self.stride as usize]).ok()?;
@@ -95,7 +98,7 @@ impl GroupIndices {
         })
     }
 
-    /// Carries a phase that groups out on the host.
+    /// Runs a phase of the grouping on the host.
     fn run(&self, index: &[i64], counters: &mut [i32], groups: &mut [i32]) {
         let (count, rows) = (self.count as usize, self.rows as usize);
         let named = || self.named(index);
@@ -142,7 +145,7 @@ pub(crate) fn sources() -> [(String, String); 2] {
     ]
 }
 
-/// The indices (i64), the counters, and the groups.
+/// Operands: the indices (i64), the counters, and the groups.
 impl NativeKernel for Placed<GroupIndices, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         if self.kernel.phase == Phase::Sort { SORT_NAME } else { NAME }

@@ -1,17 +1,19 @@
-//! Elements that are combined into the places that indices name. It is not a loop over a body: which elements meet in one place is in the
-//! data. **They are combined in the order of the source**, so that a result does not depend on timing.
+//! Elements that are combined into the places that indices name. This is not a loop over a body, because the data determine which
+//! elements are combined in one place. **They are combined in the order of the source**, so that a result does not depend on
+//! timing.
 //!
-//! - [`rows`]: whole rows at one list of indices, which [`group`] has grouped by the row that they name. A thread has some columns of
-//!   one row.
-//! - [`tile`]: an index for each element. A block keeps columns of the result in shared memory, and walks through the source.
-//! - [`ScatterReduce`], for what has more elements in a column than shared memory: a thread walks through a column.
+//! - [`rows`]: complete rows at one list of indices, which [`group`] has grouped by the row that they name. A thread handles some
+//!   columns of one row.
+//! - [`tile`]: an index for each element. A block keeps columns of the result in shared memory, and goes through the source.
+//! - [`ScatterReduce`], for columns with more elements than fit shared memory: a thread goes through a column.
 //!
 //! # ScatterReduce
 //!
-//! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) by any strides. The element at
-//! (o, k, i) is combined with that at (o, index, i), for k from 0 on: **in the order of k**, so that the result does not depend on
-//! timing. On a GPU each column (o, i) is one thread, which walks through its `count` elements. So the work is that of the
-//! elements, but few columns fill no GPU: of one column it is one thread's, some hundred nanoseconds per element.
+//! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) with any strides. The element
+//! at (o, k, i) is combined with that at (o, index, i), beginning at k = 0, **in the order of k**, so that the result does not
+//! depend on timing. On a GPU each column (o, i) has one thread, which goes through its `count` elements. The cost is that of the
+//! elements, but few columns do not fill a GPU: a single column is handled by one thread, at some hundred nanoseconds per
+//! element.
 //!
 //! An index out of range writes nothing.
 
@@ -36,13 +38,13 @@ pub use combine::{Combine, Term, Wide};
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ScatterReduce {
-    /// Outer extent, the extent that is indexed, how many elements come in place of it, inner extent.
+    /// The outer extent, the extent that is indexed, the number of elements per column of the source, and the inner extent.
     pub sizes: [u64; 4],
     /// The strides of the indices, in elements.
     pub index_strides: [u64; 3],
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// Of source and result: int64, float32 or float64.
+    /// The dtype of source and result: int64, float32 or float64.
     pub dtype: DType,
     /// The way in which elements are combined.
     pub combine: Combine,
@@ -50,14 +52,14 @@ pub struct ScatterReduce {
 
 arguments! { ScatterReduce { sizes, index_strides, source_strides, dtype, combine } }
 
-/// The dtypes that there is a kernel for.
+/// The dtypes for which there is a kernel.
 pub const DTYPES: [DType; 3] = [DType::I64, DType::F32, DType::F64];
 
 /// Threads of a block.
 const BLOCK: u64 = 128;
 
 impl ScatterReduce {
-    /// Returns how many elements indices, source and result reach over.
+    /// Returns the numbers of elements that indices, source and result span in memory.
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
@@ -71,7 +73,7 @@ impl ScatterReduce {
         [span(self.index_strides), span(self.source_strides), outer * extent * inner]
     }
 
-    /// Carries it out on the host, with the GPU's bits.
+    /// Runs the kernel on the host, with the same bits as on a GPU.
     ///
     /// # Panics
     /// If an operand is shorter than its span.
@@ -82,7 +84,7 @@ impl ScatterReduce {
         }
     }
 
-    /// Returns which elements of the result are combined with what, in order: the element, and (o, k, i) of the source.
+    /// Returns pairs of elements to combine, in order: the element of the result, and (o, k, i) of the source.
     fn places<'a>(&'a self, index: &'a [i64]) -> impl Iterator<Item = (u64, [u64; 3])> + 'a {
         let [outer, extent, count, inner] = self.sizes;
         let walked =
@@ -93,20 +95,20 @@ impl ScatterReduce {
         })
     }
 
-    /// Returns how many elements of the source there are.
+    /// Returns the number of elements of the source.
     fn walked(&self) -> u64 {
         let [outer, _, count, inner] = self.sizes;
         outer * count * inner
     }
 
-    /// Returns the launch. The grid is never empty: the caller skips what has no elements.
+    /// Returns the launch. The grid is never empty: the caller must skip empty sizes.
     pub fn launch_shape(&self) -> LaunchShape {
         let blocks = self.sizes[0].saturating_mul(self.sizes[3]).div_ceil(BLOCK);
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
     }
 }
 
-/// Returns the number of the element at (o, k, i).
+/// Returns the offset of the element at (o, k, i).
 fn element([o, k, i]: [u64; 3], strides: [u64; 3]) -> usize {
     (o * strides[0] + k * strides[1] + i * strides[2]) as usize
 }
@@ -137,7 +139,7 @@ pub fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The indices (i64), the source, and the result, which is read and written.
+/// Operands: the indices (i64), the source, and the result, which is read and written.
 impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -175,13 +177,13 @@ impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
         Accesses::from_iter([
             Access::read(index, indices * size_of::<i64>() as u64),
             Access::read(source, sources * element),
-            // The other elements stay as they are.
+            // The other elements keep their values.
             result_of(&self.kernel, result).touching(Touch::chosen(self.kernel.walked() * element)),
         ])
     }
 }
 
-/// Returns the whole result, of which a launch touches what the indices name.
+/// Returns the access to the entire result, of which a launch touches the elements that the indices name.
 fn result_of(sizes: &ScatterReduce, result: DevicePointer) -> Access {
     Access::read_write(result, sizes.spans()[2] * sizes.dtype.size_bytes() as u64)
 }

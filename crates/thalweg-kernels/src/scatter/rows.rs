@@ -1,9 +1,9 @@
 //! [`ScatterRows`]: rows that are combined into the rows that one list of indices names.
 //!
-//! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) by any strides, and its (o, k, i) is combined
-//! with the result's (o, index of k, i). The list was [grouped](super::group): the first index of a row does the work of all that name
-//! it, in their order. A thread has up to 16 bytes of a row. To replace elements only the last index of each row is of use, which
-//! [`Phase::Last`](super::group::Phase) has noted.
+//! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) is
+//! combined with the result's (o, index of k, i). The list must be [grouped](super::group): the threads of the first index of a
+//! row combine all that name it, in their order. A thread handles up to 16 bytes of a row. To replace elements only the last
+//! index of each row matters, which [`Phase::Last`](super::group::Phase) has stored.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ScatterRows {
-    /// Outer extent, the extent that is indexed, how many indices there are, inner extent.
+    /// The outer extent, the extent that is indexed, the number of indices, and the inner extent.
     pub sizes: [u64; 4],
     /// The stride of the indices, in elements.
     pub index_stride: u64,
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// Of source and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
+    /// The dtype of source and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
     pub dtype: DType,
     /// The way in which elements are combined.
     pub combine: Combine,
@@ -38,14 +38,15 @@ arguments! { ScatterRows { sizes, index_stride, source_strides, combine, dtype }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// Bytes that a thread has of a row where they lie side by side and begin at a multiple of it.
+/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
 const VECTOR: u64 = 16;
 
-/// The operands of a launch: indices (i64), counters and groups of [`GroupIndices`], source, and the result, which is read and written.
+/// The operands of a launch: indices (i64), counters and groups of [`GroupIndices`], source, and the result, which is read and
+/// written.
 type Operands = [DevicePointer; 5];
 
 impl ScatterRows {
-    /// Returns how many elements indices, source and result reach over.
+    /// Returns the numbers of elements that indices, source and result span in memory.
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         if [outer, count, inner].contains(&0) {
@@ -56,7 +57,7 @@ impl ScatterRows {
         [1 + (count - 1) * self.index_stride, source, outer * extent * inner]
     }
 
-    /// Returns the elements that a thread has.
+    /// Returns the number of elements that a thread handles.
     fn width(&self, at: &Operands) -> u64 {
         let width = VECTOR / self.dtype.size_bytes() as u64;
         let [.., source, result] = at;
@@ -94,7 +95,7 @@ impl ScatterRows {
     }
 }
 
-/// Returns the name of the entry point for a dtype and so many elements of a thread.
+/// Returns the name of the entry point for a dtype and this number of elements per thread.
 fn name(dtype: DType, width: u64) -> &'static str {
     match (dtype, width) {
         (DType::F16, 1) => "scatter_rows_float16",
@@ -123,7 +124,7 @@ fn print(dtype: DType, width: u64) -> String {
     with_prelude(&code)
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().flat_map(|dtype| {
         [1, VECTOR / dtype.size_bytes() as u64]
@@ -174,13 +175,13 @@ impl NativeKernel for Placed<ScatterRows, Operands> {
             Access::read(counters, GroupIndices::counters(extent) * word),
             Access::read(groups, group_words * word),
             Access::read(source, sources * element),
-            // The other rows stay as they are.
+            // The other rows keep their values.
             result_of(sizes, result).touching(Touch::chosen(outer * count * inner * element)),
         ])
     }
 }
 
-/// Returns the whole result, of which a launch touches the rows that the indices name.
+/// Returns the access to the entire result, of which a launch touches the rows that the indices name.
 fn result_of(sizes: &ScatterRows, result: DevicePointer) -> Access {
     Access::read_write(result, sizes.spans()[2] * sizes.dtype.size_bytes() as u64)
 }

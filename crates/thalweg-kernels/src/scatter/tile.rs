@@ -1,13 +1,13 @@
-//! [`ScatterTile`]: elements that are combined into the places that an index for each of them names, in shared memory.
+//! [`ScatterTile`]: elements that are combined, in shared memory, into the places that one index per element names.
 //!
-//! The result is (outer, extent, inner), contiguous, and holds a target of its shape, or zeros; indices and source are (outer, count,
-//! inner) by any strides. The source's (o, k, i) is combined with (o, index, i), for k from 0 on.
+//! The result is (outer, extent, inner), contiguous, and starts from a target of its shape, or from zeros; indices and source are
+//! (outer, count, inner) with any strides. The source's (o, k, i) is combined with (o, index, i), beginning at k = 0.
 //!
-//! A block keeps a *tile*: some columns side by side, of one o, and as many places of the extent as fit. It walks through the source in
-//! the order of k, 512 elements at a time, and leaves out those whose index lies in another tile. Of those that meet in one place, the
-//! lanes of a warp are combined by one of them, in order, and the warps take turns: the first that has not had its turn claims the place.
-//! So the work is that of the elements, times the tiles of a column. To replace elements, the last one claims the place, and there are no
-//! turns.
+//! A block keeps a *tile*: some adjacent columns, of one o, and as many places of the extent as fit. It goes through the source
+//! in the order of k, 512 elements at a time, and skips those whose index is in another tile. Of the elements for one place,
+//! those of a warp are combined by one of its lanes, in order, and the warps take turns: the first that has not had its turn
+//! claims the place. The cost is that of the elements, times the number of tiles of a column. To replace elements, the last one
+//! claims the place, and there are no turns.
 
 use std::sync::Arc;
 
@@ -25,17 +25,18 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ScatterTile {
-    /// Outer extent, the extent that is indexed, how many elements come in place of it, inner extent.
+    /// The outer extent, the extent that is indexed, the number of elements per column of the source, and the inner extent.
     pub sizes: [u64; 4],
     /// The strides of the indices, in elements.
     pub index_strides: [u64; 3],
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// Of source, target and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
+    /// The dtype of source, target and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded
+    /// once.
     pub dtype: DType,
     /// The way in which elements are combined.
     pub combine: Combine,
-    /// Whether the target is zeros, and not read.
+    /// Whether the target is zeros, and is not read.
     pub from_zeros: bool,
 }
 
@@ -43,13 +44,13 @@ arguments! { ScatterTile { sizes, index_strides, source_strides, combine, from_z
 
 /// Threads of a block.
 const BLOCK: u64 = 512;
-/// Columns of a tile, at most: as many elements lie side by side in memory.
+/// The most columns of a tile, whose elements are adjacent in memory.
 const COLUMNS: u64 = 32;
-/// Columns below which a tile's memory accesses waste most of what they fetch.
+/// The number of columns below which a tile's memory accesses waste most of the bytes that they fetch.
 const FEWEST_COLUMNS: u64 = 8;
-/// Shared memory of a tile, in bytes: two blocks of a multiprocessor fit where it is half of that.
+/// The shared memory of a tile, in bytes. If a tile takes half of it, a multiprocessor runs two blocks.
 const TILE_BYTES: u64 = 192 << 10;
-/// Tiles of a column, at most: each reads all indices again.
+/// The most tiles of a column: each reads all indices again.
 const MOST_TILES: u64 = 32;
 
 entry_points! { "scatter_tile" }
@@ -62,7 +63,7 @@ struct Tile {
 }
 
 impl ScatterTile {
-    /// Returns whether the kernel takes these sizes: a column has few tiles, and its elements are numbered in 32 bits.
+    /// Returns whether the kernel supports these sizes: a column has few tiles, and its elements are numbered in 32 bits.
     pub fn takes(sizes: [u64; 4], dtype: DType) -> bool {
         let [_, extent, count, inner] = sizes;
         let tile = Self::tile_of(sizes, dtype);
@@ -71,7 +72,7 @@ impl ScatterTile {
     }
 
     fn tile_of([_, extent, _, inner]: [u64; 4], dtype: DType) -> Tile {
-        // What is combined, and which thread claims it.
+        // The combined value, and the thread that claims it.
         let cells = TILE_BYTES / (dtype.compute().size_bytes() as u64 + size_of::<u32>() as u64);
         let mut columns = inner.clamp(1, COLUMNS);
         while extent * columns > cells / 2 && columns / 2 >= FEWEST_COLUMNS {
@@ -84,7 +85,7 @@ impl ScatterTile {
         Self::tile_of(self.sizes, self.dtype)
     }
 
-    /// Returns how many elements indices, source and result reach over.
+    /// Returns the numbers of elements that indices, source and result span in memory.
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         let walked = [outer, count, inner];
@@ -126,7 +127,8 @@ fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The indices (i64), the source, the target (which is not looked at where it is zeros), and the result. Each is another's memory.
+/// Operands: the indices (i64), the source, the target (ignored if it is zeros), and the result. Each has its own memory, except
+/// that the result may overwrite the target.
 impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -158,7 +160,7 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
     fn shared_memory_bytes(&self) -> u32 {
         let (Tile { columns, places }, sum) =
             (self.kernel.tile(), self.kernel.dtype.compute().size_bytes() as u64);
-        // What each thread of a window brings, and the tile.
+        // The elements of each thread of a window, and the tile.
         (BLOCK * sum + columns * places * (sum + size_of::<u32>() as u64)) as u32
     }
 
@@ -196,7 +198,7 @@ fn run_typed<T: Wide>(
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let sums = match sizes.from_zeros {
         true => vec![T::from_f64(0.0).widened(); results],
-        // The result may take the target's place.
+        // The result may be the target's memory.
         false if target == result => {
             launch.cells::<T>(target, results)?.iter().map(|value| value.get().widened()).collect()
         }

@@ -1,21 +1,22 @@
-//! Functions of CUDA C that several kernels have: the text of a kernel names one where it is to stand. Those of [groups of warps](warp_groups) are printed.
+//! Functions of CUDA C that several kernels use: a kernel's text names a function at the place where it is inserted. Those of
+//! [groups of warps](warp_groups) are printed.
 
-/// Adds the products of eight rows of weights and up to sixteen rows, by the tensor cores; `MMA` is the name of their dtype.
+/// Adds the products of eight rows of weights and up to sixteen rows, with the tensor cores; `MMA` is the name of their dtype.
 pub(crate) const MULTIPLY_EIGHT: &str = include_str!("multiply_eight.cu");
 
-/// Sums over a block of 256 threads, by a memory of eight numbers.
+/// Sums over a block of 256 threads, through shared memory of eight numbers.
 pub(crate) const OVER_BLOCK: &str = include_str!("over_block.cu");
 
-/// Weights on their way through shared memory, in pieces of 16 bytes per lane; `WEIGHT` is the type of their elements.
+/// Streams weights through shared memory, in pieces of 16 bytes per lane; `WEIGHT` is the type of their elements.
 pub(crate) const PIECES: &str = include_str!("pieces.cu");
 
-/// The sums of warps that share eight rows of weights, added up; `ROWS` is how many rows the kernel multiplies them by.
+/// Adds the sums of warps that share eight rows of weights; `ROWS` is the number of rows that the kernel multiplies them by.
 pub(crate) const COMBINE: &str = include_str!("combine.cu");
 
 /// Barriers in shared memory.
 pub(crate) const BARRIERS: &str = include_str!("barriers.cu");
 
-/// Products of groups of four warps, under way.
+/// Products of groups of four warps, executed asynchronously.
 const WARP_GROUPS: &str = include_str!("warp_groups.cu");
 
 /// Returns operands `from` … `to` of an instruction.
@@ -28,8 +29,8 @@ pub(crate) fn accumulators(count: u32) -> String {
     (0..count).map(|at| format!("\"+f\"(x[{at}])")).collect::<Vec<_>>().join(", ")
 }
 
-/// Prints what kernels of groups of four warps have in common, and `group_rows`: the product of 64 × 16 and 16 × `columns` elements, both in shared memory, each as it is
-/// read along its terms, or turned.
+/// Prints the functions that all kernels of groups of four warps use, and `group_rows`: the product of 64 × 16 and 16 × `columns`
+/// elements, both in shared memory, each either as it is read along its terms or transposed.
 pub(crate) fn warp_groups(columns: u32, element: &str, [a_turned, b_turned]: [bool; 2]) -> String {
     let count = columns / 2;
     format!(

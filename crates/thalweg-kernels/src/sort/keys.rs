@@ -2,11 +2,11 @@
 
 use thalweg_ir::DType;
 
-/// The way in which elements become keys: of the width of the element, the smaller the earlier, and equal for elements that are equal. All NaNs
-/// are one key, above every number, and zeros of both signs are one.
+/// The mapping of elements to keys, which have the width of the element. Elements that come first have smaller keys, and equal
+/// elements have equal keys. All NaNs have one key, above every number, and zeros of both signs have one.
 #[derive(Clone, Copy)]
 pub(super) struct Keys {
-    /// The bit of the sign.
+    /// The sign bit.
     pub sign: u64,
     /// The bits of infinity; `None` for integers.
     pub infinity: Option<u64>,
@@ -26,7 +26,7 @@ impl Keys {
         Self { sign: 1 << (8 * dtype.size_bytes() - 1), infinity, descending }
     }
 
-    /// Returns all bits of an element.
+    /// Returns a mask of all bits of an element.
     pub fn mask(&self) -> u64 {
         self.sign | (self.sign - 1)
     }

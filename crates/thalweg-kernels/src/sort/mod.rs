@@ -1,9 +1,9 @@
-//! [`Sort`]: the order of points along a dimension, stable, with NaN above every number as PyTorch has it.
+//! [`Sort`]: the stable order of points along a dimension, with NaN above every number as in PyTorch.
 //!
-//! Points become unsigned integers of the same order (`Keys`), which are sorted by their digits of eight bits, the lowest first
-//! (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block. Longer rows are cut into tiles, and
-//! each digit takes three launches: blocks count the digits of their tiles, the counts of each digit are added up over
-//! the tiles, and blocks put their points where the counts say.
+//! Points are converted to unsigned integers of the same order (`Keys`), which are sorted by their digits of eight bits, the
+//! lowest first (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block. Longer rows are divided
+//! into tiles, and each digit takes three launches: blocks count the digits of their tiles, the counts of each digit are summed
+//! over the tiles, and blocks move their points to the resulting positions.
 
 mod keys;
 mod select;
@@ -25,18 +25,18 @@ use crate::native::{Accesses, NativeKernel, Placed, Words};
 use keys::Keys;
 pub use select::{MOST, Select};
 
-/// The sizes of a sort: elements lie as (outer, length, inner), without gaps. See the [module](self).
+/// The sizes of a sort: elements are (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sort {
-    /// Rows before the dimension.
+    /// The number of rows before the dimension.
     pub outer: u64,
-    /// The points of a row, fewer than 2³².
+    /// The number of points of a row, fewer than 2³².
     pub length: u64,
-    /// Rows side by side.
+    /// The number of adjacent rows, whose elements alternate in memory.
     pub inner: u64,
-    /// Whether the greatest comes first. Equals keep their order either way.
+    /// Whether the greatest comes first. Equal points keep their order in both cases.
     pub descending: bool,
-    /// Of the points: a floating-point type or int64.
+    /// The dtype of the points: a floating-point type or int64.
     pub dtype: DType,
 }
 
@@ -45,13 +45,13 @@ arguments! { Sort { outer, length, inner, descending, dtype } }
 /// The most points of a row that one block sorts.
 pub const SHORT: u64 = 4096;
 
-/// The points that each thread of a block has, of rows that one block sorts: as few as are enough.
+/// The possible numbers of points of each thread, for rows that one block sorts; the smallest sufficient one is used.
 const ITEMS: [u64; 3] = [1, 4, 16];
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
 
-/// The number of values that a digit has.
+/// The number of values of a digit.
 const DIGITS: u64 = 256;
 
 /// One launch of a sort.
@@ -59,7 +59,7 @@ const DIGITS: u64 = 256;
 pub struct Step {
     /// The sort.
     pub sort: Sort,
-    /// The part of it.
+    /// The part of the sort that the launch does.
     pub work: Work,
 }
 
@@ -68,11 +68,11 @@ pub struct Step {
 pub enum Work {
     /// Sorts rows of up to [`SHORT`] points.
     Rows,
-    /// Counts the digits of a number in every tile.
+    /// Counts the values of one digit in every tile.
     Count(u32),
-    /// Adds the counts of each digit up, tile by tile.
+    /// Sums the counts of each digit over the tiles.
     Add,
-    /// Puts points where the counts say, by the digits of a number.
+    /// Moves points to the positions that follow from the counts of one digit.
     Place(u32),
 }
 
@@ -86,7 +86,7 @@ impl Sort {
         short.into_iter().chain(long).map(move |work| Step { sort, work })
     }
 
-    /// Returns how many words of 8 bytes the launches use to work in.
+    /// Returns the number of 8-byte words of the launches' scratch memory.
     pub fn scratch_words(&self) -> u64 {
         if self.length <= SHORT { 0 } else { self.sections().iter().sum() }
     }
@@ -99,23 +99,23 @@ impl Sort {
         self.rows() * self.length
     }
 
-    /// Returns the place in memory of a row's first point, where rows have so many points.
+    /// Returns the position in memory of a row's first point, for rows of this length.
     fn first(&self, row: usize, length: u64) -> usize {
         let (length, inner) = (length as usize, self.inner as usize);
         row / inner * length * inner + row % inner
     }
 
-    /// Returns the points of a tile.
+    /// Returns the number of points of a tile.
     fn tile(&self) -> u64 {
         if self.dtype.size_bytes() == 8 { SHORT / 2 } else { SHORT }
     }
 
-    /// Returns how many tiles a row has.
+    /// Returns the number of tiles of a row.
     fn tiles(&self) -> u64 {
         self.length.div_ceil(self.tile())
     }
 
-    /// Returns the words of each part of the scratch: keys and places twice, counts, and sums of counts.
+    /// Returns the number of words of each section of the scratch memory: keys and places twice, counts, and sums of counts.
     fn sections(&self) -> [u64; 6] {
         let keys = (self.elements() * self.dtype.size_bytes() as u64).div_ceil(8);
         let places = (self.elements() * 4).div_ceil(8);
@@ -125,7 +125,7 @@ impl Sort {
 }
 
 impl Step {
-    /// Returns the points of each thread.
+    /// Returns the number of points of each thread.
     fn items(&self) -> u64 {
         match self.work {
             Work::Rows => {
@@ -136,9 +136,9 @@ impl Step {
         }
     }
 
-    /// Returns the name of the entry point, the same string each time: kernels are found by it.
+    /// Returns the name of the entry point, always the same string, because kernels are found by it.
     fn name(&self) -> &'static str {
-        /// Of rows by the items of a thread, counting, placing.
+        /// The names for rows by the items of a thread, for counting, and for placing.
         type Names = [[String; 5]; DTYPES.len()];
         static NAMES: LazyLock<Names> = LazyLock::new(|| {
             DTYPES.map(|dtype| {
@@ -161,14 +161,14 @@ impl Step {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let of_dtype = |dtype| {
         let sort = move |length| Sort { outer: 1, length, inner: 1, descending: false, dtype };
         let lengths = ITEMS.map(|items| items * u64::from(BLOCK)).into_iter().chain([SHORT + 1]);
         lengths.flat_map(move |length| sort(length).steps().take(3))
     };
-    // The kernel that adds counts up is the same for all dtypes.
+    // The kernel that sums counts is the same for all dtypes.
     let mut steps: Vec<Step> = DTYPES.into_iter().flat_map(of_dtype).collect();
     steps.sort_by_key(Step::name);
     steps.dedup_by_key(|step| step.name());
@@ -180,7 +180,7 @@ struct Operands {
     source: DevicePointer,
     values: DevicePointer,
     places: DevicePointer,
-    /// The addresses at which keys are read and written; then those of places.
+    /// The addresses at which keys are read and written; below, those of places.
     keys: [DevicePointer; 2],
     marks: [DevicePointer; 2],
     counts: DevicePointer,
@@ -190,7 +190,7 @@ struct Operands {
 arguments! { Step { sort, work } }
 arguments! { Operands { source, values, places, keys, marks, counts, sums } }
 
-/// The digit, and the number of the work.
+/// Written as the digit, and the number of the work.
 impl Argument for Work {
     fn write(&self, words: &mut Words) {
         words.extend(match *self {
@@ -240,13 +240,13 @@ impl Step {
         }
     }
 
-    /// Returns whether it places the points by their last digit, and so writes the results.
+    /// Returns whether the launch moves the points by their last digit, and so writes the results.
     fn is_last(&self) -> bool {
         self.digit() as usize + 1 == self.sort.dtype.size_bytes()
     }
 }
 
-/// The source; the sorted values; their places in the source's row, of int64; and [words](Sort::scratch_words) to work in.
+/// Operands: the source; the sorted values; their places in the source's row (int64); and [scratch words](Sort::scratch_words).
 impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
     fn name(&self) -> &str {
         self.kernel.name()
@@ -345,7 +345,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         self.launch.read(at, count as usize)
     }
 
-    #[allow(clippy::mut_from_ref)] // the launch checks at run time that it is alone
+    #[allow(clippy::mut_from_ref)] // the launch checks at run time that access is exclusive
     fn write<E: Pod>(&self, at: DevicePointer, count: u64) -> Result<&'h mut [E], HostFault> {
         self.launch.write(at, count as usize)
     }
@@ -365,7 +365,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
             let key = |at: usize| self.keys.of(source[first + at * inner].into());
             let mut order: Vec<(u64, usize)> =
                 (0..step.sort.length as usize).map(|at| (key(at), at)).collect();
-            // A key with its place has one order: that of equals is theirs in the row.
+            // Keys with their places are all different, so equal keys stay in the order of the row.
             order.sort_unstable();
             for (to, (_, from)) in order.into_iter().enumerate() {
                 values[first + to * inner] = source[first + from * inner];
@@ -375,7 +375,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         Ok(())
     }
 
-    /// Returns the keys of a row, and the places that they come from, before the points are placed by a digit.
+    /// Returns the keys of a row, and the places of their points, before the points are moved by a digit.
     fn row(&self, row: usize, digit: u32) -> Result<(Vec<u64>, Vec<u32>), HostFault> {
         let (step, Operands { source, keys, marks, .. }) = (&self.step, &self.at);
         let length = step.sort.length;

@@ -1,8 +1,8 @@
 //! [`Select`]: the first points of a row in the order of a sort, without sorting the row.
 //!
-//! A point's key with its place below is an integer that no other point has, so the result has one order. A block reads its
-//! row and counts the digits of eleven bits, the highest first, until the points up to the last one that is wanted are few; these it
-//! gathers and sorts. Most rows are read twice.
+//! A point's key followed by its place is an integer that no other point has, so the order of the result is unique. A block reads
+//! its row and counts the digits of eleven bits, the highest first, until few points remain up to the last requested one. It
+//! gathers these and sorts them. Most rows are read twice.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,34 +18,34 @@ use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
+/// The sizes of a selection: elements are (outer, length, inner), results are (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Select {
-    /// The order, and the rows: of floats of up to 32 bits.
+    /// The order, and the rows, of floats of up to 32 bits.
     pub sort: Sort,
-    /// The number of points of each row that are wanted: up to [`MOST`], and no more than there are.
+    /// The number of requested points of each row: up to [`MOST`], and no more than the row has.
     pub count: u64,
 }
 
 arguments! { Select { sort, count } }
 
-/// The most points of a row that can be wanted.
+/// The most points of a row that can be requested.
 pub const MOST: u64 = 1024;
 
-/// Rows of more points than these are sorted by many blocks, unless there are [`MANY`] rows.
+/// The number of points above which rows are sorted by many blocks, unless there are at least [`MANY`] rows.
 const LONG: u64 = 1 << 18;
 
-/// See [`LONG`].
+/// The least number of rows for which rows longer than [`LONG`] are selected by one block each.
 const MANY: u64 = 16;
 
 /// Threads of a block.
 const BLOCK: u32 = 1024;
 
-/// The dtypes that there is a kernel for.
+/// The dtypes for which there is a kernel.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 impl Select {
-    /// Returns whether there is a kernel, and something for it to do.
+    /// Returns whether there is a kernel for the description, and something for it to compute.
     pub fn is_possible(&self) -> bool {
         let Sort { length, dtype, .. } = self.sort;
         DTYPES.contains(&dtype)
@@ -54,13 +54,13 @@ impl Select {
             && self.sort.rows() > 0
     }
 
-    /// Returns whether a selection is possible, and faster than the whole sort.
+    /// Returns whether a selection is possible and faster than a complete sort.
     pub fn is_better(&self) -> bool {
         let length = self.sort.length;
         self.is_possible() && length > SHORT && (length <= LONG || self.sort.rows() >= MANY)
     }
 
-    /// Returns the name of the entry point, the same string each time: kernels are found by it.
+    /// Returns the name of the entry point, always the same string, because kernels are found by it.
     fn name(&self) -> &'static str {
         static NAMES: LazyLock<[String; DTYPES.len()]> =
             LazyLock::new(|| DTYPES.map(|dtype| format!("select_{}", dtype.name())));
@@ -77,7 +77,7 @@ impl Select {
     }
 }
 
-/// Returns name and source of every kernel here.
+/// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().map(|dtype| {
         let sort = Sort { outer: 1, length: 1, inner: 1, descending: false, dtype };
@@ -86,7 +86,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// The source; the values that come first, in order; and their places in the source's row, of int64.
+/// Operands: the source; the values that come first, in order; and their places in the source's row (int64).
 impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         self.kernel.name()
@@ -159,7 +159,7 @@ fn run_bits<T: Pod + Into<u64>>(
         let (from_first, to_first) = (sort.first(row, sort.length), sort.first(row, select.count));
         let key = |at: usize| keys.of(source[from_first + at * inner].into());
         let mut order: Vec<(u64, usize)> = (0..length).map(|at| (key(at), at)).collect();
-        // A key with its place has one order: that of equals is theirs in the row.
+        // Keys with their places are all different, so equal keys stay in the order of the row.
         if count < length {
             order.select_nth_unstable(count);
         }

@@ -1,4 +1,4 @@
-//! The CUDA C of a sort's launches. Each works on the bits of elements, so that one text serves every dtype of a width.
+//! The CUDA C of a sort's launches. Each works on the bits of elements, so that one text serves every dtype of the same width.
 
 use thalweg_ir::cuda::with_prelude;
 
@@ -16,7 +16,7 @@ pub(super) fn print(work: Work, name: &str, keys: &Keys, items: u64) -> String {
     with_prelude(&element_code(&parts.concat().replace("ITEMS", &items.to_string()), name, keys))
 }
 
-/// Returns code for the elements that keys are of, and of a name.
+/// Returns code with the element type of these keys, and a name, filled in.
 pub(super) fn element_code(code: &str, name: &str, keys: &Keys) -> String {
     let bits = keys.mask().count_ones();
     let (element, key) = match bits {
@@ -28,7 +28,7 @@ pub(super) fn element_code(code: &str, name: &str, keys: &Keys) -> String {
         None => "    const KEY key = KEY(bits) ^ KEY(SIGN);\n".to_owned(),
         Some(infinity) => ENCODE_FLOAT.replace("INFINITY_BITS", &format!("{infinity:#x}ull")),
     };
-    // Of equal floats only zeros and NaNs have different bits: then they are read again.
+    // Of equal floats only zeros and NaNs have different bits: these are read again.
     let same = if keys.infinity.is_some() { "key != KEY(MASK) && key != KEY(SIGN)" } else { "true" };
     let decode = if keys.infinity.is_some() {
         "(ELEMENT)(key & KEY(SIGN) ? key ^ KEY(SIGN) : ~key)"
@@ -76,7 +76,7 @@ struct NAME_arguments {
 
 ";
 
-/// Functions for the keys and places of points: behind arguments with `length`, `inner` and `flags`.
+/// CUDA functions for the keys and places of points; they follow arguments with `length`, `inner` and `flags`.
 pub(super) const KEYS: &str = "\
 static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {
 ENCODE    return flags & 1 ? ~key & KEY(MASK) : key;

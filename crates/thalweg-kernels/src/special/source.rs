@@ -46,7 +46,7 @@ static __device__ double next_after(double a, double b) {
 
 ";
 
-/// The next number in float16, whose numbers below 2⁻¹⁴ are 2⁻²⁴ apart; above they are f32 without the low bits.
+/// The next number in float16, whose numbers below 2⁻¹⁴ are 2⁻²⁴ apart; above, they are f32 numbers without the low bits.
 pub(super) const NEIGHBOUR_OF_HALF: &str = "\
 static __device__ double next_after(double a, double b) {
     if (a != a || b != b) { return NOT_A_NUMBER; }

@@ -10,18 +10,18 @@ use thalweg_kernels::attention::{
 };
 use thalweg_kernels::{NativeKernel, Placed};
 
-/// Returns numbers in −1.5 … 1.5 that repeat late.
+/// Returns numbers in −1.5 … 1.5 with a long period.
 fn numbers<T: Element>(count: u64, seed: u64) -> Vec<T> {
     let number = |i: u64| ((i * 7919 + seed * 104_729) % 2003) as f64 / 667.0 - 1.5;
     (0..count).map(|i| T::from_f64(number(i))).collect()
 }
 
-/// The ways in which an operand of (batch, heads, rows, features) may lie.
+/// The layouts that an operand of (batch, heads, rows, features) may have.
 #[derive(Clone, Copy, Debug)]
 enum Lies {
     /// (batch, heads, rows, features).
     HeadFirst,
-    /// (batch, rows, heads, features), with so many elements between rows.
+    /// (batch, rows, heads, features), with this many elements between rows.
     RowFirst(u64),
     /// (rows, batch, heads, features).
     BatchInside,
@@ -85,7 +85,7 @@ fn mask_strides(repeats: [bool; 4], [_, heads, queries, keys]: [u64; 4]) -> Mask
     MaskStrides { batch, head, query, key }
 }
 
-/// Returns a mask, of which every third element is −∞: some queries see nothing.
+/// Returns a mask of which every third element is −∞: some queries see no keys.
 fn mask_of<T: Element>(attention: &Attention) -> Vec<T> {
     let Some(MaskStrides { batch, head, query, key }) = attention.mask else { return Vec::new() };
     let Attention { batch: batches, heads, queries, keys, .. } = *attention;
@@ -102,7 +102,7 @@ fn place(strides: Strides, [batch, head, row]: [u64; 3], feature: u64) -> usize 
 
 /// Every result by the formulas of attention in f64, in the order (batch, head, row, feature).
 ///
-/// The gradients are those of the rounded result that the passes were given, as theirs are.
+/// Gradients are those of the rounded result that the passes were given, as in the passes.
 struct Model {
     o: Vec<f64>,
     lse: Vec<f64>,
@@ -169,7 +169,7 @@ fn model(attention: &Attention, mask: &[f64], read: Read<'_>) -> Model {
     model
 }
 
-/// Runs a pass on operands of which all that is not read is NaN, and gives what it wrote.
+/// Runs a pass on operands of which all elements that must not be read are NaN, and returns what it wrote.
 fn run<T: Element>(
     attention: &Attention,
     pass: Pass,
@@ -181,7 +181,7 @@ fn run<T: Element>(
     run_on_host(attention, pass, operands, Outputs { rows, grad_k, grad_v, numbers });
 }
 
-/// Compares what an output holds with the model, and what lies between its rows with the poison that was there.
+/// Compares an output with the model, and the elements between its rows with the poison that was there before.
 fn is_near<T: Element>(
     found: &[Cell<T>],
     strides: Strides,

@@ -1,4 +1,4 @@
-//! Launch shapes, and the compiler's opinion of every source.
+//! Launch shapes, and the compilation of every source.
 
 use thalweg_conformance::compiler_accepts;
 use thalweg_ir::{DType, cuda};
@@ -18,7 +18,8 @@ fn launches_of_products_cover_their_tiles() {
 
 #[test]
 fn the_compiler_accepts_every_kernel_without_a_warning() {
-    // Kernels of attention with a mask take long, and those of float16 differ from the others as they do without one.
+    // Kernels of attention with a mask take long to compile, and those of float16 differ from the others in the same way as
+    // without a mask.
     let is_twice =
         |name: &str| name.contains("float16") && !name.contains("bfloat16") && name.ends_with("_masked");
     let units: Vec<(String, String)> = sources().into_iter().filter(|(name, _)| !is_twice(name)).collect();

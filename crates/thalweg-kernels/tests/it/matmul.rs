@@ -37,7 +37,7 @@ fn products() -> impl Strategy<Value = Matmul> {
     )
 }
 
-/// Returns numbers in −1 … 1 that repeat late.
+/// Returns numbers in −1 … 1 with a long period.
 fn numbers<T: Element>(count: u64, seed: u64) -> Vec<T> {
     (0..count).map(|i| T::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0)).collect()
 }
@@ -47,7 +47,7 @@ fn place(operand: &Operand, item: u64, row: u64, column: u64) -> usize {
     (item * operand.batch_stride + row * operand.leading_dimension + column) as usize
 }
 
-/// Runs a product and compares each element of D, and what lies between, with the plain model.
+/// Runs a product and compares each element of D, and the elements between its rows, with the plain model.
 fn product_is_near<T: Element>(matmul: &Matmul, epsilon: f64, smallest: f64) -> Result<(), TestCaseError>
 where
     for<'a> Slice<'a>: From<&'a [T]>,
@@ -76,8 +76,8 @@ where
                         * b[place(&matmul.b, item, i, column)].to_f64()
                 });
                 let (sum, size) = terms.fold((start, start.abs()), |(s, z), term| (s + term, z + term.abs()));
-                // Each of k additions and the last rounding errs by half an epsilon of what it adds up to at most; sums of
-                // 16-bit floats are in f32. Below the normal numbers the last rounding errs by an absolute amount.
+                // Each of k additions and the last rounding has an error of at most half an epsilon of the sum's absolute terms;
+                // sums of 16-bit floats are in f32. Below the normal numbers the error of the last rounding is absolute.
                 let bound = (matmul.k as f64 + 1.0) * f64::from(f32::EPSILON).min(epsilon) * size
                     + epsilon * sum.abs()
                     + smallest;
@@ -149,7 +149,7 @@ fn large_products_are_near_those_of_three_loops() {
     }
 }
 
-/// Products with bias, addend and sums of rows, each there or not.
+/// Products with every combination of bias, addend and sums of rows.
 fn fused_products() -> impl Strategy<Value = FusedMatmul> {
     (products(), any::<bool>(), any::<bool>(), any::<bool>(), 0..3u64).prop_map(
         |(product, bias, has_addend, row_sums, gap)| {
@@ -283,7 +283,7 @@ fn descriptions_that_cannot_be_carried_out_are_faults() {
     assert!(other.to_string().contains("B is given as elements of float64"), "{other}");
 }
 
-/// Three loops over bytes that wrap around, against the host's product.
+/// Compares three loops over bytes that wrap around with the host's product.
 #[test]
 fn products_of_integers_wrap_around() {
     let (a, b) = ([200u8, 100, 3, 255], [7u8, 9, 250, 1]);

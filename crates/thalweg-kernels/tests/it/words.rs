@@ -1,4 +1,4 @@
-//! The words of launches, held against the structures that the kernels read them by, in the CUDA code.
+//! The words of launches, checked against the structures in the CUDA code through which the kernels read them.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +22,12 @@ use thalweg_kernels::sort::{Select, Sort, Step, Work};
 use thalweg_kernels::special::{Function, Special};
 use thalweg_kernels::{NativeKernel, Placed};
 
-/// Addresses at multiples of 16, each another.
+/// Different addresses at multiples of 16.
 fn at<const N: usize>() -> [DevicePointer; N] {
     std::array::from_fn(|place| DevicePointer::new(0x1000 * (place as u64 + 1)))
 }
 
-/// The fields of a structure of words, with how many each has.
+/// The fields of a structure of words, with the number of words of each.
 fn fields(source: &str) -> Vec<(String, usize)> {
     let inside = source.split_once("_arguments {").expect("the source has a structure").1;
     let inside = inside.split_once("};").expect("it ends").0;
@@ -39,7 +39,7 @@ fn fields(source: &str) -> Vec<(String, usize)> {
     inside.split(';').map(str::trim).filter(|line| !line.is_empty()).map(field).collect()
 }
 
-/// Holds the words of a launch under the names of the structure against those that are given.
+/// Compares the words of a launch, by the names of the structure's fields, with the expected ones.
 #[track_caller]
 fn check(kernel: &dyn NativeKernel, expected: &[(&str, &[u64])]) {
     let mut words = kernel.words().to_vec();

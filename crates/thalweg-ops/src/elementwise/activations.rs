@@ -1,6 +1,6 @@
 //! Activation functions: entries of the table. See [`elementwise`](super).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! activations_table {
@@ -9,7 +9,7 @@ macro_rules! activations_table {
             $($first)*
             /// 1 / (1 + e⁻ˣ), without overflow in value or gradient.
             sigmoid(x) Floating {
-                // e^−|x|, with a derivative at 0 as well: |x| has none there.
+                // e^−|x| in a form that has a derivative at 0, which |x| does not.
                 body: {
                     let negative = x.lt(0.0);
                     let small = negative.select(x, -x).exp();
@@ -59,7 +59,7 @@ macro_rules! activations_table {
             hardsigmoid(x) Floating {
                 body: {
                     let inside = x / 6.0 + 0.5;
-                    // Of NaN the value is NaN and the gradient 0.
+                    // For NaN the value is NaN and the gradient 0.
                     let outside = x.le(-3.0).select(x.like(0.0), x.detach().minimum(x.like(1.0)));
                     x.gt(-3.0).and(x.lt(3.0)).select(inside, outside)
                 },

@@ -1,13 +1,13 @@
 //! Functions of two and three tensors: entries of the table. See [`elementwise`](super).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! binary_functions_table {
     ($callback:ident $($first:tt)*) => {
         $callback! {
             $($first)*
-            /// x · y; of truth values, whether both are true.
+            /// x · y; for truth values, whether both are true.
             mul(x, y): "mul.Tensor(Tensor self, Tensor other) -> Tensor" NumericOrBool { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x / y; integers are divided as f32.
             div(x, y): "div.Tensor(Tensor self, Tensor other) -> Tensor" Floating { body: x / y, gradients(g): [g / y.conj(), -(g * ((x / y) / y).conj())], reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
@@ -81,7 +81,7 @@ macro_rules! binary_functions_table {
                 samples: [[0.0, 1.0], [2.0, 1.0]],
                 numbers: [],
             }
-            /// Returns whether one of both is true.
+            /// Returns whether at least one is true.
             logical_or(x, y): "logical_or(Tensor self, Tensor other) -> Tensor" Logical {
                 body: x.or(y),
                 reference: f64::from(x != 0.0 || y != 0.0),
@@ -95,7 +95,7 @@ macro_rules! binary_functions_table {
                 samples: [[0.0, 3.0, 4.0], [1.0, 3.0, 4.0]],
                 numbers: [],
             }
-            /// The remainder of the division that truncates; it has the sign of x.
+            /// The remainder of the truncating division; it has the sign of x.
             fmod(x, y): "fmod.Tensor(Tensor self, Tensor other) -> Tensor" Numeric {
                 body: x % y,
                 reference: x % y,
@@ -164,15 +164,15 @@ macro_rules! binary_functions_table {
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [],
             }
-            /// The greater of x and y; the other where one is NaN.
+            /// The greater of x and y; if one is NaN, the other.
             fmax(x, y): "fmax(Tensor self, Tensor other) -> Tensor" NumericOrBool {
-                // All of the gradient goes to the first of equals, as in PyTorch.
+                // The gradient of equal numbers goes entirely to the first, as in PyTorch.
                 body: y.le(x).or(y.eq(y).logical_not()).select(x, y),
                 reference: x.max(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
-            /// The smaller of x and y; the other where one is NaN.
+            /// The smaller of x and y; if one is NaN, the other.
             fmin(x, y): "fmin(Tensor self, Tensor other) -> Tensor" NumericOrBool {
                 body: x.le(y).or(y.eq(y).logical_not()).select(x, y),
                 reference: x.min(y),
@@ -186,35 +186,35 @@ macro_rules! binary_functions_table {
                 samples: [[0.0, 1.0], [2.0, 1.0]],
                 numbers: [],
             }
-            /// The bits that are set in both; of truth values, likewise.
+            /// The bits that are set in both; for truth values, whether both are true.
             bitwise_and(x, y): "bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
                 body: x.and(y),
                 reference: ((x as i64) & (y as i64)) as f64,
                 samples: [[5.0, 3.0], [-2.0, 7.0]],
                 numbers: [],
             }
-            /// The bits that are set in at least one; of truth values, likewise.
+            /// The bits that are set in at least one; for truth values, whether at least one is true.
             bitwise_or(x, y): "bitwise_or.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
                 body: x.or(y),
                 reference: ((x as i64) | (y as i64)) as f64,
                 samples: [[5.0, 3.0], [-2.0, 7.0]],
                 numbers: [],
             }
-            /// The bits that are set in exactly one; of truth values, likewise.
+            /// The bits that are set in exactly one; for truth values, whether exactly one is true.
             bitwise_xor(x, y): "bitwise_xor.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
                 body: x.xor(y),
                 reference: ((x as i64) ^ (y as i64)) as f64,
                 samples: [[5.0, 3.0], [-2.0, 7.0]],
                 numbers: [],
             }
-            /// x · 2ʸ, whose bits beyond the dtype are lost; 0 where y is negative or not below the number of bits.
+            /// x · 2ʸ without the bits beyond the dtype; 0 where y is negative or at least the number of bits.
             bitwise_left_shift(x, y): "bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor" Integers {
                 body: shifted_left(x, y),
                 reference: ((x as i64) << (y as i64)) as f64,
                 samples: [[5.0, 3.0], [-2.0, 4.0], [1.0, 0.0]],
                 numbers: [],
             }
-            /// ⌊x / 2ʸ⌋; 0 or −1, as the sign says, where y is negative or not below the number of bits.
+            /// ⌊x / 2ʸ⌋; 0 or −1, by the sign of x, where y is negative or at least the number of bits.
             bitwise_right_shift(x, y): "bitwise_right_shift.Tensor(Tensor self, Tensor other) -> Tensor" Integers {
                 body: shifted_right(x, y),
                 reference: ((x as i64) >> (y as i64)) as f64,

@@ -1,7 +1,7 @@
-//! The parts of functions of complex numbers, over the parts a and b of a number: entries of the table. See [`elementwise`](super) and
+//! The real and imaginary parts of functions of a complex number a + b i: entries of the table. See [`elementwise`](super) and
 //! [`complex_values`](super::complex_values).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! complex_parts_table {

@@ -1,9 +1,9 @@
 //! Functions of a complex number over its parts, for loops that compute one part of the result.
 //!
-//! They have no overflow before the result has one, they lose no digits near 0 and 1, the signs of zeros choose the side of a branch cut, and
-//! infinities and NaN give what C99 (Annex G) gives. The inverse functions are those of W. Kahan, *Branch cuts for complex elementary
-//! functions, or much ado about nothing's sign bit* (1987). Odd functions of one name serve two: sin z = −i sinh iz, and so on, with the
-//! parts exchanged.
+//! The functions do not overflow before the result does, lose no digits near 0 and 1, and choose the side of a branch cut by the
+//! signs of zeros. Infinities and NaN have the results of C99 (Annex G). The inverse functions are those of W. Kahan, *Branch
+//! cuts for complex elementary functions, or much ado about nothing's sign bit* (1987). Each odd hyperbolic function also serves
+//! as its circular counterpart: sin z = −i sinh iz, and so on, with the parts exchanged.
 
 use std::f64::consts::{FRAC_PI_2, LN_2};
 
@@ -49,7 +49,7 @@ pub(super) fn root<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     let narrow = is_zero.select(large, q / (wide * 2.0));
     let is_right = a.ge(0.0);
     let infinity = large.like(f64::INFINITY);
-    // An infinite b makes both parts infinite, an infinite a one of them: the other one is 0, or NaN where b is.
+    // An infinite b makes both parts infinite. An infinite a makes one part infinite; the other is 0, or NaN if b is NaN.
     let choose = |is_wide: Value<'b>, finite: Value<'b>| {
         let of_infinite_a = is_wide.select(infinity, q * 0.0);
         is_infinite(b).select(infinity, is_infinite(a).select(of_infinite_a, finite))
@@ -75,7 +75,7 @@ pub(super) fn exponential<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
 /// Returns the parts of sinh (a + b i).
 pub(super) fn sinh<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     let re = grown(a, a.sinh(), b.cos());
-    // A zero and an infinity have no angle to lose.
+    // A zero or an infinity has no angle that could be lost.
     let keeps = is_finite(b).logical_not().and(a.eq(0.0).or(is_infinite(a)));
     let kept = a.eq(0.0).select(a, a.abs());
     (keeps.select(kept, re), b.eq(0.0).select(b, grown(a, a.cosh(), b.sin())))
@@ -91,14 +91,14 @@ pub(super) fn cosh<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     (keeps.select(a.abs(), re), im)
 }
 
-/// Returns a hyperbolic function of a, times a factor, without an overflow before the product's.
+/// Returns a hyperbolic function of a times a factor, without overflow before the product overflows.
 fn grown<'b>(a: Value<'b>, function: Value<'b>, factor: Value<'b>) -> Value<'b> {
     let half = (a.abs() * 0.5).exp();
     let product = with_sign(half, function) * (factor * 0.5) * half;
     is_infinite(function).and(is_finite(a)).select(product, function * factor)
 }
 
-/// Returns the parts of tanh (a + b i). The real part of what is far from 0 is ±1 in any precision.
+/// Returns the parts of tanh (a + b i). Far from 0, the real part is ±1 in any precision.
 pub(super) fn tanh<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     let is_far = a.abs().gt(20.0);
     let (s, t) = (is_far.select(a.like(0.0), a).sinh(), b.tan());
@@ -107,14 +107,14 @@ pub(super) fn tanh<'b>(a: Value<'b>, b: Value<'b>) -> Parts<'b> {
     let near = beta * (s * s + 1.0).sqrt() * s / divisor;
     let angle = is_infinite(a).and(is_finite(b).logical_not()).select(with_sign(b.like(0.0), b), b);
     let (sine, cosine) = (angle.sin(), angle.cos());
-    // NaN where there is no angle.
+    // NaN where the angle is undefined.
     let unit = with_sign(a.like(1.0), a) + sine * 0.0;
     let small = 4.0 * sine * cosine * (-2.0 * a.abs()).exp();
     let re = is_far.select(unit, a.eq(0.0).select(a, near));
     (re, b.eq(0.0).select(b, is_far.select(small, t / divisor)))
 }
 
-/// Returns whether a number is so large that an inverse function is a logarithm of it; infinities beside NaN are, too.
+/// Returns whether a number is so large that an inverse function equals a logarithm of it. Infinities next to NaN count as well.
 fn is_large<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let limit = if x.dtype() == DType::F64 { 1e9 } else { 1e5 };
     x.abs().gt(limit).or(y.abs().gt(limit))
@@ -150,7 +150,7 @@ pub(super) fn atanh<'b>(x: Value<'b>, y: Value<'b>) -> Parts<'b> {
     let smallest = if x.dtype() == DType::F64 { 1e-150 } else { 1e-15 };
     let plain = 0.25 * (4.0 * p / (gap * gap)).log1p();
     let near = gap.lt(smallest).select(0.5 * (LN_2 - gap.log()), plain);
-    // The inverse of what is large is all that counts of it.
+    // For large numbers only the inverse matters.
     let large = p.maximum(q);
     let (u, v) = (p / large, q / large);
     let square = (u * u + v * v) * large;

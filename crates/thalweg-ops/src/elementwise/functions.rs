@@ -1,6 +1,6 @@
 //! Functions of one tensor: entries of the table. See [`elementwise`](super).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! functions_table {
@@ -96,30 +96,30 @@ macro_rules! functions_table {
                 samples: [[-1.25], [0.75]],
                 numbers: [],
             }
-            /// The logical opposite.
+            /// The logical negation.
             logical_not(x) Logical {
                 body: x.logical_not(),
                 reference: f64::from(x == 0.0),
                 samples: [[0.0], [3.0]],
                 numbers: [],
             }
-            /// x · other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
+            /// x · other. Integers wrap around, and so does a number outside of their dtype's range, as in PyTorch.
             mul_scalar(x; other): "mul.Scalar(Tensor self, Scalar other) -> Tensor" Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
-            /// Returns whether the sign of x is negative, that of −0 too.
+            /// Returns whether the sign of x is negative, including that of −0.
             signbit(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
                 reference: f64::from(x.is_sign_negative()),
                 samples: [[-2.0], [0.0], [-0.0], [0.5]],
                 numbers: [],
             }
-            /// Returns whether x = other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x = other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             eq_scalar(x; other): "eq.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.eq(other),
                 reference: f64::from(x == other),
                 samples: [[2.0], [3.0]],
                 numbers: [3.0],
             }
-            /// Returns whether x > other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x > other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             gt_scalar(x; other): "gt.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.gt(other),
                 reference: f64::from(x > other),
@@ -238,7 +238,7 @@ macro_rules! functions_table {
                 samples: [[-1.0], [0.5]],
                 numbers: [],
             }
-            /// 1 minus the error function, exact where that is near 1.
+            /// 1 minus the error function, exact where the error function is near 1.
             erfc(x) Floating {
                 body: x.erfc(),
                 reference: libm::erfc(x),
@@ -330,28 +330,28 @@ macro_rules! functions_table {
                 numbers: [],
                 complex: "thalweg::sinc_of_complex",
             }
-            /// Returns whether x ≠ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≠ other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             ne_scalar(x; other): "ne.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.eq(other).logical_not(),
                 reference: f64::from(x != other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Returns whether x < other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x < other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             lt_scalar(x; other): "lt.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.lt(other),
                 reference: f64::from(x < other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Returns whether x ≤ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≤ other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             le_scalar(x; other): "le.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.le(other),
                 reference: f64::from(x <= other),
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// Returns whether x ≥ other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
+            /// Returns whether x ≥ other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             ge_scalar(x; other): "ge.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.ge(other),
                 reference: f64::from(x >= other),
@@ -365,7 +365,7 @@ macro_rules! functions_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [4.0],
             }
-            /// The remainder of the division that truncates; it has the sign of x.
+            /// The remainder of the truncating division; it has the sign of x.
             fmod_scalar(x; other): "fmod.Scalar(Tensor self, Scalar other) -> Tensor" Numeric {
                 body: x % other,
                 reference: x % other,
@@ -379,43 +379,44 @@ macro_rules! functions_table {
                 samples: [[-5.5], [0.5]],
                 numbers: [4.0],
             }
-            /// The bits that are set in both of x and other; of truth values, likewise.
+            /// The bits that are set in both of x and other; for truth values, whether both are true.
             bitwise_and_scalar(x; other): "bitwise_and.Scalar(Tensor self, Scalar other) -> Tensor" Bits {
                 body: x.and(other),
                 reference: ((x as i64) & (other as i64)) as f64,
                 samples: [[5.0], [-2.0]],
                 numbers: [3.0],
             }
-            /// The bits that are set in at least one of x and other; of truth values, likewise.
+            /// The bits that are set in at least one of x and other; for truth values, whether at least one is true.
             bitwise_or_scalar(x; other): "bitwise_or.Scalar(Tensor self, Scalar other) -> Tensor" Bits {
                 body: x.or(other),
                 reference: ((x as i64) | (other as i64)) as f64,
                 samples: [[5.0], [-2.0]],
                 numbers: [3.0],
             }
-            /// The bits that are set in exactly one of x and other; of truth values, likewise.
+            /// The bits that are set in exactly one of x and other; for truth values, whether exactly one is true.
             bitwise_xor_scalar(x; other): "bitwise_xor.Scalar(Tensor self, Scalar other) -> Tensor" Bits {
                 body: x.xor(other),
                 reference: ((x as i64) ^ (other as i64)) as f64,
                 samples: [[5.0], [-2.0]],
                 numbers: [3.0],
             }
-            /// x · 2 to the power of other, whose bits beyond the dtype are lost; 0 where other is negative or not below the number of bits.
+            /// x · 2 to the power of other, without the bits beyond the dtype; 0 where other is negative or at least the number
+            /// of bits.
             bitwise_left_shift_scalar(x; other): "bitwise_left_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor" Integers {
                 body: shifted_left(x, other),
                 reference: ((x as i64) << (other as i64)) as f64,
                 samples: [[5.0], [-2.0]],
                 numbers: [3.0],
             }
-            /// x over 2 to the power of other, rounded down; 0 or −1, as the sign says, where other is negative or not below the number
-            /// of bits.
+            /// x over 2 to the power of other, rounded down; 0 or −1, by the sign of x, where other is negative or at least the
+            /// number of bits.
             bitwise_right_shift_scalar(x; other): "bitwise_right_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor" Integers {
                 body: shifted_right(x, other),
                 reference: ((x as i64) >> (other as i64)) as f64,
                 samples: [[45.0], [-2.0]],
                 numbers: [3.0],
             }
-            /// The bits that are not set; of a truth value, its opposite.
+            /// The bits that are not set; for a truth value, its negation.
             bitwise_not(x) Bits {
                 body: if x.dtype() == DType::Bool { x.logical_not() } else { -x - 1.0 },
                 reference: -x - 1.0,

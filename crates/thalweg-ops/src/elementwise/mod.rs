@@ -1,8 +1,8 @@
 //! The elementwise operators: **one entry here is one operator**.
 //!
-//! From an entry are derived its CUDA kernel, its host execution, its gradient, its dispatch, its method on `Tensor`, and
-//! its tests (against the reference in f64, against finite differences, kernel against host function, and the compilation
-//! for every supported architecture). An entry reads:
+//! Derived from an entry are its CUDA kernel, its host execution, its gradient, its dispatch, its method on `Tensor`, and its
+//! tests (against the reference in f64, against finite differences, kernel against host function, and compilation for every
+//! supported architecture). An entry has this form:
 //!
 //! ```text
 //! /// What it computes, in a sentence: this becomes the method's documentation.
@@ -20,10 +20,10 @@
 //! }
 //! ```
 //!
-//! The schema is in the notation of `native_functions.yaml`; without one it is `name(Tensor self) -> Tensor`. What stands in
-//! `parts.rs` is a body of operators whose schema says more than the body takes, such as an `alpha`.
+//! The schema is in the notation of `native_functions.yaml`; the default is `name(Tensor self) -> Tensor`. Entries in `parts.rs`
+//! are bodies of operators whose schema has more parameters than the body takes, such as an `alpha`.
 //!
-//! `Rule` is a [`DTypeRule`](crate::DTypeRule). Inputs are broadcast against each other and arrive in the compute dtype.
+//! `Rule` is a [`DTypeRule`](crate::DTypeRule). Inputs are broadcast against each other and converted to the compute dtype.
 
 mod activations;
 mod binary;
@@ -34,7 +34,7 @@ mod parts;
 mod series;
 mod special;
 
-/// Hands every elementwise operator's entry to a macro: they are the only list of them there is.
+/// Passes every elementwise operator's entry to a macro. This is the only list of the entries.
 #[macro_export]
 macro_rules! elementwise_operators {
     ($callback:ident) => {
@@ -54,7 +54,7 @@ use crate::{
     special_table,
 };
 
-/// The schema of an entry: what it says, else its name and a tensor.
+/// The schema of an entry: the one it specifies, or else its name with one tensor.
 macro_rules! schema {
     (operator, $name:ident, $schema:literal) => {
         Some($schema)
@@ -83,7 +83,7 @@ macro_rules! define {
             $(,)?
         }
     )*) => {
-        #[allow(non_upper_case_globals, unused_imports)] // a value is named like its operator; the parts need less
+        #[allow(non_upper_case_globals, unused_imports)] // a static has its operator's name; the parts need fewer imports
         mod $module {
             use smallvec::SmallVec;
             use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
@@ -130,7 +130,7 @@ macro_rules! define {
                         Some(from_result as FromResult)
                     },)? None][0],
                     from_inputs: {
-                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // what an entry leaves out
+                        #[allow(unused_variables, unreachable_code, clippy::needless_return)] // the fields that an entry omits
                         fn gradients<'b>(
                             $($input: Value<'b>,)+
                             $($($number: Value<'b>,)+)?
@@ -206,12 +206,12 @@ pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
     [FUNCTIONS, ACTIVATIONS, BINARY_FUNCTIONS, SPECIAL].into_iter().flatten().copied()
 }
 
-/// Returns the formulas that operators choose from by their arguments.
+/// Returns the formulas from which operators choose by their arguments.
 pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
     [PARTS, COMPLEX_PARTS].into_iter().flatten().copied()
 }
 
-/// Returns √(x² + y²), without overflow; infinity beside NaN, too.
+/// Returns √(x² + y²), without overflow; infinity if one is infinite and the other NaN.
 fn length<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let (a, b) = (x.abs(), y.abs());
     let large = a.maximum(b);
@@ -244,7 +244,7 @@ fn floored_quotient<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     y.eq(zero).select(x / y, lowered.eq(zero).select(zero * x / y, raised))
 }
 
-/// Returns x to the power of y, of integers, by squaring.
+/// Returns x to the power of y for integers, by squaring.
 fn integer_power_of<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let one = x.like(1.0);
     let bits = 8 * x.dtype().size_bytes() - usize::from(x.dtype().is_signed());
@@ -256,20 +256,20 @@ fn integer_power_of<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
             (square, rest) = (square * square, half);
         }
     }
-    // A negative power is 1 divided by a positive one, rounded to 0.
+    // A negative power is 1 divided by a positive one, truncated to an integer.
     let is_odd = (y % 2.0).eq(0.0).logical_not();
     let of_minus_one = is_odd.select(x.like(-1.0), one);
     let inverse = x.eq(one).select(one, x.eq(-1.0).select(of_minus_one, x.like(0.0)));
     y.lt(0.0).select(inverse, result)
 }
 
-/// Returns the bits of an integer, and those of how far it is shifted: by 1, 2, 4, ….
+/// Returns the number of bits of an integer, and the shift distances 1, 2, 4, ….
 fn shift_bits(x: Value<'_>) -> (i64, impl Iterator<Item = i64> + use<>) {
     let bits = 8 * x.dtype().size_bytes() as i64;
     (bits, (0..bits.trailing_zeros()).map(|place| 1 << place))
 }
 
-/// Returns x · 2ʸ of integers, 0 where y is out of range.
+/// Returns x · 2ʸ for integers; 0 where y is out of range.
 fn shifted_left<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let (bits, distances) = shift_bits(x);
     let shifted = distances.fold(x, |sum, distance| {
@@ -278,7 +278,7 @@ fn shifted_left<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     y.ge(y.like(0)).and(y.lt(y.like(bits))).select(shifted, x.like(0))
 }
 
-/// Returns ⌊x / 2ʸ⌋ of integers; the sign alone is left where y is out of range.
+/// Returns ⌊x / 2ʸ⌋ for integers; only the sign (0 or −1) remains where y is out of range.
 fn shifted_right<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let (bits, distances) = shift_bits(x);
     let shifted = distances.fold(x, |rest, distance| {
@@ -290,13 +290,13 @@ fn shifted_right<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     y.ge(y.like(0)).and(y.lt(y.like(bits))).select(shifted, sign)
 }
 
-/// Returns a float as a fraction between ½ and 1 and an exponent of 2; itself and 0 where it is 0 or not finite. Every step is
-/// exact.
+/// Returns a float as a fraction between ½ and 1 and an exponent of 2; the float itself and 0 if it is 0 or not finite. Every
+/// step is exact.
 fn halves(x: Value<'_>) -> (Value<'_>, Value<'_>) {
     let size = x.abs();
     let is_plain = size.gt(0.0).and(size.lt(f64::INFINITY));
     let (mut fraction, mut exponent) = (x, x.like(0.0));
-    // The smallest number is halved up from 2⁻¹⁴⁹, of f64 2⁻¹⁰⁷⁴; a factor must be a number, too.
+    // The smallest number is scaled up from 2⁻¹⁴⁹ (2⁻¹⁰⁷⁴ for f64); each factor must itself be representable.
     let (largest, twice) = if x.dtype() == DType::F64 { (512, 512) } else { (64, 64) };
     let steps = || {
         std::iter::once(twice).chain((0..10).rev().map(|place| 1 << place).filter(|&step| step <= largest))
@@ -328,7 +328,7 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
                 DTypeRule::Condition if index == 0 => DType::Bool,
                 _ => signature.compute,
             };
-            // What has no dimensions may be wider than the others, and is rounded to their dtype first, as in PyTorch.
+            // An input without dimensions may be wider than the others. It is rounded to their dtype first, as in PyTorch.
             let common = signature.common;
             let is_narrower = common.is_floating_point() && common.size_bytes() < dtype.size_bytes();
             let rounded = if dtype.is_floating_point() && is_narrower { common } else { dtype };
@@ -337,8 +337,8 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
         .collect()
 }
 
-/// Returns a number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact
-/// as what is computed with them, as in PyTorch.
+/// Returns a number in the dtype in which the rule computes. In comparisons it is rounded to the tensor's dtype; elsewhere it is
+/// as exact as the computation, as in PyTorch.
 fn number<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> Value<'b> {
     let number = scalar(builder, signature.compute);
     if rule == DTypeRule::Comparison { number.to(signature.common).to(signature.compute) } else { number }

@@ -1,6 +1,6 @@
-//! Formulas that operators choose from by their arguments: entries of the table. See [`elementwise`](super).
+//! Formulas from which operators choose by their arguments: entries of the table. See [`elementwise`](super).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! parts_table {
@@ -19,7 +19,8 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5], [30.0]],
                 numbers: [0.5, 8.0],
             }
-            /// The number between ½ and 1, with the sign of x, that x is by a power of 2; x where it is 0 or not finite.
+            /// The fraction of x, between ½ and 1 with the sign of x, such that x is this times a power of 2; x where it is 0 or
+            /// not finite.
             fraction_of_power(x) Floating {
                 body: halves(x).0,
                 reference: { let (mut m, mut e) = (x.abs(), 0); while m >= 1.0 { m /= 2.0; e += 1 } while m < 0.5 { m *= 2.0; e -= 1 } let _ = e; m.copysign(x) },
@@ -64,7 +65,8 @@ macro_rules! parts_table {
             /// The Gaussian error linear unit: x · Φ(x).
             gelu(x) Floating {
                 body: 0.5 * x * (1.0 + (x * std::f64::consts::FRAC_1_SQRT_2).erf()),
-                // The tanh form is not an oracle for the exact one: Φ by its series, Φ(x) = ½ + φ(x) · Σ x^(2n+1) / (2n+1)!!.
+                // The tanh form cannot serve as oracle for the exact one, so Φ is computed by its series, Φ(x) = ½ + φ(x) · Σ
+                // x^(2n+1) / (2n+1)!!.
                 reference: {
                     let (mut term, mut sum) = (x, x);
                     for n in 1..60 {
@@ -82,7 +84,7 @@ macro_rules! parts_table {
                     let inner = 0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2;
                     0.5 * x * (1.0 + (inner * (x + 0.044715 * (x * x * x))).tanh())
                 },
-                // With tanh as a logistic function: (1 + tanh y) / 2 = 1 / (1 + e^−2y).
+                // tanh as a logistic function: (1 + tanh y) / 2 = 1 / (1 + e^−2y).
                 reference: {
                     let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                     x / (1.0 + (-2.0 * y).exp())
@@ -90,10 +92,10 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
-            /// x + other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
+            /// x + other. Integers wrap around, and so does a number outside of their dtype's range, as in PyTorch.
             add_scalar(x; other) Numeric { body: x + other, reference: x + other, samples: [[-2.0], [0.5]], numbers: [3.0] }
-            /// x, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
-            /// gradient is x's, and bounds that the dtype does not hold are refused, as in PyTorch.
+            /// x, but not below min and not above max; max where min is above it, and NaN where a bound is NaN. At the bounds the
+            /// gradient is x's, and bounds outside of the dtype's range are refused, as in PyTorch.
             clamp(x; min, max) Numeric {
                 body: {
                     let raised = x.lt(min).select(min, x);
@@ -105,9 +107,9 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
             }
-            /// x + y; of truth values, whether one of both is true.
+            /// x + y; for truth values, whether at least one is true.
             add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
-            /// The conjugate of x, of real numbers x.
+            /// The conjugate of x, for real numbers.
             conj_of(x) Numeric { body: x.conj(), reference: x, samples: [[-2.0], [0.5]], numbers: [] }
             /// x − y.
             sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
@@ -168,7 +170,7 @@ macro_rules! parts_table {
                 samples: [[0.25], [0.75]],
                 numbers: [],
             }
-            /// ln (x / (1 − x)) of x between low and high, and of those where x is outside. The gradient outside is 0.
+            /// ln (x / (1 − x)) for x between low and high; outside, that of the nearer bound, with a gradient of 0.
             logit_within(x; low, high) Floating {
                 body: {
                     let inside = x.lt(low).select(low, x.gt(high).select(high, x));
@@ -193,9 +195,9 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [0.0, 9.0, -9.0],
             }
-            /// x, but not below min and not above max; max where min is above it, and NaN where one is NaN.
+            /// x, but not below min and not above max; max where min is above it, and NaN where any of the three is NaN.
             clamp_between(x, min, max) NumericOrBool {
-                // Where both bounds are equal nothing flows to the lower one, as in PyTorch.
+                // Where both bounds are equal, no gradient flows to the lower one, as in PyTorch.
                 body: {
                     let raised = x.lt(min).select(min.lt(max).select(min, min.detach()), x.detach());
                     let bound = x.gt(max).or(max.lt(min)).select(max, raised);
@@ -206,14 +208,14 @@ macro_rules! parts_table {
                 samples: [[-2.0, -1.0, 2.0], [0.5, -1.0, 2.0], [4.0, -1.0, 2.0]],
                 numbers: [],
             }
-            /// x, but not below min; NaN where one is NaN.
+            /// x, but not below min; NaN where either is NaN.
             clamp_above(x, min) NumericOrBool {
                 body: x.ge(min).select(x, x.lt(min).select(min, (x + min).detach())),
                 reference: x.max(min),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
                 numbers: [],
             }
-            /// x, but not above max; NaN where one is NaN.
+            /// x, but not above max; NaN where either is NaN.
             clamp_below(x, max) NumericOrBool {
                 body: x.le(max).select(x, x.gt(max).select(max, (x + max).detach())),
                 reference: x.min(max),
@@ -229,7 +231,7 @@ macro_rules! parts_table {
             }
             /// x to the power of y.
             power(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
-            /// x to the power of y, of integers: 0 where y is negative and |x| is above 1.
+            /// x to the power of y, for integers: 0 where y is negative and |x| is above 1.
             integer_power(x, y) Numeric {
                 body: if x.dtype().is_differentiable() { x.pow(y) } else { integer_power_of(x, y) },
                 reference: x.powf(y),
@@ -255,14 +257,14 @@ macro_rules! parts_table {
                 samples: [[0.25], [-2.0]],
                 numbers: [],
             }
-            /// x to the power of exponent, of integers.
+            /// x to the power of exponent, for integers.
             integer_power_scalar(x; exponent) Numeric {
                 body: if x.dtype().is_differentiable() { x.pow(exponent) } else { integer_power_of(x, exponent) },
                 reference: x.powf(exponent),
                 samples: [[-3.0], [2.0]],
                 numbers: [3.0],
             }
-            /// base to the power of x, of integers.
+            /// base to the power of x, for integers.
             integer_power_of_scalar(x; base) Numeric {
                 body: if x.dtype().is_differentiable() { base.pow(x) } else { integer_power_of(base, x) },
                 reference: base.powf(x),
@@ -290,7 +292,7 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
             }
-            /// x drawn towards 0 by lambd, and 0 where |x| is at most that.
+            /// x moved towards 0 by lambd; 0 where |x| is at most lambd.
             softshrink_of(x; lambd) Floating {
                 body: x.abs().le(lambd).select(x.like(0.0), x.lt(0.0).select(x + lambd, x - lambd)),
                 reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
@@ -300,7 +302,7 @@ macro_rules! parts_table {
             /// The second derivative of ln Γ(x).
             trigamma(x) Floating {
                 body: x.trigamma(),
-                // At 3/4 it is π² − 8 G, of Catalan's constant G, and at 7/2 π²/2 − 4 (1 + 1/9 + 1/25).
+                // At 3/4 it is π² − 8 G, with Catalan's constant G; at 7/2 it is π²/2 − 4 (1 + 1/9 + 1/25).
                 reference: {
                     let square = std::f64::consts::PI.powi(2);
                     let sum = 1.0 + 1.0 / 9.0 + 1.0 / 25.0;

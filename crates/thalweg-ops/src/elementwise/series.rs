@@ -1,8 +1,9 @@
-//! Special functions as Chebyshev series, and what they are tested against.
+//! Special functions as Chebyshev series, and the references that they are tested against.
 //!
-//! The coefficients are those of the functions at 64 Chebyshev points, computed in 40 digits from their definitions, as far as they count
-//! in f64. Which function a table is a series of, over which variable and interval, stands with it; the formulas that put them together
-//! are in Abramowitz and Stegun, *Handbook of Mathematical Functions*: 9.1 and 9.2 (J, Y), 9.6 and 9.7 (I, K), 10.4 (Ai), 7.1 (erf).
+//! The coefficients are computed from the functions' values at 64 Chebyshev points, which follow from their definitions in 40
+//! digits, and are truncated where they no longer matter in f64. Each table states its function, variable and interval. The
+//! formulas that combine them are in Abramowitz and Stegun, *Handbook of Mathematical Functions*: 9.1 and 9.2 (J, Y), 9.6 and 9.7
+//! (I, K), 10.4 (Ai), 7.1 (erf).
 
 #[rustfmt::skip]
 mod coefficients;
@@ -28,16 +29,17 @@ fn of_unit<'b>(series: &[f64], place: Value<'b>) -> Value<'b> {
     sum(series, place * 2.0 - 1.0)
 }
 
-/// Returns |x|, whose slope at 0 is 1, and at NaN NaN.
+/// Returns |x|, with slope 1 at 0; NaN for NaN.
 fn size(x: Value<'_>) -> Value<'_> {
     x.lt(0.0).select(-x, x)
 }
 
-/// Returns I₀(x) or I₁(x), times e⁻|x| if `is_scaled`. The power series up to |x| = 8 has terms of one sign, and derivatives at 0.
+/// Returns I₀(x) or I₁(x), times e⁻|x| if `is_scaled`. The power series up to |x| = 8 has terms of one sign, and has derivatives
+/// at 0.
 pub(super) fn bessel_i<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b> {
     let size = size(x);
     let square = x * x / 4.0;
-    // The term k has the factor x²/4 / (k (k + n)) beside the one before it.
+    // Term k is the previous term times x²/4 / (k (k + n)).
     let series = (1..=30).rev().fold(x.like(1.0), |sum, k| {
         let divisor = f64::from(k) * f64::from(k + i32::from(order));
         square / divisor * sum + 1.0
@@ -50,7 +52,7 @@ pub(super) fn bessel_i<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b
     size.le(8.0).select(small, large)
 }
 
-/// Returns the factors of cosine and sine in J and Y of order 0 or 1 at x ≥ 8, times √(2 / πx).
+/// Returns the factors of cosine and sine in J and Y of order 0 or 1 for x ≥ 8, times √(2 / πx).
 fn waves<'b>(order: u8, x: Value<'b>) -> [Value<'b>; 2] {
     let (p, q) = if order == 0 { (P0, Q0) } else { (P1, Q1) };
     let over = 8.0 / x;
@@ -75,7 +77,7 @@ pub(super) fn bessel_j<'b>(order: u8, x: Value<'b>) -> Value<'b> {
     size.le(8.0).select(small, large)
 }
 
-/// Returns Y₀(x) or Y₁(x); NaN of negative numbers.
+/// Returns Y₀(x) or Y₁(x); NaN for negative numbers.
 pub(super) fn bessel_y<'b>(order: u8, x: Value<'b>) -> Value<'b> {
     let square = x * x / 64.0;
     let small = match order {
@@ -90,7 +92,7 @@ pub(super) fn bessel_y<'b>(order: u8, x: Value<'b>) -> Value<'b> {
     x.eq(0.0).select(-1.0 / (x * x), x.le(8.0).select(small, large))
 }
 
-/// Returns K₀(x) or K₁(x), times eˣ if `is_scaled`; NaN of negative numbers.
+/// Returns K₀(x) or K₁(x), times eˣ if `is_scaled`; NaN for negative numbers.
 pub(super) fn bessel_k<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b> {
     let square = x * x / 4.0;
     let logarithm = x.log() - LN_2;
@@ -135,13 +137,13 @@ pub(super) fn scaled_erfc<'b>(x: Value<'b>) -> Value<'b> {
     is_negative.select(2.0 * (x * x).exp() - value, value)
 }
 
-/// Returns ln of the normal distribution's cumulative probability up to x.
+/// Returns the logarithm of the normal distribution's cumulative probability up to x.
 pub(super) fn log_normal_cdf<'b>(x: Value<'b>) -> Value<'b> {
     let below = (scaled_erfc(-x * FRAC_1_SQRT_2) / 2.0).log() - x * x / 2.0;
     x.lt(-1.0).select(below, (-(x * FRAC_1_SQRT_2).erfc() / 2.0).log1p())
 }
 
-/// Returns erf⁻¹(x) / x by w = −ln (1 − x²).
+/// Returns erf⁻¹(x) / x as a function of w = −ln (1 − x²).
 fn inverse_erf_over<'b>(w: Value<'b>) -> Value<'b> {
     let root = w.sqrt();
     let start = 6f64.sqrt();
@@ -153,7 +155,7 @@ fn inverse_erf_over<'b>(w: Value<'b>) -> Value<'b> {
     w.le(6.0).select(low, root.le(6.0).select(middle, high))
 }
 
-/// Returns the number whose error function is x; NaN beyond −1 and 1.
+/// Returns the number whose error function is x; NaN outside [−1, 1].
 pub(super) fn inverse_erf<'b>(x: Value<'b>) -> Value<'b> {
     let size = x.abs();
     let near = size.lt(0.5);
@@ -162,7 +164,7 @@ pub(super) fn inverse_erf<'b>(x: Value<'b>) -> Value<'b> {
     size.lt(1.0).select(x * inverse_erf_over(w), ends)
 }
 
-/// Returns the number up to which the normal distribution's cumulative probability is p; NaN beyond 0 and 1.
+/// Returns the number up to which the normal distribution's cumulative probability is p; NaN outside [0, 1].
 pub(super) fn inverse_normal_cdf<'b>(p: Value<'b>) -> Value<'b> {
     let (x, w) = (2.0 * p - 1.0, -(4.0 * p * (1.0 - p)).log());
     let ends = p
@@ -171,7 +173,7 @@ pub(super) fn inverse_normal_cdf<'b>(p: Value<'b>) -> Value<'b> {
     p.gt(0.0).and(p.lt(1.0)).select(x * std::f64::consts::SQRT_2 * inverse_erf_over(w), ends)
 }
 
-/// Integrals by which the functions are defined, for the tests.
+/// The integrals that define the functions, for the tests.
 pub(super) mod reference {
     use std::f64::consts::PI;
 
@@ -188,7 +190,7 @@ pub(super) mod reference {
         integral(0.0, PI, |angle| (order * angle - x * angle.sin()).cos()) / PI
     }
 
-    /// Returns Yₙ(x), of order 0 or 1 and x above 0.
+    /// Returns Yₙ(x) for order 0 or 1 and x above 0.
     pub fn y(order: f64, x: f64) -> f64 {
         let waves = integral(0.0, PI, |angle| (x * angle.sin() - order * angle).sin());
         let sign = 1.0 - 2.0 * order;
@@ -202,7 +204,7 @@ pub(super) mod reference {
         integral(0.0, PI, |angle| (x * angle.cos()).exp() * (order * angle).cos()) / PI
     }
 
-    /// Returns Kₙ(x), of x above 0.
+    /// Returns Kₙ(x) for x above 0.
     pub fn k(order: f64, x: f64) -> f64 {
         integral(0.0, 12.0, |t| (-x * t.cosh()).exp() * (order * t).cosh())
     }
@@ -229,7 +231,7 @@ pub(super) mod reference {
         integral(x - 30.0, x, |t| (-t * t / 2.0).exp()) / (2.0 * PI).sqrt()
     }
 
-    /// Returns where a rising function is a value, between −9 and 9.
+    /// Returns the argument between −9 and 9 at which a rising function has this value.
     pub fn inverse(value: f64, function: impl Fn(f64) -> f64) -> f64 {
         let (mut low, mut high) = (-9.0, 9.0);
         for _ in 0..60 {

@@ -1,6 +1,6 @@
 //! Special functions: entries of the table. See [`elementwise`](super).
 
-/// Hands every entry of this file to a macro.
+/// Passes every entry of this file to a macro.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! special_table {
@@ -112,14 +112,14 @@ macro_rules! special_table {
                 samples: [[-2.0], [0.5], [9.5]],
                 numbers: [],
             }
-            /// The Bessel function of the second kind of order 0; NaN of negative numbers.
+            /// The Bessel function of the second kind of order 0; NaN for negative numbers.
             bessel_y0(x): "special_bessel_y0(Tensor self) -> Tensor" Floating {
                 body: super::series::bessel_y(0, x),
                 reference: super::series::reference::y(0.0, x),
                 samples: [[0.5], [9.5]],
                 numbers: [],
             }
-            /// The Bessel function of the second kind of order 1; NaN of negative numbers.
+            /// The Bessel function of the second kind of order 1; NaN for negative numbers.
             bessel_y1(x): "special_bessel_y1(Tensor self) -> Tensor" Floating {
                 body: super::series::bessel_y(1, x),
                 reference: super::series::reference::y(1.0, x),
@@ -140,7 +140,7 @@ macro_rules! special_table {
                 samples: [[-3.0], [0.5], [3.0]],
                 numbers: [],
             }
-            /// −x ln x; 0 of 0, and −∞ of negative numbers.
+            /// −x ln x; 0 at 0, and −∞ for negative numbers.
             entr(x): "special_entr(Tensor self) -> Tensor" Floating {
                 body: x.gt(0.0).select(-x * x.log(), x.eq(0.0).select(x.like(0.0), x.lt(0.0).select(x.like(f64::NEG_INFINITY), x))),
                 gradients(g): [-(g * (x.log() + 1.0))],
@@ -162,7 +162,7 @@ macro_rules! special_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
-            /// ln of the normal distribution's cumulative probability up to x.
+            /// The logarithm of the normal distribution's cumulative probability up to x.
             log_ndtr(x): "special_log_ndtr(Tensor self) -> Tensor" Floating {
                 body: super::series::log_normal_cdf(x),
                 reference: super::series::reference::normal_cdf(x).ln(),

@@ -1,13 +1,13 @@
-//! [`Number`]: what is the same for all elements of a parameter.
+//! [`Number`]: values that are the same for all elements of a parameter.
 
 use std::ops::{Add, Div, Mul, Sub};
 
 use thalweg_ir::{DType, Value};
 
-/// A number of a step in f64: an option, the number of steps, the learning rate, and what is computed from them alone.
+/// A number of a step in f64: an option, the number of steps, the learning rate, or a value computed only from these.
 ///
-/// It is rounded to the dtype of an element's arithmetic where it meets one, as PyTorch's fused kernels do it: 1 − β in f32
-/// would lose four digits.
+/// The number is rounded to the dtype of an element's arithmetic only when it is combined with an element, as in PyTorch's fused
+/// kernels: 1 − β in f32 would lose four digits.
 #[derive(Clone, Copy)]
 pub struct Number<'b>(Value<'b>);
 

@@ -1,15 +1,15 @@
 //! The table of optimizers.
 //!
-//! An entry is what PyTorch's page of the optimizer has as pseudocode. `step` is given names for the parameter, its gradient
-//! (unscaled, and negated by `maximize`), the number of steps with this one, and the learning rate; numbers, flags and states have
-//! the names of the entry. A number that PyTorch calls otherwise says so: `beta1 as "betas.0"`. It assigns the parameter and the states anew. Numbers are f64, what has the parameter's shape is of
-//! its arithmetic's dtype.
+//! An entry is the pseudocode of the optimizer's page in PyTorch's documentation. `step` is passed names for the parameter, its
+//! gradient (unscaled, and negated by `maximize`), the number of steps including this one, and the learning rate; numbers, flags
+//! and states have the names of the entry. A number with another name in PyTorch states it: `beta1 as "betas.0"`. `step` assigns
+//! new values to the parameter and the states. Numbers are f64; values of the parameter's shape have the dtype of its arithmetic.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
 
-/// PyTorch's name of a number: that of the field, unless the entry has another.
+/// PyTorch's name of a number: the field's name, unless the entry specifies another.
 macro_rules! pytorch_name {
     ($number:ident) => {
         stringify!($number)
@@ -19,7 +19,7 @@ macro_rules! pytorch_name {
     };
 }
 
-/// Makes options and rules of the entries.
+/// Generates options and rules from the entries.
 macro_rules! optimizers {
     ($(
         $(#[$doc:meta])*
@@ -91,7 +91,7 @@ macro_rules! optimizers {
                 pub learning_rate: f64,
                 $($(#[$number_doc])* pub $number: f64,)*
                 $($(#[$flag_doc])* pub $flag: bool,)*
-                /// Whether to go up along the gradient instead of down.
+                /// Whether to ascend along the gradient instead of descending.
                 pub maximize: bool,
             }
 
@@ -172,9 +172,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
     adam ADAM AdamOptions "Adam" (learning_rate: 1e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the second moment that a step keeps.
+            /// The fraction of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -184,7 +184,7 @@ optimizers! {
         flags {
             /// Whether to divide by the greatest second moment so far (<https://openreview.net/forum?id=ryQu7f-RZ>).
             amsgrad;
-            /// Whether the weight decay is taken from the parameter instead of added to the gradient, as in AdamW.
+            /// Whether the weight decay is subtracted from the parameter instead of added to the gradient, as in AdamW.
             decoupled_weight_decay;
         }
         states(_options) {
@@ -211,13 +211,13 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
     adamw ADAMW AdamWOptions "AdamW" (learning_rate: 1e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the second moment that a step keeps.
+            /// The fraction of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
-            /// The part of a parameter that a step of size 1 takes away.
+            /// The fraction of a parameter that a step of size 1 subtracts.
             weight_decay: 1e-2, AtLeastZero;
         }
         flags {
@@ -240,19 +240,19 @@ optimizers! {
         }
     }
 
-    /// Stochastic gradient descent, with momentum as PyTorch has it (the buffer of the first step is the gradient):
+    /// Stochastic gradient descent, with momentum as in PyTorch (the buffer of the first step is the gradient):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html>
     sgd SGD SgdOptions "SGD" (learning_rate: 1e-3) {
         numbers {
-            /// The part of the buffer of gradients that a step keeps; 0 keeps none.
+            /// The fraction of the buffer of gradients that a step keeps; 0 means no buffer.
             momentum: 0.0, AtLeastZero;
-            /// The part of a gradient that does not enter the buffer.
+            /// The fraction of a gradient that does not enter the buffer.
             dampening: 0.0, Any;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
         flags {
-            /// Whether to look a step ahead (Nesterov).
+            /// Whether to use Nesterov momentum, which looks one step ahead.
             nesterov;
         }
         derived(options) {
@@ -281,11 +281,11 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html>
     adagrad ADAGRAD AdagradOptions "Adagrad" (learning_rate: 1e-2) {
         numbers {
-            /// The rate at which the learning rate falls: it is divided by 1 + (steps − 1) · this.
+            /// The rate at which the learning rate decays: it is divided by 1 + (steps − 1) · this.
             lr_decay: 0.0, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// The value that the sum of squares starts as.
+            /// The initial value of the sum of squares.
             initial_accumulator_value: 0.0, AtLeastZero;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-10, AtLeastZero;
@@ -307,9 +307,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
     nadam NADAM NAdamOptions "NAdam" (learning_rate: 2e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the second moment that a step keeps.
+            /// The fraction of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -319,7 +319,7 @@ optimizers! {
             momentum_decay: 4e-3, AtLeastZero;
         }
         flags {
-            /// Whether the weight decay is taken from the parameter instead of added to the gradient.
+            /// Whether the weight decay is subtracted from the parameter instead of added to the gradient.
             decoupled_weight_decay;
         }
         states(_options) {
@@ -350,9 +350,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
     radam RADAM RAdamOptions "RAdam" (learning_rate: 1e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the second moment that a step keeps.
+            /// The fraction of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -360,7 +360,7 @@ optimizers! {
             weight_decay: 0.0, AtLeastZero;
         }
         flags {
-            /// Whether the weight decay is taken from the parameter instead of added to the gradient.
+            /// Whether the weight decay is subtracted from the parameter instead of added to the gradient.
             decoupled_weight_decay;
         }
         states(_options) {
@@ -387,21 +387,21 @@ optimizers! {
         }
     }
 
-    /// RMSprop (Hinton's lectures; centered as Graves has it, <https://arxiv.org/abs/1308.0850>):
+    /// RMSprop (Hinton's lectures; centered as in Graves, <https://arxiv.org/abs/1308.0850>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html>
     rmsprop RMSPROP RMSpropOptions "RMSprop" (learning_rate: 1e-2) {
         numbers {
-            /// The part of the mean of the squares that a step keeps.
+            /// The fraction of the mean of the squares that a step keeps.
             alpha: 0.99, AtLeastZero;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// The part of the buffer of updates that a step keeps; 0 keeps none.
+            /// The fraction of the buffer of updates that a step keeps; 0 means no buffer.
             momentum: 0.0, AtLeastZero;
         }
         flags {
-            /// Whether to divide by the variance's root instead of that of the mean square.
+            /// Whether to divide by the square root of the variance instead of that of the mean square.
             centered;
         }
         derived(options) {
@@ -430,14 +430,14 @@ optimizers! {
         }
     }
 
-    /// SparseAdam, of gradients that are dense here: an element whose gradient is 0 is one that PyTorch's sparse gradient lacks. It
-    /// stays as it is, and so do its moments.
+    /// SparseAdam, for gradients that are dense here: an element whose gradient is 0 is treated as one that PyTorch's sparse
+    /// gradient lacks. It does not change, nor do its moments.
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
     sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (learning_rate: 1e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the second moment that a step keeps.
+            /// The fraction of the second moment that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, Positive;
@@ -464,9 +464,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
     adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
         numbers {
-            /// The part of the first moment that a step keeps.
+            /// The fraction of the first moment that a step keeps.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the greatest gradient that a step keeps.
+            /// The fraction of the greatest gradient that a step keeps.
             beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
             epsilon as "eps": 1e-8, AtLeastZero;
@@ -491,9 +491,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adadelta.html>
     adadelta ADADELTA AdadeltaOptions "Adadelta" (learning_rate: 1.0) {
         numbers {
-            /// The part of both means of squares that a step keeps.
+            /// The fraction of both means of squares that a step keeps.
             rho: 0.9, BelowOne;
-            /// The term that keeps the division finite, and the first update above 0.
+            /// The term that keeps the division finite and the first update above 0.
             epsilon as "eps": 1e-6, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -513,14 +513,14 @@ optimizers! {
         }
     }
 
-    /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
+    /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch does not have it.
     lion LION LionOptions "Lion" (learning_rate: 1e-4) {
         numbers {
-            /// The part of an update that is momentum.
+            /// The fraction of an update that is momentum.
             beta1 as "betas.0": 0.9, BelowOne;
-            /// The part of the momentum that a step keeps.
+            /// The fraction of the momentum that a step keeps.
             beta2 as "betas.1": 0.99, BelowOne;
-            /// The part of a parameter that a step of size 1 takes away.
+            /// The fraction of a parameter that a step of size 1 subtracts.
             weight_decay: 0.0, AtLeastZero;
         }
         flags {}
@@ -535,8 +535,8 @@ optimizers! {
         }
     }
 
-    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>); the step size of a step
-    /// follows from its number and the learning rate that holds then:
+    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>). The step size follows from
+    /// the number of the step and the current learning rate:
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
     asgd ASGD AsgdOptions "ASGD" (learning_rate: 1e-2) {
         numbers {
@@ -544,7 +544,7 @@ optimizers! {
             lambd: 1e-4, Any;
             /// The power by which the step size decays.
             alpha: 0.75, Any;
-            /// The step from which on the average is one.
+            /// The step at which averaging begins.
             t0: 1e6, Any;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -567,9 +567,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
     rprop RPROP RpropOptions "Rprop" (learning_rate: 1e-2) {
         numbers {
-            /// The factor of a step size where the gradient changed its sign.
+            /// The factor of a step size if the gradient changed its sign.
             eta_minus as "etas.0": 0.5, Positive;
-            /// The factor where the gradient kept its sign.
+            /// The factor of a step size if the gradient kept its sign.
             eta_plus as "etas.1": 1.2, Positive;
             /// The smallest step size.
             min_step_size as "step_sizes.0": 1e-6, AtLeastZero;

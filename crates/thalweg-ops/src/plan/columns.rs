@@ -1,4 +1,4 @@
-//! Rows that lie side by side in memory, as the columns of a matrix do.
+//! Rows that are adjacent in memory, like the columns of a matrix.
 
 use thalweg_ir::{Body, Class, Dimension, Geometry, Node, OperandGeometry, OutputPlace};
 
@@ -7,19 +7,20 @@ use super::{SERIAL_POINTS, VECTOR_BYTES, cascade};
 /// Threads of a block.
 const THREADS: u64 = 256;
 
-/// The most threads of a block that take neighbouring vectors, and the fewest: a line of memory is eight vectors.
+/// The most and the fewest threads of a block that handle neighbouring vectors: a line of memory is eight vectors.
 const ABREAST: [u64; 3] = [32, 16, 8];
 
-/// So many blocks fill a GPU.
+/// The number of blocks that fill a GPU.
 const MANY_BLOCKS: u64 = 256;
 
-/// Points of a lane, at least: the loads that a thread has under way at once.
+/// The fewest points of a lane: the loads that a thread has in flight.
 const POINTS_OF_A_LANE: u64 = 4;
 
-/// Bytes of a row's result, at most, that make a vector shorter.
+/// The most bytes of a row's result that count towards the width of a vector.
 const ROW_BYTES: u64 = 4;
 
-/// Returns the class in which threads take vectors of neighbouring rows, if there are rows for enough blocks of such threads.
+/// Returns the class in which threads handle vectors of neighbouring rows, if there are enough rows for many blocks of such
+/// threads.
 pub(super) fn side_by_side(
     body: &Body,
     geometry: &Geometry,
@@ -54,7 +55,7 @@ pub(super) fn side_by_side(
         }
         let bytes = dtype.size_bytes() as u64;
         widest = widest.max(bytes);
-        // A wide result of a row, as the place of an element is, is a few stores behind many loads.
+        // A wide result of a row, such as the index of an element, is only a few stores after many loads.
         largest = largest.max(if place == OutputPlace::Row { bytes.min(ROW_BYTES) } else { bytes });
         let others = row_strides[..last].iter().chain(inner_strides);
         common = others.fold(common, |common, stride| common | stride);

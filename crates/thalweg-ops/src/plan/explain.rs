@@ -8,7 +8,7 @@ use thalweg_ir::{Body, Class, Geometry, OperandGeometry, Streamed};
 use super::{FEW_THREADS, LaunchPlan, SERIAL_POINTS};
 
 impl LaunchPlan {
-    /// Returns one line that says which form of kernel a plan for this body chose, and why.
+    /// Returns one line that states which form of kernel a plan for this body chose, and why.
     pub fn explain(&self, body: &Body) -> String {
         let Self { class, geometry } = self;
         let mut text = format!("rows {:?}", geometry.row_shape.as_slice());
@@ -83,7 +83,7 @@ fn bits(bits: u32) -> String {
     numbers.join(", ")
 }
 
-/// Returns why rows are not held.
+/// Returns the reason why rows are not held.
 fn not_held(body: &Body, class: &Class, geometry: &Geometry) -> String {
     let gap = geometry.operands.iter().position(|operand| match operand {
         OperandGeometry::Strided { inner_strides, .. } => inner_strides.iter().any(|stride| *stride > 1),
@@ -104,7 +104,7 @@ fn not_held(body: &Body, class: &Class, geometry: &Geometry) -> String {
     }
 }
 
-/// Returns why points are not handled by vectors.
+/// Returns the reason why points are not handled by vectors.
 fn not_vectors(class: &Class, geometry: &Geometry) -> String {
     let gap = geometry.operands.iter().position(|operand| match operand {
         OperandGeometry::Strided { row_strides, .. } => row_strides.last().is_some_and(|stride| *stride > 1),

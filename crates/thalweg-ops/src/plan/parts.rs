@@ -1,4 +1,4 @@
-//! Few long rows, in parts: which points are one.
+//! Division of few long rows into parts.
 
 use smallvec::SmallVec;
 use thalweg_ir::{Body, Dimensions};
@@ -9,46 +9,46 @@ use crate::stages::Stages;
 /// The number of rows that fill a GPU without being divided into parts.
 const MANY_ROWS: u64 = 1024;
 
-/// The number of rows from which on it is faster to read them once by few blocks than several times by all.
+/// The least number of rows that are read faster once with few blocks than several times with all.
 const SEVERAL_ROWS: u64 = 64;
 
-/// A row with fewer points is not worth another launch.
+/// The fewest points of a row for which another launch pays.
 const LONG_ROW: u64 = 1 << 16;
 
-/// The points of a part.
+/// The number of points of a part.
 const PART: u64 = 4096;
 
-/// So many columns are a block's: with fewer than [`MANY_BLOCKS`] of them a GPU has too little to do.
+/// The number of columns that a block handles.
 const COLUMNS: u64 = 256;
 
-/// So many blocks of columns fill a GPU by themselves.
+/// The number of blocks of columns that fill a GPU without division.
 const MANY_BLOCKS: u64 = 512;
 
-/// As [`SEVERAL_ROWS`], of blocks of columns.
+/// The least number of blocks of columns that are read faster once than several times with all blocks.
 const SEVERAL_BLOCKS: u64 = 64;
 
-/// The points of a part of columns.
+/// The number of points of a part of columns.
 const PART_OF_COLUMNS: u64 = 1024;
 
-/// A matrix with fewer elements is not worth another launch.
+/// The fewest elements of a matrix for which another launch pays.
 const LARGE_MATRIX: u64 = 1 << 22;
 
-/// Rows with fewer points are never divided.
+/// The fewest points of rows that are divided.
 pub const LEAST_DIVIDED: usize = 2 * PART_OF_COLUMNS as usize;
 
-/// An iteration whose points are divided into parts. They follow from the shape and the strides alone, so the same call combines in the
-/// same order on every device.
+/// An iteration whose points are divided into parts. The division depends only on shape and strides, so the same call combines in
+/// the same order on every device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Divided {
     /// The iteration, whose inner dimensions are merged where they can be.
     pub iteration: Iteration,
-    /// The number of its inner dimensions, from the first on, that tell parts apart; the next one is cut.
+    /// The number of leading inner dimensions that are divided completely; the next one is cut.
     pub apart: usize,
-    /// The number of indices of the cut dimension that a part has; the last one may have fewer.
+    /// The number of indices of the cut dimension in a part; the last part may have fewer.
     pub cut: u64,
 }
 
-/// Returns the parts of a body's rows, where the rows are few and long. `stages` are the body's.
+/// Divides the rows of a body, if they are few and long. `stages` are the body's.
 pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Divided> {
     if body.uses_coordinates() && iteration.inner.len() != 1 {
         return None;
@@ -75,8 +75,8 @@ pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Di
     Some(Divided { iteration, apart, cut })
 }
 
-/// Returns how many points a part has, where rows are few and long. Rows that lie side by side, as columns do, share blocks, so that
-/// more of them are few.
+/// Returns the number of points of a part, if rows are few and long. Adjacent rows, such as columns, share blocks, so more of
+/// them still count as few.
 fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     let (rows, points) = (iteration.rows.iter().product::<u64>(), iteration.inner.iter().product::<u64>());
     if rows == 0 || points < LEAST_DIVIDED as u64 {
@@ -90,7 +90,8 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     let mut rows_and_strides = iteration.rows.iter().zip(walking.into_iter().flatten());
     let side_by_side = rows_and_strides.any(|(&extent, &stride)| extent > 1 && stride == 1);
     if side_by_side && rows >= COLUMNS {
-        // In parts, what all columns share at a point is no longer at one place for all rows, which whole lines want.
+        // Divided into parts, an operand that all columns share would no longer be at one place for all rows, as blocks of
+        // complete lines require.
         let shared = |operand: &Placement| match operand {
             Placement::Strided { rows, inner } => {
                 rows.iter().all(|&stride| stride == 0) && inner.iter().any(|&stride| stride > 0)
@@ -109,19 +110,20 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
 }
 
 impl Divided {
-    /// Returns the extents that tell parts apart: whole dimensions, then the parts of the one that is cut.
+    /// Returns the extents of the parts: the dimensions that are divided completely, then the number of parts of the one that is
+    /// cut.
     pub fn parts(&self) -> Dimensions {
         let inner = &self.iteration.inner;
         inner[..self.apart].iter().copied().chain([inner[self.apart].div_ceil(self.cut)]).collect()
     }
 
-    /// Returns how many parts of the dimension that is cut are whole ones, and how many indices the last one has else.
+    /// Returns the number of full parts of the cut dimension, and the number of indices of the last, shorter one.
     pub fn wholes_and_rest(&self) -> (u64, u64) {
         let extent = self.iteration.inner[self.apart];
         (extent / self.cut, extent % self.cut)
     }
 
-    /// Returns how many points a part with so many indices of the dimension that is cut has.
+    /// Returns the number of points of a part with `cut` indices of the cut dimension.
     pub fn points(&self, cut: u64) -> u64 {
         self.iteration.inner[self.apart + 1..].iter().product::<u64>() * cut
     }

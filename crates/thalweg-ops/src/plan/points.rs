@@ -1,24 +1,24 @@
-//! Strided points: the order of their dimensions, vectors along the last of them, and tiles where operands disagree on it.
+//! Strided points: the order of their dimensions, vectors along the last dimension, and tiles if operands disagree on it.
 
 use smallvec::SmallVec;
 use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, OperandGeometry, OutputPlace};
 
 use super::{Iteration, Placement, VECTOR_BYTES};
 
-/// Points of a tile in a dimension, at least: with fewer, most of a block's threads would have none.
+/// The fewest points of a tile in a dimension: with fewer, most of a block's threads would have none.
 const LEAST_TILED: u64 = 16;
 
-/// Shared memory of a block that needs no asking for.
+/// The shared memory of a block that needs no opt-in, in bytes.
 const SHARED_BYTES: u64 = 48 << 10;
 
-/// A tile has 64 rows of 64 elements, and room between them.
+/// The elements of a tile: 64 rows of 64 elements, with padding between rows.
 const TILE_ELEMENTS: u64 = 64 * 66;
 
 /// The bytes that a thread moves at once to or from a tile.
 const TILE_VECTOR_BYTES: u64 = 4;
 
-/// Returns the iteration with its points as rows, which are handled alike where nothing is combined and all is written at points.
-/// `None` where there are no points, and where the body asks which is which.
+/// Returns the iteration with its points as rows, which are equivalent if nothing is combined and every output is written at
+/// points. Returns `None` if there are no points, or if the body distinguishes rows from points.
 pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
     let at_points = body.outputs.iter().all(|output| output.place == OutputPlace::Point);
     if iteration.inner.is_empty() || !at_points || !is_plain(body) || body.report.is_some() {
@@ -39,8 +39,8 @@ pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
     })
 }
 
-/// Returns the iteration with its dimensions in the order in which the first output lies in memory. `None` where they are,
-/// and where the body asks which is which.
+/// Returns the iteration with its dimensions in the memory order of the first output. Returns `None` if they are in that order
+/// already, or if the body distinguishes dimensions.
 pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<Iteration> {
     let Placement::Strided { rows: strides, .. } = iteration.operands.get(body.inputs.len())? else {
         return None;
@@ -65,7 +65,7 @@ pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<
     })
 }
 
-/// Returns whether points are handled alike: nothing is combined, gathered or scattered, and no coordinate is read.
+/// Returns whether all points are handled the same way: nothing is combined, gathered or scattered, and no coordinate is read.
 fn is_plain(body: &Body) -> bool {
     body.reductions.is_empty()
         && !body.uses_coordinates()
@@ -83,8 +83,8 @@ fn operands<'a>(body: &'a Body, geometry: &'a Geometry) -> impl Iterator<Item = 
     })
 }
 
-/// Returns the widest vector, of at most so many bytes, in which operands can be walked along a dimension each: theirs is the
-/// second of a pair, the other strides and the extent of which are multiples of it.
+/// Returns the widest vector of at most `bytes` bytes in which every operand can be traversed along the dimension that is paired
+/// with it. The operand's other strides, and the dimension's extent, are multiples of it.
 fn widest<'a>(
     extents: &[u64],
     walks: impl Iterator<Item = ((DType, &'a [u64]), usize)>,
@@ -106,8 +106,7 @@ fn widest<'a>(
     vector as u8
 }
 
-/// Returns the class of tiles, where inputs have their neighbours in another dimension than the outputs, which have them in the
-/// last.
+/// Returns the class of tiles, if inputs are contiguous in another dimension than the outputs, which are contiguous in the last.
 pub(super) fn turned(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;
@@ -139,8 +138,8 @@ pub(super) fn turned(body: &Body, geometry: &Geometry, class: Class, alignment_b
     })
 }
 
-/// Returns the class in which strided points are handled as vectors along the last dimension: every operand walks it one by
-/// one, or is an input that stays on one element.
+/// Returns the class in which strided points are handled as vectors along the last dimension: every operand is contiguous there,
+/// or is an input that repeats one element.
 pub(super) fn vectors(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;

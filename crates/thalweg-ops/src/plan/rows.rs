@@ -6,30 +6,30 @@ use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
 
 use super::{Iteration, POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS, streamed};
 
-/// Points of a thread, at most, so that a lane's chain of additions stays short.
+/// The most points of a thread, so that a lane's chain of additions stays short.
 const POINTS_OF_A_THREAD: u64 = 64;
 
-/// Points and bytes of a thread that keeps values, at most, the best first: with few, a multiprocessor has many rows under way; with many,
-/// a row has few threads that wait for each other, which is better than to load or compute something again.
+/// The most points and bytes of a thread that keeps values, the best first. With few, a multiprocessor has many rows in flight.
+/// With many, a row has few threads that wait for each other, which is better than loading or computing values again.
 const ROOMS: [(u64, usize); 3] =
     [(32, BYTES_OF_A_THREAD), (32, MOST_BYTES_OF_A_THREAD), (POINTS_OF_A_THREAD, MOST_BYTES_OF_A_THREAD)];
 
-/// Threads of a row, at least, if it has a vector for each: a whole warp reads without gaps.
+/// The fewest threads of a row, if it has a vector for each: a complete warp reads without gaps.
 const WARP: u64 = 32;
 
-/// Threads of a block that keeps elements alone, of which two share a multiprocessor: one is loaded while the other computes.
+/// Threads of a block that keeps only elements. Two such blocks share a multiprocessor: one is loaded while the other computes.
 const SHARING: u64 = 512;
 
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
 
-/// Points of a thread that reads a row online, at least, and the most threads of such a row: with more, fewer rows would be under way
-/// while some wait for their last elements.
+/// The fewest points of a thread that reads a row online; below, the most threads of such a row. With more threads, fewer rows
+/// would be in flight while some wait for their last elements.
 const POINTS_ONLINE: u64 = 32;
 const THREADS_ONLINE: u64 = 256;
 
-/// Returns the class in which rows of this geometry are read online, if the body allows it and the points are one dimension as for rows
-/// that are held. Shorter rows are held, since then a warp has several of them under way.
+/// Returns the class in which rows of this geometry are read online, if the body allows it and the points are one dimension, as
+/// for held rows. Shorter rows are held, because a warp then has several of them in flight.
 pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
     let points = geometry.points();
     if class.inner_rank != 1 || points <= WARP_POINTS {
@@ -43,9 +43,9 @@ pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_b
     Some(Class { lanes, vector, online: true, ..class })
 }
 
-/// Returns the class in which threads hold rows of this geometry, if they can: the points are one dimension that every operand
-/// walks one by one, or stays on, and there are registers for them. A block of the most threads there are holds what it has registers
-/// for, and loads the rest again.
+/// Returns the class in which threads hold rows of this geometry, if they can. The points must be one dimension in which every
+/// operand is contiguous or repeats one element, and there must be registers for them. A block of the most threads keeps what its
+/// registers hold and loads the rest again.
 pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &Iteration) -> Option<Class> {
     let points = geometry.points();
     if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
@@ -69,7 +69,8 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     let alone = || elements.threads(bytes).map(of);
     match shared {
         Some(shared) => {
-            // What is the same for all rows goes through the second-level cache with each of them, where it is not copied once.
+            // Unless it is copied once, an input that is the same for all rows passes through the second-level cache with each
+            // row.
             let with_columns = streamed().filter(|class| class.streamed.is_some_and(|it| it.columns > 0));
             with_columns.or(Some(Class { shared, ..of(SHARING) }))
         }
@@ -78,12 +79,13 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     }
 }
 
-/// Returns how many threads keep elements and values of a row; `None` if they are more than a block that has registers for both.
+/// Returns how many threads keep elements and values of a row; `None` if a block of that many threads does not have registers for
+/// both.
 fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
     let bytes = held.bytes_of_a_point(body, class.vector);
     let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
-    // Where nothing is combined, no thread waits for others: more of them have more loads under way.
+    // If nothing is combined, no thread waits for others: more threads have more loads in flight.
     let rooms = if held.combines() { &ROOMS[..] } else { &ROOMS[..1] };
     rooms.iter().find_map(|&(most, most_bytes)| {
         let room = most.min((most_bytes / bytes) as u64) / vector * vector;
@@ -92,7 +94,7 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     })
 }
 
-/// Elements of a row that its threads keep, and none of the values that are computed of them.
+/// The elements of a row that its threads keep, without any values computed from them.
 struct Elements {
     held: Held,
     points: u64,
@@ -100,8 +102,8 @@ struct Elements {
 }
 
 impl Elements {
-    /// Returns how many vectors each of [`SHARING`] threads has in shared memory, if it keeps elements of one input, of which registers
-    /// hold half at least; `None` if there are too many, or registers are enough. A point takes so many bytes.
+    /// Returns how many vectors each of [`SHARING`] threads keeps in shared memory, if it keeps elements of one input, at least
+    /// half of them in registers. Returns `None` if there are too many, or if registers are enough. A point takes `bytes` bytes.
     fn in_shared_memory(&self, bytes: usize, shared_memory_bytes: u32) -> Option<u8> {
         let Self { held, points, vector } = self;
         let kept = held.kept.iter().filter(|&&kept| kept).count();
@@ -113,18 +115,18 @@ impl Elements {
         (is_one && fits).then_some(shared as u8)
     }
 
-    /// Returns how many points a thread has registers for.
+    /// Returns the number of points that fit a thread's registers.
     fn room(&self, bytes: usize) -> u64 {
         POINTS_OF_A_THREAD.min((BYTES_OF_A_THREAD / bytes) as u64) / self.vector * self.vector
     }
 
-    /// Returns whether a block has registers for all that later passes need.
+    /// Returns whether everything that later passes need fits the registers of a block.
     fn fits(&self, bytes: usize) -> bool {
         let room = self.room(bytes);
         room > 0 && self.points.div_ceil(room).next_power_of_two() <= BLOCK
     }
 
-    /// Returns how many threads keep as many elements as they have registers for; `None` if they would load too many again.
+    /// Returns how many threads keep as many elements as fit their registers; `None` if they would load too many again.
     fn threads(&self, bytes: usize) -> Option<u64> {
         let Self { held, points, vector } = self;
         let fitting = points.div_ceil(self.room(bytes).max(1)).next_power_of_two();
@@ -142,8 +144,8 @@ impl Elements {
     }
 }
 
-/// Returns the inputs that stay on one element for a whole row, as bits. `None` if an operand is neither such an input nor
-/// walks point by point, or if all inputs stay.
+/// Returns the inputs that repeat one element for a row, as bits. Returns `None` if an operand neither repeats one element nor is
+/// contiguous, or if all inputs repeat.
 fn repeated(body: &Body, geometry: &Geometry) -> Option<u32> {
     let (mut repeated, mut walks) = (0, false);
     for (number, operand) in geometry.operands.iter().enumerate() {
@@ -152,14 +154,14 @@ fn repeated(body: &Body, geometry: &Geometry) -> Option<u32> {
             Some(1) => walks |= number < body.inputs.len(),
             Some(0) if number < body.inputs.len().min(32) => repeated |= 1 << number,
             Some(_) => return None,
-            // An output of rows.
+            // A row output.
             None => {}
         }
     }
     walks.then_some(repeated)
 }
 
-/// Returns the widest vector that every row of every operand begins with and consists of.
+/// Returns the widest vector for which every row of every operand is aligned and is a multiple of its length.
 fn vector(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> u8 {
     let inputs = body.inputs.iter().map(|input| (input.dtype, OutputPlace::Point));
     let outputs = body.outputs.iter().map(|output| (output.dtype, output.place));

@@ -1,25 +1,26 @@
-//! Rows that stream through the shared memory of a cluster of blocks, where one multiprocessor has too few registers for them.
+//! Rows that stream through the shared memory of a cluster of blocks, if one multiprocessor has too few registers for them.
 
 use thalweg_ir::held::Held;
 use thalweg_ir::{Body, Class, Geometry, InputKind, OperandGeometry, Streamed};
 
 use super::{Iteration, VECTOR_BYTES};
 
-/// Bytes of the rows of all inputs, at least: shorter ones a block computes alone at the speed of a copy.
+/// The fewest bytes of the rows of all inputs: one block computes shorter rows at the speed of a copy.
 const LEAST_BYTES: u64 = 128 << 10;
 
-/// Shared memory of a block that is left for barriers and for what blocks send each other.
+/// Shared memory of a block that is reserved for barriers and for values that blocks send each other.
 const OWN_BYTES: u64 = 8 << 10;
 
-/// Threads of a group, and groups of a block, the best first. Two groups hide from each other how long their blocks exchange what they combined; one
-/// alone has memory for longer rows.
+/// Threads of a group, and groups of a block, the best first. With two groups, one computes while the blocks of the other
+/// exchange results; a single group has memory for longer rows.
 const GROUPS: [(u64, u8); 2] = [(256, 2), (512, 1)];
 
-/// Rows for which a group has memory, at most and at least.
+/// The most and the fewest rows for which a group has memory.
 const STAGES: (u64, u64) = (3, 2);
 
-/// Returns the class in which rows of this geometry stream, if they are long and read more than once, if every piece of them can be copied, and if a cluster has memory for
-/// them: as few blocks as possible, since the multiprocessors that a cluster needs side by side are not everywhere.
+/// Returns the class in which rows of this geometry stream: if they are long and read more than once, if every piece of them can
+/// be copied, and if a cluster has memory for them. The cluster has as few blocks as possible, since not every part of a GPU has
+/// enough neighbouring multiprocessors for a large one.
 pub(super) fn of(
     body: &Body,
     geometry: &Geometry,
@@ -66,8 +67,8 @@ pub(super) fn of(
     })
 }
 
-/// Returns the inputs that are walked point by point, and whether each is the same for all rows; `None` where rows are several dimensions, or
-/// where no input differs from row to row.
+/// Returns the inputs that are read point by point, and whether each is the same for all rows. Returns `None` if rows have
+/// several dimensions, or if no input differs from row to row.
 fn walking(body: &Body, geometry: &Geometry, class: &Class) -> Option<Vec<(usize, bool)>> {
     if geometry.row_shape.len() != 1 {
         return None;
@@ -83,13 +84,14 @@ fn walking(body: &Body, geometry: &Geometry, class: &Class) -> Option<Vec<(usize
     (few && walking.iter().any(|(_, column)| !column)).then_some(walking)
 }
 
-/// Returns whether something is combined, and all that is has at most 8 bytes and no place of a point.
+/// Returns whether something is combined, every combined value has at most 8 bytes, and no reduction depends on the place of a
+/// point.
 fn can_be_sent(body: &Body, held: &Held) -> bool {
     let is_small = body.reductions.iter().all(|reduction| body.dtype(reduction.value).size_bytes() <= 8);
     held.combines() && is_small && held.picks.iter().all(Option::is_none)
 }
 
-/// Returns whether every piece of every row begins and ends at a multiple of 16 bytes, as the copy engine wants it.
+/// Returns whether every piece of every row begins and ends at a multiple of 16 bytes, as the copy engine requires.
 fn can_be_copied(body: &Body, geometry: &Geometry, iteration: &Iteration, walking: &[(usize, bool)]) -> bool {
     iteration.alignment_bytes.is_multiple_of(VECTOR_BYTES)
         && walking.iter().all(|&(input, _)| {

@@ -1,7 +1,6 @@
-//! The softmax of attention: of scaled scores, some of which are masked, in one kernel.
+//! The softmax of attention: over scaled scores, some of which are masked, in one kernel.
 //!
-//! A row of which everything is masked gives zeros rather than NaN, as in PyTorch's composite of
-//! `scaled_dot_product_attention`.
+//! A row that is completely masked results in zeros rather than NaN, as in PyTorch's composite of `scaled_dot_product_attention`.
 
 use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
@@ -29,7 +28,7 @@ const fn attention(
     }
 }
 
-/// Returns the gradients of scores and mask; of what is masked the result is 0, and so is its gradient.
+/// Returns the gradients of scores and mask. Where a score is masked the result is 0, and so is its gradient.
 fn from_result<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -45,7 +44,7 @@ fn scaled<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     b.input(signature.inputs[0]).to(signature.compute) * b.scalar(DType::F64).to(signature.compute)
 }
 
-/// Returns the softmax of a row in which −∞ stands for what is masked.
+/// Returns the softmax of a row in which masked scores are −∞.
 fn safe_softmax<'b>(b: &'b BodyBuilder, x: Value<'b>) -> Value<'b> {
     let greatest = b.reduce(ReduceOp::Max, x.detach()).detach();
     let nothing = greatest.eq(f64::NEG_INFINITY);
@@ -60,7 +59,7 @@ pub static SCALED_SOFTMAX: LoopOp =
         b.output(safe_softmax(b, scaled(b, signature)), signature.outputs[0], OutputPlace::Point);
     });
 
-/// softmax(scale · x) over the points up to the row's own place. Rows: batch, query; inner: key.
+/// softmax(scale · x) over the points up to the row's own index. Rows: batch, query; inner: key.
 pub static CAUSAL_SOFTMAX: LoopOp = attention(
     "causal_softmax",
     "The softmax of scaled scores over the keys that do not come after the query: (batch, query, key).",
@@ -73,7 +72,7 @@ pub static CAUSAL_SOFTMAX: LoopOp = attention(
     },
 );
 
-/// softmax(scale · x + mask), where the mask is added, or says with truth values what takes part.
+/// softmax(scale · x + mask). The mask is added; a mask of truth values selects the scores that take part.
 pub static MASKED_SOFTMAX: LoopOp = attention(
     "masked_softmax",
     "The softmax of scaled scores with a mask: truth values of what takes part, or numbers to add.",

@@ -1,5 +1,5 @@
-//! Normalization of channels, by statistics of a batch, of groups or of planes: in parts, whose results are combined, and then point by
-//! point. Statistics are in the compute dtype, which is f32 for 16-bit floats.
+//! Normalization of channels by statistics of a batch, of groups or of planes: statistics are computed in parts, combined, and
+//! then applied to each point. They are in the compute dtype, which is f32 for 16-bit floats.
 
 use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
@@ -10,7 +10,7 @@ fn number<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     b.scalar(DType::F64).to(signature.compute)
 }
 
-/// Returns the mean of a row and the sum of its squared deviations from it.
+/// Returns the mean of a row, the sum of its squared deviations from the mean, and the number of its points.
 fn moments<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 3] {
     let x = loaded(b, signature, 0);
     let count = number(b, signature);
@@ -54,7 +54,7 @@ pub static CHANNEL_NORM_STATISTICS: LoopOp = affine(
     },
 );
 
-/// Mean and sum of squared deviations of rows, which are parts of longer ones: see [`CHANNEL_NORM_COMBINE`].
+/// Mean and sum of squared deviations of rows that are parts of longer rows: see [`CHANNEL_NORM_COMBINE`].
 pub static CHANNEL_NORM_PARTS: LoopOp = affine(
     "channel_norm_parts",
     "Mean and sum of squared deviations of rows.",
@@ -68,7 +68,8 @@ pub static CHANNEL_NORM_PARTS: LoopOp = affine(
     },
 );
 
-/// Mean, 1 / √(variance + ε) and variance of rows from those of their parts, which have a count of points each: Chan's formula.
+/// Mean, 1 / √(variance + ε) and variance of rows from the statistics of their parts and each part's number of points, by Chan's
+/// formula.
 pub static CHANNEL_NORM_COMBINE: LoopOp = affine(
     "channel_norm_combine",
     "Mean, inverse deviation and variance of rows, from mean and sum of squared deviations of their parts.",
@@ -85,7 +86,7 @@ pub static CHANNEL_NORM_COMBINE: LoopOp = affine(
     },
 );
 
-/// Points less their mean, times an inverse deviation and a weight, plus a bias.
+/// Points minus their mean, times an inverse deviation and a weight, plus a bias.
 pub static CHANNEL_NORM_APPLY: LoopOp = elementwise(
     "channel_norm_apply",
     "Points less a mean, times an inverse deviation and a weight, plus a bias.",
@@ -98,8 +99,8 @@ pub static CHANNEL_NORM_APPLY: LoopOp = elementwise(
     },
 );
 
-/// The sums of the result's gradient times the normalized points, and of the gradient, from input, mean, inverse deviation and
-/// gradient.
+/// The sums over rows of the result's gradient times the normalized points, and of the gradient. Inputs: input, mean, inverse
+/// deviation and gradient.
 pub static CHANNEL_NORM_SUMS: LoopOp = affine(
     "channel_norm_sums",
     "The sums of a gradient times normalized points, and of the gradient.",
@@ -114,7 +115,8 @@ pub static CHANNEL_NORM_SUMS: LoopOp = affine(
     },
 );
 
-/// Returns the sums of two lists, each times a weight if there is a third input, in the dtype that the call asks for.
+/// Returns the entry of the sums of two lists, each times a weight if there is a third input, in the dtype that the call
+/// specifies.
 const fn fold(name: &'static str, input_count: usize) -> LoopOp {
     LoopOp {
         rule: DTypeRule::FloatingPointAs,
@@ -147,8 +149,8 @@ pub static CHANNEL_NORM_FOLD: LoopOp = fold("channel_norm_fold", 2);
 /// The sums of the rows of two tensors, each times a weight.
 pub static CHANNEL_NORM_FOLD_WEIGHTED: LoopOp = fold("channel_norm_fold_weighted", 3);
 
-/// The gradient of the input, from input, mean, inverse deviation, the result's gradient, weight, and of each row the weighted sums of
-/// [`CHANNEL_NORM_SUMS`]; the number is one over the count of a row.
+/// The gradient of the input. Inputs: input, mean, inverse deviation, the result's gradient, weight, and, for each row, the
+/// weighted sums of [`CHANNEL_NORM_SUMS`]. The number is 1 / (number of points of a row).
 pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
     "channel_norm_backward",
     "The gradient of a normalization of channels with respect to its input.",

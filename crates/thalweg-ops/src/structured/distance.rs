@@ -1,17 +1,17 @@
-//! Losses of an element and its target: a formula each, of which there is a loop that gives the loss of every element, and one that
-//! sums the losses over dimensions without writing them down.
+//! Losses of an element and its target. Each is one formula with two loops: one returns the loss of every element, the other sums
+//! the losses over dimensions without storing them.
 
 use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
 use super::reduction;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
 
-/// Returns input and target.
+/// Loads input and target.
 fn pair<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 2] {
     [0, 1].map(|input| b.input(signature.inputs[input]).to(signature.compute))
 }
 
-/// Returns a number of the call.
+/// Returns a scalar argument of the call.
 fn number<'b>(b: &'b BodyBuilder, like: Value<'b>) -> Value<'b> {
     b.scalar(DType::F64).to(like.dtype())
 }
@@ -68,7 +68,8 @@ losses! {
         distance.ge(delta).select((distance - delta * 0.5) * delta, signed * signed * 0.5)
     };
     "−y · ln x − (1 − y) · ln (1 − x), with logarithms of at least −100" "binary_cross_entropy" BINARY_CROSS_ENTROPY BINARY_CROSS_ENTROPY_ELEMENTS [] |b, x, y| {
-        // The slope is (x − y) / max(x · (1 − x), 1e-12), as in PyTorch: near 0 and 1 that of a parabola, not that of the logarithms.
+        // The slope is (x − y) / max(x · (1 − x), 1e-12), as in PyTorch: near 0 and 1 it is that of a parabola, not that of the
+        // logarithms.
         let is_at_end = (x * (1.0 - x)).lt(1e-12);
         let (rest, logarithm) = (logarithm_of_rest(x), logarithm(x));
         let [rest, logarithm] = [rest, logarithm].map(|value| is_at_end.select(value.detach(), value));

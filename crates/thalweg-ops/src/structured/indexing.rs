@@ -1,6 +1,6 @@
-//! Reading and writing at indices that lie in device memory: nothing here needs the host to know them.
+//! Reading and writing at indices in device memory: the host never needs to read them.
 //!
-//! An index out of range reads NaN, or 0 of integers, and writes nothing; the kernel [reports](thalweg_ir::Report) it.
+//! An index out of range reads NaN (0 for integers) and writes nothing; the kernel [reports](thalweg_ir::Report) it.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Scalar, Value};
 
@@ -29,7 +29,7 @@ fn in_range<'b>(index: Value<'b>, extent: Value<'b>) -> Value<'b> {
     index.ge(0).and(index.lt(extent))
 }
 
-/// Returns whether an index is in range, and reports it where it is not.
+/// Returns whether an index is in range, and reports it if it is not.
 fn checked<'b>(b: &'b BodyBuilder, index: Value<'b>, extent: Value<'b>) -> Value<'b> {
     let fits = in_range(index, extent);
     b.report(fits.logical_not(), index, extent);
@@ -52,8 +52,8 @@ pub static EMBEDDING: LoopOp = indexing(
     },
 );
 
-/// The elements at indices of one dimension. Rows: outer, the number of the index, inner. Inputs: a contiguous source (outer,
-/// extent, inner), gathered; the indices.
+/// The elements at indices of one dimension. Rows: outer, index number, inner. Inputs: a contiguous source (outer, extent,
+/// inner), gathered; the indices.
 pub static GATHER: LoopOp = indexing(
     "gather",
     "The elements at indices of one dimension; NaN where an index is out of range.",
@@ -70,8 +70,8 @@ pub static GATHER: LoopOp = indexing(
     },
 );
 
-/// A sum of places in several dimensions, with one more: plus the index, counted from the end where it is negative, times the
-/// stride. −1 where the index is out of range, or the sum is that already.
+/// A place in several dimensions, extended by one dimension: the previous sum plus the index times the stride. Negative indices
+/// count from the end. −1 if the index is out of range or the sum is already −1.
 pub static PLACE: LoopOp = LoopOp {
     rule: DTypeRule::Numeric,
     space: Space::Elementwise,
@@ -95,8 +95,8 @@ pub static PLACE: LoopOp = LoopOp {
     )
 };
 
-/// Indices of a dimension, of which those from `lowest`, 0 or the extent's opposite, up to 0 are counted from the end. −1 where an
-/// index is out of range.
+/// Indices of a dimension. Negative indices from `lowest` on (0 or minus the extent) count from the end. −1 where an index is out
+/// of range.
 pub static CHECKED_INDEX: LoopOp = LoopOp {
     rule: DTypeRule::Numeric,
     space: Space::Elementwise,
@@ -116,8 +116,8 @@ pub static CHECKED_INDEX: LoopOp = LoopOp {
     )
 };
 
-/// Slices of a source, written in place at indices of one dimension of the target. Rows: what is outside of the dimension, the
-/// number of the index, what is inside. Inputs: the source, the indices. Strides are the target's.
+/// Slices of a source, written in place at indices of one dimension of the target. Rows: the dimensions before the indexed one,
+/// the index number, the dimensions after it. Inputs: the source, the indices. Strides are the target's.
 pub static INDEX_COPY: LoopOp = indexing(
     "index_copy",
     "Slices of a source, written in place at indices of one dimension; an index out of range writes nothing.",
@@ -133,8 +133,8 @@ pub static INDEX_COPY: LoopOp = indexing(
     },
 );
 
-/// Three tensors of one shape as places of a new dimension: the gradient of taking a tensor apart into three. Rows: the
-/// new dimension, then those of the tensors.
+/// Three tensors of one shape, stacked along a new dimension: the gradient of splitting a tensor into three. Rows: the new
+/// dimension, then those of the tensors.
 pub static STACK3: LoopOp = indexing(
     "stack3",
     "Three tensors of one shape as places of a new first dimension.",

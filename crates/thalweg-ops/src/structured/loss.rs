@@ -1,15 +1,15 @@
-//! Losses over classes. The row's points are the classes; one kernel gives the loss of every row.
+//! Losses over classes. The row's points are the classes; one kernel computes the loss of every row.
 //!
-//! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
-//! not one of the row's makes the loss NaN, and the gradient of the whole row of a cross entropy with it (that of [`NLL_LOSS`] is 0); the
-//! loss's kernel [reports](thalweg_ir::Report) it.
+//! Each row has its class, an i64. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
+//! out of range makes the loss NaN, and for a cross entropy also the gradient of the entire row (the gradient of [`NLL_LOSS`] is
+//! 0); the loss's kernel [reports](thalweg_ir::Report) it.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use super::shifted_exponentials;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
-/// Returns a loss over classes of a floating-point tensor and the classes.
+/// Returns the entry of a loss of a floating-point tensor and classes.
 const fn loss(
     name: &'static str,
     doc: &'static str,
@@ -28,7 +28,7 @@ const fn loss(
     }
 }
 
-/// The classes of a row, as a body sees them.
+/// The class of a row in a body.
 struct Classes<'b> {
     class: Value<'b>,
     count: Value<'b>,
@@ -36,14 +36,14 @@ struct Classes<'b> {
 }
 
 impl<'b> Classes<'b> {
-    /// Takes the input of classes, the number of classes and the class that is ignored.
+    /// Loads the classes, the number of classes and the ignored class.
     fn new(b: &'b BodyBuilder) -> Self {
-        // The class is the same at every point of its row, and a reduction is how a body says so.
+        // The class is the same at every point of its row; a reduction makes that explicit in the body.
         let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
         Self { class, count: scalar(b, DType::I64), ignored: scalar(b, DType::I64) }
     }
 
-    /// Reports the class where it is wrong.
+    /// Reports the class if it is out of range.
     fn check(&self, b: &BodyBuilder) {
         b.report(self.is_wrong(), self.class, self.count);
     }
@@ -52,35 +52,35 @@ impl<'b> Classes<'b> {
         self.class.eq(self.ignored)
     }
 
-    /// Returns whether the class is not one of the row's, nor the one that is ignored.
+    /// Returns whether the class is out of range and not the ignored one.
     fn is_wrong(&self) -> Value<'b> {
         let in_range = self.class.ge(0).and(self.class.lt(self.count));
         in_range.or(self.is_ignored()).logical_not()
     }
 
-    /// Returns 1, or NaN where the class is out of range: a factor that is the same for the whole row.
+    /// Returns 1, or NaN if the class is out of range: a factor for the whole row.
     fn validity(&self, like: Value<'b>) -> Value<'b> {
         self.is_wrong().select(like.like(f64::NAN), like.like(1.0))
     }
 
-    /// Returns whether a point is that of the row's class.
+    /// Returns whether a point is the row's class.
     fn is_class(&self, b: &'b BodyBuilder) -> Value<'b> {
         b.index(Dimension::Inner(0)).eq(self.class)
     }
 
-    /// Returns the value at the row's class; 0 where there is none.
+    /// Returns the value at the row's class; 0 if the class is out of range.
     fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
         b.reduce(ReduceOp::Sum, self.is_class(b).select(value, value.like(0.0)))
     }
 
-    /// Returns the loss, save where the class is ignored.
+    /// Returns the loss, or 0 if the class is ignored.
     fn counted(&self, loss: Value<'b>) -> Value<'b> {
         self.is_ignored().select(loss.like(0.0), loss)
     }
 }
 
-/// −log softmax(x) at the row's class, for each row of x, in f32 where x has 16 bits; and the logarithm of the sum of eˣ, by which the
-/// gradient is a pass of its own over x.
+/// −log softmax(x) at the row's class, for each row of x, in f32 if x has 16 bits. The second result is the logarithm of the sum
+/// of eˣ, with which the gradient needs only one pass over x.
 pub static CROSS_ENTROPY: LoopOp = LoopOp {
     rule: DTypeRule::WideClasses,
     outputs: &[OutputPlace::Row, OutputPlace::Row],
@@ -103,8 +103,8 @@ pub static CROSS_ENTROPY: LoopOp = LoopOp {
     )
 };
 
-/// The gradient of [`CROSS_ENTROPY`] in x: (softmax(x) − 1 at the row's class) · g, from x, classes, the logarithms of the sums and the
-/// losses' gradient. It may lie where x does.
+/// The gradient of [`CROSS_ENTROPY`] with respect to x: (softmax(x) − 1 at the row's class) · g. Inputs: x, classes, the
+/// logarithms of the sums and the losses' gradient. It may overwrite x.
 pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
     input_count: 4,
     outputs: &[OutputPlace::Point],
@@ -125,7 +125,8 @@ pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
     )
 };
 
-/// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
+/// [`CROSS_ENTROPY`] against targets that spread `smoothing` (s) evenly over all classes: (1 − s) · loss + s · the mean over
+/// classes.
 pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
     rule: DTypeRule::WideClasses,
     ..loss(
@@ -148,8 +149,8 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
     )
 };
 
-/// −x at the row's class, for each row of logarithms of probabilities, and whether the class counts, 1 or 0. Rows: what is outside of the
-/// classes, and inside. Inputs: x (outer, classes, inner), gathered; the classes.
+/// −x at the row's class, for each row of logarithms of probabilities; the second result is 1 if the class counts, else 0. Rows:
+/// the dimensions before the classes, and those after. Inputs: x (outer, classes, inner), gathered; the classes.
 pub static NLL_LOSS: LoopOp = LoopOp {
     sizes: Sizes::None,
     rule: DTypeRule::WideClasses,
@@ -163,7 +164,8 @@ pub static NLL_LOSS: LoopOp = LoopOp {
     )
 };
 
-/// [`NLL_LOSS`] times the weight of the class, and that weight. The third input is a weight per class, gathered.
+/// [`NLL_LOSS`] times the weight of the class; the second result is that weight. The third input has a weight per class,
+/// gathered.
 pub static NLL_LOSS_WEIGHTED: LoopOp = LoopOp {
     name: "nll_loss_weighted",
     doc: "−x at the row's class times the class's weight, for each row, and that weight; 0 where the class is ignored, NaN where it is out \
@@ -192,7 +194,7 @@ fn at_class(b: &BodyBuilder, signature: &Signature, is_weighted: bool) {
     b.output(is_ignored.select(zero, weight), signature.compute, OutputPlace::Row);
 }
 
-/// The sum of losses over the number of classes that are not ignored; NaN where all are.
+/// The sum of losses divided by the number of classes that are not ignored; NaN if all are ignored.
 pub static MEAN_OVER_CLASSES: LoopOp = LoopOp {
     sizes: Sizes::Dimensions,
     ..loss(

@@ -1,8 +1,8 @@
-//! Normalization of rows, by mean and variance or by the mean square. Statistics are kept in the compute dtype, which is f32 for 16-bit
-//! floats.
+//! Normalization of rows, by mean and variance or by the mean square. Statistics are in the compute dtype, which is f32 for
+//! 16-bit floats.
 //!
 //! The gradient of the form with weight and bias has two kernels of its own: one over rows for the input, one over features for
-//! weight and bias. Derived ones would write the parameters' gradients at every point, to be summed afterwards.
+//! weight and bias. Derived kernels would write the parameters' gradients at every point, to be summed afterwards.
 
 use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
@@ -50,7 +50,7 @@ pub(super) const fn affine(
     LoopOp { name, doc, input_count, scalars, sizes: Sizes::Dimensions, outputs, build, ..LoopOp::BASE }
 }
 
-/// [`LAYER_NORM`] times a weight plus a bias, and of each row the mean and 1 / √(variance + ε) for the gradient.
+/// [`LAYER_NORM`] times a weight plus a bias; further results are each row's mean and 1 / √(variance + ε) for the gradient.
 pub static LAYER_NORM_AFFINE: LoopOp = affine(
     "layer_norm_affine",
     "Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and inverse deviation.",
@@ -66,7 +66,8 @@ pub static LAYER_NORM_AFFINE: LoopOp = affine(
     },
 );
 
-/// Returns the gradient of the input from the first five inputs: input, weight, mean, inverse deviation and the result's gradient.
+/// Computes the gradient of the input from the first five inputs: input, weight, mean, inverse deviation and the result's
+/// gradient.
 fn input_gradient<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     let [x, weight, mean, inverse_deviation, gradient] =
         [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
@@ -78,7 +79,8 @@ fn input_gradient<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     inverse_deviation * (gradient - mean_gradient - normalized * slope)
 }
 
-/// The gradient of [`LAYER_NORM_AFFINE`] in its input, from input, weight, mean, inverse deviation and the result's gradient.
+/// The gradient of [`LAYER_NORM_AFFINE`] with respect to its input. Inputs: input, weight, mean, inverse deviation and the
+/// result's gradient.
 pub static LAYER_NORM_BACKWARD: LoopOp = affine(
     "layer_norm_backward",
     "The gradient of layer_norm_affine with respect to its input.",
@@ -88,7 +90,7 @@ pub static LAYER_NORM_BACKWARD: LoopOp = affine(
     |b, signature| b.output(input_gradient(b, signature), signature.outputs[0], OutputPlace::Point),
 );
 
-/// [`LAYER_NORM_BACKWARD`] plus a gradient that comes past the layer, as that of a residual connection does.
+/// [`LAYER_NORM_BACKWARD`] plus a gradient that bypasses the layer, such as that of a residual connection.
 pub static LAYER_NORM_BACKWARD_ADD: LoopOp = affine(
     "layer_norm_backward_add",
     "The gradient of layer_norm_affine with respect to its input, plus one that comes past the layer.",
@@ -101,8 +103,8 @@ pub static LAYER_NORM_BACKWARD_ADD: LoopOp = affine(
     },
 );
 
-/// [`LAYER_NORM_AFFINE`] of a sum of two inputs, which is a result too: a residual connection and the layer behind it. The normalized
-/// rows may have a dtype of their own.
+/// [`LAYER_NORM_AFFINE`] of a sum of two inputs: a residual connection and the layer after it. The sum is a result, too. The
+/// normalized rows may have another dtype.
 pub static ADD_LAYER_NORM: LoopOp = LoopOp {
     rule: DTypeRule::FloatingPointAs,
     ..affine(
@@ -113,7 +115,7 @@ pub static ADD_LAYER_NORM: LoopOp = LoopOp {
         &[OutputPlace::Point, OutputPlace::Row, OutputPlace::Row, OutputPlace::Point],
         |b, signature| {
             let [x, branch, weight, bias] = [0, 1, 2, 3].map(|input| loaded(b, signature, input));
-            // As it is stored, so that the norm is that of the sum which goes on.
+            // Rounded as it is stored, so that the norm is that of the stored sum.
             let sum = (x + branch).to(signature.common).to(signature.compute);
             let [result, mean, inverse_deviation] = normalized(b, sum);
             b.output(result * weight + bias, signature.outputs[0], OutputPlace::Point);
@@ -124,7 +126,7 @@ pub static ADD_LAYER_NORM: LoopOp = LoopOp {
     )
 };
 
-/// [`LAYER_NORM_BACKWARD_ADD`], twice: in the dtype of the input, and in that of the branch that was added to it.
+/// [`LAYER_NORM_BACKWARD_ADD`], written twice: in the dtype of the input, and in that of the branch that was added to it.
 pub static ADD_LAYER_NORM_BACKWARD: LoopOp = LoopOp {
     rule: DTypeRule::FloatingPointAs,
     ..affine(
@@ -142,7 +144,7 @@ pub static ADD_LAYER_NORM_BACKWARD: LoopOp = LoopOp {
     )
 };
 
-/// The gradients of weight and bias of [`LAYER_NORM_AFFINE`], from input, mean, inverse deviation and the result's gradient.
+/// The gradients of weight and bias of [`LAYER_NORM_AFFINE`]. Inputs: input, mean, inverse deviation and the result's gradient.
 /// Its rows are the features.
 pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
     "layer_norm_parameters_backward",
@@ -158,7 +160,8 @@ pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
     },
 );
 
-/// Returns rows over the root of their mean square, times a weight if there is a second input; with 1 / √(mean square + ε) of each.
+/// Returns the entry of rows divided by the root of their mean square, times a weight if there is a second input. The second
+/// result is 1 / √(mean square + ε) of each row.
 const fn root_mean_square(name: &'static str, input_count: usize) -> LoopOp {
     affine(
         name,
@@ -178,14 +181,14 @@ const fn root_mean_square(name: &'static str, input_count: usize) -> LoopOp {
     )
 }
 
-/// Rows over the root of their mean square, with 1 / √(mean square + ε) of each for the gradient.
+/// Rows divided by the root of their mean square; the second result is 1 / √(mean square + ε) of each row, for the gradient.
 pub static RMS_NORM: LoopOp = root_mean_square("rms_norm_rows", 1);
 
 /// [`RMS_NORM`] times a weight.
 pub static RMS_NORM_AFFINE: LoopOp = root_mean_square("rms_norm_affine", 2);
 
-/// Returns the gradient of RMS normalization in its input, from input, inverse root and the result's gradient, and a weight if there is a
-/// fourth input.
+/// Returns the entry of the gradient of RMS normalization with respect to its input. Inputs: input, inverse root and the result's
+/// gradient, and optionally a weight.
 const fn root_mean_square_gradient(name: &'static str, input_count: usize) -> LoopOp {
     affine(
         name,
@@ -205,13 +208,15 @@ const fn root_mean_square_gradient(name: &'static str, input_count: usize) -> Lo
     )
 }
 
-/// The gradient of [`RMS_NORM`] in its input, from input, inverse root and the result's gradient.
+/// The gradient of [`RMS_NORM`] with respect to its input. Inputs: input, inverse root and the result's gradient.
 pub static RMS_NORM_BACKWARD: LoopOp = root_mean_square_gradient("rms_norm_backward", 3);
 
-/// The gradient of [`RMS_NORM_AFFINE`] in its input, from input, inverse root, the result's gradient and the weight.
+/// The gradient of [`RMS_NORM_AFFINE`] with respect to its input. Inputs: input, inverse root, the result's gradient and the
+/// weight.
 pub static RMS_NORM_AFFINE_BACKWARD: LoopOp = root_mean_square_gradient("rms_norm_affine_backward", 4);
 
-/// The gradient of the weight of [`RMS_NORM_AFFINE`], from input, inverse root and the result's gradient. Its rows are the features.
+/// The gradient of the weight of [`RMS_NORM_AFFINE`]. Inputs: input, inverse root and the result's gradient. Its rows are the
+/// features.
 pub static RMS_NORM_WEIGHT_BACKWARD: LoopOp = LoopOp {
     rule: DTypeRule::FloatingPointAs,
     ..affine(

@@ -1,4 +1,5 @@
-//! Random numbers, one word of a generator each; `thalweg_kernels::random` says which word of a device's generator is whose.
+//! Random numbers, one word of a generator each; `thalweg_kernels::random` defines which element uses which word of a device's
+//! generator.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Value};
 
@@ -23,7 +24,7 @@ const fn drawn(
     }
 }
 
-/// The words that a device's generator has for the element of a point.
+/// The words of a device's generator for the element at a point.
 struct Words<'b> {
     builder: &'b BodyBuilder,
     seed: Value<'b>,
@@ -32,7 +33,7 @@ struct Words<'b> {
 }
 
 impl<'b> Words<'b> {
-    /// Takes seed and offset, and the number of threads.
+    /// Loads seed and offset, and the number of threads.
     fn new(builder: &'b BodyBuilder) -> Self {
         let [seed, offset] = [0; 2].map(|_| builder.input(DType::I64));
         let threads = scalar(builder, DType::I64);
@@ -41,20 +42,20 @@ impl<'b> Words<'b> {
         Self { builder, seed, subsequence: element - round * threads, position: offset + round }
     }
 
-    /// Returns a number in (0, 1] of a word, with cuRAND's rounding.
+    /// Returns a number in (0, 1] from a word, with cuRAND's rounding.
     fn unit(&self, position: Value<'b>) -> Value<'b> {
         let word = self.builder.random(self.seed, self.subsequence, position).to(DType::F32);
         let unit = f64::from(1u32 << 31).recip() / 2.0;
         word.mul_add(word.like(unit), word.like(unit / 2.0))
     }
 
-    /// Returns a number in [0, 1) of a word, as `uniform_` draws it.
+    /// Returns a number in [0, 1) from a word, as `uniform_` draws it.
     fn fraction(&self, position: Value<'b>) -> Value<'b> {
         let unit = self.unit(position);
         unit.ge(1.0).select(unit.like(0.0), unit)
     }
 
-    /// Returns a number in (0, 1], in the dtype that numbers of a result's are computed in.
+    /// Returns a number in (0, 1], in the dtype in which numbers of the result's dtype are computed.
     fn open(&self, signature: &Signature) -> Value<'b> {
         let wide = if signature.outputs[0] == DType::F64 { DType::F64 } else { DType::F32 };
         1.0 - self.fraction(self.position).to(wide)
@@ -69,7 +70,7 @@ pub static BERNOULLI: LoopOp =
         b.output(kept.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     });
 
-/// Numbers of an exponential distribution: −ln u / lambd.
+/// Numbers with an exponential distribution: −ln u / lambd.
 pub static EXPONENTIAL: LoopOp = drawn(
     "exponential",
     "Numbers of an exponential distribution, of which the factor is the negative mean.",
@@ -93,7 +94,7 @@ pub static GEOMETRIC: LoopOp = drawn(
     },
 );
 
-/// Numbers of a Cauchy distribution: median + sigma · tan (π (u − ½)).
+/// Numbers with a Cauchy distribution: median + sigma · tan (π (u − ½)).
 pub static CAUCHY: LoopOp =
     drawn("cauchy", "Numbers of a Cauchy distribution.", &["threads", "median", "sigma"], |b, signature| {
         let number = Words::new(b).open(signature);
@@ -102,7 +103,7 @@ pub static CAUCHY: LoopOp =
         b.output(drawn.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     });
 
-/// Integers from `low` on, of a range: the remainders of 63 bits, of which three draws give 21 each.
+/// Integers of a range that begins at `low`: remainders of 63-bit numbers, which consist of three draws of 21 bits each.
 pub static INTEGERS: LoopOp = drawn(
     "integers",
     "Integers of a range, from three draws that are so many words apart.",
@@ -130,7 +131,7 @@ const fn sequence(
     LoopOp { input_count: 0, ..drawn(name, doc, scalars, build) }
 }
 
-/// The words of a seed in one sequence, which a program on the host goes through.
+/// The words of a seed as one sequence, which a program on the host uses in order.
 struct Sequence<'b> {
     builder: &'b BodyBuilder,
     seed: Value<'b>,
@@ -138,20 +139,20 @@ struct Sequence<'b> {
 }
 
 impl<'b> Sequence<'b> {
-    /// Takes the seed, and the position of the first word.
+    /// Loads the seed, and the position of the first word.
     fn new(builder: &'b BodyBuilder) -> Self {
         let [seed, position] = [0; 2].map(|_| builder.scalar(DType::I64));
         Self { builder, seed, position }
     }
 
-    /// Returns a number in [0, 1): the upper 24 bits of the word so many behind the first.
+    /// Returns a number in [0, 1): the upper 24 bits of the word `place` words after the first.
     fn fraction(&self, place: Value<'b>) -> Value<'b> {
         let word = self.builder.random(self.seed, self.seed.like(0), self.position + place);
         (word / 256).to(DType::F32) * f64::from(1 << 24).recip()
     }
 }
 
-/// Numbers in [low, high) from a sequence: one word each.
+/// Numbers in [low, high) from a sequence, one word each.
 pub static SEQUENCE_UNIFORM: LoopOp = sequence(
     "sequence_uniform",
     "Random numbers in [low, high), from a generator of the host.",
@@ -164,7 +165,7 @@ pub static SEQUENCE_UNIFORM: LoopOp = sequence(
     },
 );
 
-/// Normally distributed numbers from a sequence: two words each, the cosine half of a Box-Muller pair.
+/// Normally distributed numbers from a sequence, two words each: the cosine half of a Box-Muller pair.
 pub static SEQUENCE_NORMAL: LoopOp = sequence(
     "sequence_normal",
     "Normally distributed random numbers, from a generator of the host.",

@@ -1,14 +1,14 @@
-//! The points of a step of a recurrent network: what stands behind the products of the input and of the hidden state, in one kernel, and its
-//! gradient in another.
+//! The elementwise part of a step of a recurrent network, after the products of the input and of the hidden state: one kernel,
+//! and one for its gradient.
 
 use thalweg_ir::{BodyBuilder, OutputPlace, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Space};
 
-/// The places of outputs.
+/// The places of outputs, all written once per row.
 const ROWS: [OutputPlace; 7] = [OutputPlace::Row; 7];
 
-/// Returns a loop over points of so many tensors.
+/// Returns the entry of a loop over points of `input_count` tensors.
 const fn points(
     name: &'static str,
     doc: &'static str,
@@ -20,7 +20,7 @@ const fn points(
     LoopOp { name, doc, input_count, outputs, rule, space, build, ..LoopOp::BASE }
 }
 
-/// Returns so many inputs.
+/// Loads `COUNT` inputs.
 fn inputs<'b, const COUNT: usize>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; COUNT] {
     std::array::from_fn(|input| b.input(signature.inputs[input]).to(signature.compute))
 }
@@ -38,18 +38,18 @@ fn sigmoid(x: Value<'_>) -> Value<'_> {
     negative.select(small, x.like(1.0)) / (1.0 + small)
 }
 
-/// Returns the gradient before a sigmoid from that behind it.
+/// Returns the gradient of a sigmoid's input from that of its result y.
 fn before_sigmoid<'b>(y: Value<'b>, g: Value<'b>) -> Value<'b> {
     g * y * (1.0 - y)
 }
 
-/// Returns the gradient before a hyperbolic tangent from that behind it.
+/// Returns the gradient of a hyperbolic tangent's input from that of its result y.
 fn before_tanh<'b>(y: Value<'b>, g: Value<'b>) -> Value<'b> {
     g * (1.0 - y * y)
 }
 
-/// A step of long short-term memory: the gates i, f, g, o by the input, the same by the hidden state, and the cell give the hidden state, the
-/// cell, and the gates behind their functions.
+/// A step of long short-term memory. Inputs: the gates i, f, g, o from the input, the gates from the hidden state, and the cell.
+/// Results: the hidden state, the cell, and the gates after their activation functions.
 pub static LSTM_STEP: LoopOp = points(
     "lstm_step_points",
     "A step of long short-term memory.",
@@ -64,8 +64,9 @@ pub static LSTM_STEP: LoopOp = points(
     },
 );
 
-/// The gradient of [`LSTM_STEP`]: those of the hidden state and the cell, the gates behind their functions, the cell before and after the step give
-/// those of the gates i, f, g, o, which are the same for input and hidden state, and of the cell before.
+/// The gradient of [`LSTM_STEP`]. Inputs: the gradients of hidden state and cell, the gates after their activation functions, and
+/// the cell before and after the step. Results: the gradients of the gates i, f, g, o, which are the same for input and hidden
+/// state, and of the cell before the step.
 pub static LSTM_STEP_BACKWARD: LoopOp = points(
     "lstm_step_points_backward",
     "The gradient of a step of long short-term memory.",
@@ -86,8 +87,8 @@ pub static LSTM_STEP_BACKWARD: LoopOp = points(
     },
 );
 
-/// A step of a gated recurrent unit: the gates r, z, n by the input, the same by the hidden state, and the hidden state give the next one, and the
-/// gates behind their functions.
+/// A step of a gated recurrent unit. Inputs: the gates r, z, n from the input, the gates from the hidden state, and the hidden
+/// state. Results: the next hidden state, and the gates after their activation functions.
 pub static GRU_STEP: LoopOp = points(
     "gru_step_points",
     "A step of a gated recurrent unit.",
@@ -101,8 +102,9 @@ pub static GRU_STEP: LoopOp = points(
     },
 );
 
-/// The gradient of [`GRU_STEP`]: that of the next hidden state, the gates behind their functions, the hidden state's part of n and the hidden state
-/// give those of the gates r, z, n by the input, of the same by the hidden state, and of the hidden state.
+/// The gradient of [`GRU_STEP`]. Inputs: the gradient of the next hidden state, the gates after their activation functions, the
+/// hidden state's part of n, and the hidden state. Results: the gradients of the gates r, z, n from the input, of the gates from
+/// the hidden state, and of the hidden state.
 pub static GRU_STEP_BACKWARD: LoopOp = points(
     "gru_step_points_backward",
     "The gradient of a step of a gated recurrent unit.",

@@ -13,7 +13,7 @@ fn number<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     b.scalar(DType::F64).to(signature.compute)
 }
 
-/// The place of the smallest element in one dimension: the first of equals, or of NaNs.
+/// The place of the smallest element in one dimension: the first among equals, or among NaNs.
 pub static ARGMIN: LoopOp = LoopOp {
     sizes: Sizes::Dimension,
     ..reduction(
@@ -35,7 +35,7 @@ pub static PROD: LoopOp =
         b.output(product, signature.outputs[0], OutputPlace::Row);
     });
 
-/// The sum over dimensions of what is not NaN.
+/// The sum over dimensions of the elements that are not NaN.
 pub static NANSUM: LoopOp =
     reduction("nansum", "The sum of what is not NaN.", DTypeRule::Sum, &[], |b, signature| {
         let x = loaded(b, signature);
@@ -51,7 +51,7 @@ fn truth<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
 /// Whether any element is not 0.
 pub static ANY: LoopOp =
     reduction("any", "Whether any element is not 0.", DTypeRule::Logical, &[], |b, signature| {
-        // The highest of nothing is the lowest number there is.
+        // The maximum over no elements is the dtype's lowest number.
         let found = b.reduce(ReduceOp::Max, truth(b, signature)).gt(0);
         b.output(found, DType::Bool, OutputPlace::Row);
     });
@@ -70,7 +70,7 @@ pub static COUNT_NONZERO: LoopOp =
         b.output(b.reduce(ReduceOp::Sum, one), DType::I64, OutputPlace::Row);
     });
 
-/// Returns the variance of a row, and its mean. The call says how many elements there are, and what the squares' sum is divided by.
+/// Returns the variance of a row, and its mean. The call passes the number of elements, and the divisor of the sum of squares.
 fn variance<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 2] {
     let x = loaded(b, signature);
     let [count, divisor] = [0; 2].map(|_| number(b, signature));
@@ -79,7 +79,7 @@ fn variance<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 2] {
     [b.reduce(ReduceOp::Sum, centred * centred) / divisor, mean]
 }
 
-/// Returns √x with a gradient of 0 where x is 0, as PyTorch's deviations and norms have it.
+/// Returns √x with a gradient of 0 where x is 0, as in PyTorch's deviations and norms.
 fn root(x: Value<'_>) -> Value<'_> {
     let is_zero = x.eq(0.0);
     is_zero.select(x.like(0.0), is_zero.select(x.like(1.0), x).sqrt())
@@ -154,13 +154,13 @@ pub static NORM_1: LoopOp =
         b.output(sum, signature.outputs[0], OutputPlace::Row);
     });
 
-/// Returns xᵖ of an x ≥ 0, with a gradient of 0 where x is 0.
+/// Returns xᵖ for x ≥ 0, with a gradient of 0 where x is 0.
 fn power<'b>(x: Value<'b>, exponent: Value<'b>) -> Value<'b> {
     let is_zero = x.eq(0.0);
     is_zero.select(x.detach().pow(exponent).detach(), is_zero.select(x.like(1.0), x).pow(exponent))
 }
 
-/// (Σ |x|ᵖ)^(1/p) over dimensions; the call says p and 1/p.
+/// (Σ |x|ᵖ)^(1/p) over dimensions; the call passes p and 1/p.
 pub static NORM_P: LoopOp = reduction(
     "norm_p",
     "The p-norm over dimensions.",

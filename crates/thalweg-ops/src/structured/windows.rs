@@ -1,17 +1,17 @@
-//! Windows over planes of three axes: those of one and two axes have extents of 1 in front. A plane is an image's channel.
+//! Windows over planes of three axes; planes of one and two axes have leading extents of 1. A plane is an image's channel.
 //!
-//! A geometry says where windows lie: at a stride, with padding and dilation, or adaptive, so that a given number of them covers
-//! each axis. What is done with them (columns, averages, maxima, and the transposes of these) is written once for both.
+//! A geometry defines the windows: at a stride, with padding and dilation, or adaptive, so that a given number of them covers
+//! each axis. The operations on windows (columns, averages, maxima, and their transposes) are written once for both.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 
-/// An extent or another number per axis.
+/// An extent or another number for each axis.
 type PerAxis<'b> = [Value<'b>; 3];
 
-/// The place where windows lie.
-#[allow(clippy::large_enum_variant)] // it lives while a body is written
+/// The placement of windows.
+#[allow(clippy::large_enum_variant)] // it exists only while a body is written
 enum Geometry<'b> {
     Strided {
         extents: PerAxis<'b>,
@@ -22,7 +22,7 @@ enum Geometry<'b> {
         dilation: PerAxis<'b>,
         /// Whether an average counts padding.
         counts_padding: Value<'b>,
-        /// The number that an average divides by, where that is not 0.
+        /// The divisor of an average, unless it is 0.
         divisor: Value<'b>,
     },
     Adaptive {
@@ -64,12 +64,12 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// Returns the first and the last coordinate, exclusive, of an adaptive window.
+    /// Returns the first coordinate of an adaptive window, and the one after its last.
     fn span(extent: Value<'b>, windows: Value<'b>, window: Value<'b>) -> (Value<'b>, Value<'b>) {
         (window * extent / windows, ((window + 1) * extent + windows - 1) / windows)
     }
 
-    /// Returns the coordinate of a place in a window, and whether it is inside.
+    /// Returns the coordinate of a place in a window, and whether it is inside the plane.
     fn at(&self, axis: usize, window: Value<'b>, place: Value<'b>) -> (Value<'b>, Value<'b>) {
         match self {
             Self::Strided { extents, stride, padding, dilation, .. } => {
@@ -83,7 +83,8 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// Returns the window that is the `back`th from the last that a coordinate can lie in, the place in it, and whether it lies
+    /// Returns, among the windows that can contain a coordinate, the one with number `back` (from the last backwards for strided
+    /// windows, from the first forwards for adaptive ones), the place in it, and whether the window contains the coordinate
     /// there.
     fn window_of(&self, axis: usize, at: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
         match self {
@@ -103,7 +104,7 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// Returns the number that an average over a window divides by.
+    /// Returns the divisor of an average over a window.
     fn divisor(&self, window: PerAxis<'b>) -> Value<'b> {
         match self {
             Self::Strided { extents, kernel, stride, padding, counts_padding, divisor, .. } => {
@@ -125,13 +126,13 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// Returns the coordinates of a place in a window, and whether all are inside.
+    /// Returns the coordinates of a place in a window, and whether all are inside the plane.
     fn point(&self, window: PerAxis<'b>, place: PerAxis<'b>) -> (PerAxis<'b>, Value<'b>) {
         let points = [0, 1, 2].map(|axis| self.at(axis, window[axis], place[axis]));
         (points.map(|(at, _)| at), points[0].1.and(points[1].1).and(points[2].1))
     }
 
-    /// Returns the windows of coordinates, the places in them, and whether there are such.
+    /// Returns the windows of coordinates, the places in them, and whether they exist.
     fn windows_of(&self, at: PerAxis<'b>, back: PerAxis<'b>) -> (PerAxis<'b>, PerAxis<'b>, Value<'b>) {
         let found = [0, 1, 2].map(|axis| self.window_of(axis, at[axis], back[axis]));
         let exists = found[0].2.and(found[1].2).and(found[2].2);
@@ -139,7 +140,7 @@ impl<'b> Geometry<'b> {
     }
 }
 
-/// Returns the place of coordinates among those of these extents.
+/// Returns the row-major index of coordinates in these extents.
 fn linear<'b>(at: PerAxis<'b>, extents: PerAxis<'b>) -> Value<'b> {
     (at[0] * extents[1] + at[1]) * extents[2] + at[2]
 }
@@ -148,7 +149,7 @@ fn volume(extents: PerAxis<'_>) -> Value<'_> {
     extents[0] * extents[1] * extents[2]
 }
 
-/// Returns the place in a tensor of planes of a place in the plane that a row names first.
+/// Returns the index in a tensor of planes of a place in the plane that a row's first coordinate selects.
 fn in_planes<'b>(b: &'b BodyBuilder, extents: PerAxis<'b>, in_plane: Value<'b>) -> Value<'b> {
     b.index(Dimension::Row(0)) * volume(extents) + in_plane
 }
@@ -244,7 +245,7 @@ fn average_backward<'b>(
     b.output(b.reduce(ReduceOp::Sum, part), signature.outputs[0], OutputPlace::Row);
 }
 
-/// Returns the value that no element is below.
+/// Returns the lowest value of a dtype.
 fn lowest(dtype: DType) -> Scalar {
     match dtype.is_signed() {
         _ if dtype.is_floating_point() => Scalar::F64(f64::NEG_INFINITY),
@@ -253,8 +254,8 @@ fn lowest(dtype: DType) -> Scalar {
     }
 }
 
-/// Returns the greatest element of each window and its place in the plane: the first of equals, or of NaNs. Rows: plane, window;
-/// inner: places in a window.
+/// Returns the greatest element of each window and its place in the plane: the first among equals, or among NaNs. Rows: plane,
+/// window; inner: places in a window.
 fn greatest<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -275,8 +276,8 @@ fn greatest<'b>(
     b.output(first, DType::I64, OutputPlace::Row);
 }
 
-/// Returns the gradient of [`greatest`], from the gradient of its first output and the places that won. Rows: plane, coordinates;
-/// inner: the windows of a point.
+/// Returns the gradient of [`greatest`], from the gradient of its first output and the places of the greatest elements. Rows:
+/// plane, coordinates; inner: the windows of a point.
 fn greatest_backward<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,

@@ -1,24 +1,24 @@
-//! The kernels of a [`FewRows`](super::FewRows), some with a layer norm of A's rows, which each block then computes itself, into shared memory, while its first
-//! weights are on their way.
+//! The kernels of a [`FewRows`](super::FewRows). Some apply a layer norm to A's rows first: each block computes it itself, into
+//! shared memory, while its first weights are being loaded.
 //!
-//! Those of float16 and bfloat16 multiply by the tensor cores, and need compute capability 8.0: a warp has eight rows of W, and up to sixteen of A cost
-//! little more than one. Those of float32 multiply lane by lane. Rows of A come from the cache.
+//! Kernels for float16 and bfloat16 use the tensor cores, and need compute capability 8.0: a warp handles eight rows of W, and up
+//! to sixteen rows of A cost little more than one. Kernels for float32 multiply lane by lane. Rows of A are read from the cache.
 //!
-//! A kernel begins before the one in front of it is complete: it brings its weights into the L2, and then waits.
+//! A kernel begins before the preceding kernel is complete: it brings its weights into the L2, and then waits.
 
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
 use crate::shared::{COMBINE, MULTIPLY_EIGHT, OVER_BLOCK, PIECES};
 
-/// A form that there is a kernel for.
+/// A variant for which there is a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Variant {
-    /// Of all operands.
+    /// The dtype of all operands.
     pub dtype: DType,
     /// The most rows of A.
     pub rows: u64,
-    /// Rows of W that a warp has at a time.
+    /// The number of rows of W that a warp handles at a time.
     pub lines: u64,
     /// Whether rows of A are normalized first.
     pub norm: bool,
@@ -33,7 +33,7 @@ macro_rules! variants {
     };
 }
 
-/// Every form that there is a kernel for, those of fewer rows first.
+/// Every variant for which there is a kernel; those with fewer rows come first.
 pub const VARIANTS: [Variant; 16] = variants![
     F32 1 1 false "few_rows_float32_1_1",
     F32 1 4 false "few_rows_float32_1_4",
@@ -59,20 +59,20 @@ pub const MOST_NORM_ROWS: u64 = 4;
 /// The most bytes of the rows of A that are normalized.
 pub const NORM_BYTES: u64 = 32 << 10;
 
-/// Bytes between two such rows in shared memory, so that lanes that read several at once meet different banks.
+/// The bytes between two such rows in shared memory, so that lanes that read several rows at once use different banks.
 pub(super) const GAP_BYTES: u64 = 16;
 
-/// The dynamic shared memory of a block with tensor cores, in bytes: the slots of its weights, rows of A that are normalized, and so much more that a multiprocessor of
-/// 228 KiB has two blocks and no third. A third, of the next kernel, which begins early, would take its share of the memory's speed, and leave other multiprocessors
-/// with one block.
+/// The dynamic shared memory of a block that uses tensor cores, in bytes: the slots of its weights, rows of A that are
+/// normalized, and enough padding that a multiprocessor of 228 KiB has two blocks but not three. A third block, of the next
+/// kernel, which begins early, would take part of the memory's bandwidth, and leave other multiprocessors with one block.
 pub(crate) const SHARED_BYTES: u64 = 72 << 10;
 const SLOT_BYTES: u64 = 32 << 10;
 const _: () = assert!(SLOT_BYTES + NORM_BYTES + MOST_NORM_ROWS * GAP_BYTES <= SHARED_BYTES);
 
-/// Blocks that a multiprocessor has at a time.
+/// The number of blocks that a multiprocessor runs at a time.
 pub(super) const BLOCKS: u64 = 2;
 
-/// Returns whether the kernels of a dtype multiply by the tensor cores.
+/// Returns whether the kernels of a dtype use the tensor cores.
 #[must_use]
 pub fn needs_tensor_cores(dtype: DType) -> bool {
     dtype != DType::F32
@@ -111,7 +111,7 @@ impl Variant {
     }
 }
 
-/// The warp's rows of W, from `first` on; of those behind the last, the last.
+/// CUDA code that finds the warp's rows of W, beginning at `first`; rows beyond the last are replaced with the last.
 const FIND_LINES: &str = "\
 #pragma unroll
     for (u32 i = 0; i < LINES; ++i) {
@@ -119,7 +119,7 @@ const FIND_LINES: &str = "\
         lines[i] = x.b + u64(nearest) * x.b_leading_dimension;
     }";
 
-/// Loads of the next chunks of the warp's rows of W.
+/// CUDA code that loads the next chunks of the warp's rows of W.
 const READ_WEIGHTS: &str = "\
 #pragma unroll
     for (u32 ahead = 0; ahead < AHEAD; ++ahead) {

@@ -1,15 +1,16 @@
 //! The kernel of a [`FusedMatmul`].
 //!
 //! A block of 256 threads computes one tile of 16 × 32 elements of D. Its eight warps share the terms: of each 64 terms a warp
-//! sums eight, each of its threads for 4 × 4 elements, in registers. The tiles of A and B for 64 terms lie in shared memory, twice,
-//! so that the next ones are stored while these are read; those after the next are on their way to registers meanwhile. At last the
-//! warps' sums are added up, with bias and addend.
+//! sums eight, each of its threads for 4 × 4 elements, in registers. The tiles of A and B for 64 terms are in shared memory,
+//! twice, so that the next ones are stored while the current ones are read; the tiles after these are meanwhile loaded into
+//! registers. At the end, the warps' sums are added, with bias and addend.
 //!
-//! Tiles are small so that even the gradient of a small weight, of few elements but many terms, has a block for most
-//! multiprocessors. What is computed once per thread (places, and whether they are inside) stays out of the loop over terms, where
-//! instructions beside the multiplications are what it costs.
+//! Tiles are small so that even the gradient of a small weight, with few elements but many terms, has a block for most
+//! multiprocessors. Values that are computed once per thread (places, and whether they are inside) stay out of the loop over
+//! terms, whose cost is dominated by instructions other than the multiplications.
 //!
-//! Quads of elements that lie on 16 bytes are loaded and stored at once; where they do not, or at an edge, element by element.
+//! Quads of elements that are aligned to 16 bytes are loaded and stored at once; unaligned quads, and those at an edge, element
+//! by element.
 
 use super::{FusedMatmul, TILE_COLUMNS, TILE_ROWS};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
@@ -23,7 +24,7 @@ pub fn print() -> String {
     with_prelude(TEXT)
 }
 
-/// Returns the launch. The grid is never empty: the caller skips a product without elements itself.
+/// Returns the launch. The grid is never empty: the caller must skip a product without elements.
 pub fn launch_shape(fused: &FusedMatmul) -> LaunchShape {
     let product = &fused.product;
     let tiles = product.m.div_ceil(TILE_ROWS) * product.n.div_ceil(TILE_COLUMNS) * product.batch;

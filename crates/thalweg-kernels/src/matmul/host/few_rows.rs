@@ -1,8 +1,8 @@
-//! Products of f32 whose left factor has few rows, as a step of a recurrent network has: there, writing the right factor into panels would take as long
-//! as the product itself.
+//! Products of f32 whose left factor has few rows, such as in a step of a recurrent network. Writing the right factor into panels
+//! would take as long as the product itself.
 //!
-//! A right factor that is stored transposed is read where it lies, as the left factor of the transposed product, whose right factor is small. Else the
-//! rows of the left factor are read where they lie, and of the right factor one panel after the other is written.
+//! A right factor that is stored transposed is read in place, as the left factor of the transposed product, whose right factor is
+//! small. Otherwise the rows of the left factor are read in place, and the right factor is written one panel after the other.
 
 use std::ops::Range;
 
@@ -11,19 +11,21 @@ use crate::matmul::Matmul;
 use crate::panels::{COLUMNS, ROWS, product_of_rows};
 use crate::threads::{ranges, share};
 
-/// The fewest rows. With up to four, which a decoder has, a row has the same bits alone and beside others, so all of them are products of one kind.
+/// The fewest rows. With up to four, as in a decoder, a row must have the same bits alone and in a batch, so all of those use the
+/// same kind of product.
 const FEWEST: u64 = 5;
 
-/// The number of products of elements that are worth a thread: a step of a recurrent network waits for the one before it, and a thread that
-/// is woken for a few microseconds' work costs as much.
+/// The number of products of elements for which another thread pays. A step of a recurrent network waits for the one before it,
+/// and waking a thread costs as much as a few microseconds of work.
 const LEAST: usize = 4 * super::LEAST;
 
-/// Returns whether a product is one of these. A left factor that is stored transposed has no rows to read where they lie.
+/// Returns whether this module computes a product. A left factor that is stored transposed has no rows that could be read in
+/// place.
 pub(super) fn fits(matmul: &Matmul) -> bool {
     !matmul.a.transposed && (FEWEST..4 * ROWS as u64).contains(&matmul.m) && matmul.n >= COLUMNS as u64
 }
 
-/// Computes one product with so many threads at most.
+/// Computes one product with at most `threads` threads.
 pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [f32], threads: usize) {
     let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|extent| extent as usize);
     let groups = n.div_ceil(COLUMNS);
@@ -63,7 +65,7 @@ pub(super) fn product(matmul: &Matmul, [left, right]: [Factor<'_>; 2], d: &mut [
     share(jobs.collect());
 }
 
-/// Returns so many rows of a factor from one on, as often the last as there are none left.
+/// Returns [`ROWS`] rows of a factor, beginning at `first`; rows beyond the end are replaced with the last.
 fn lines<'e>(factor: Factor<'e>, first: usize, end: usize, terms: usize) -> [&'e [f32]; ROWS] {
     std::array::from_fn(|at| &factor.elements[(first + at).min(end - 1) * factor.step..][..terms])
 }
@@ -72,7 +74,7 @@ fn lines<'e>(factor: Factor<'e>, first: usize, end: usize, terms: usize) -> [&'e
 #[derive(Clone, Copy)]
 struct Write {
     alpha: f32,
-    /// The factor of what is there, if that is added.
+    /// The factor of the previous contents, if these are added.
     beta: Option<f32>,
 }
 
