@@ -83,7 +83,7 @@ fn elementwise(
     strides: &[&[u64]],
 ) -> Case {
     let signature = signature(operator, dtypes, to);
-    let body = forward(operator, &signature).body.clone();
+    let body = forward(operator, &signature).body.as_ref().clone();
     let operands = strides
         .iter()
         .map(|&strides| Placement::Strided { rows: strides.into(), inner: Default::default() })
@@ -105,7 +105,7 @@ fn parts_of(operator: &'static LoopOp, dtypes: &[DType], to: DType) -> (Signatur
     if let [only] = signature.outputs.as_mut_slice() {
         *only = to;
     }
-    let body = forward(operator, &signature).body.clone();
+    let body = forward(operator, &signature).body.as_ref().clone();
     (signature, body)
 }
 
@@ -114,7 +114,7 @@ fn matrices(shape: [u64; 2], dtype: DType, cases: &mut Vec<Case>) {
     use Lies::{Columns, Points, Rows};
     let mut row = |name: &str, operator: &'static LoopOp, dtypes: &[DType], lies: &[Lies]| {
         let signature = signature(operator, dtypes, dtype);
-        let body = forward(operator, &signature).body.clone();
+        let body = forward(operator, &signature).body.as_ref().clone();
         cases.push(matrix(name, operator, (signature, body), shape, lies, false));
     };
     row("softmax", &structured::SOFTMAX, &[dtype], &[Points; 2]);
@@ -129,7 +129,7 @@ fn matrices(shape: [u64; 2], dtype: DType, cases: &mut Vec<Case>) {
     row("cross_entropy_backward", &structured::CROSS_ENTROPY_BACKWARD, &[dtype, I64, F32, dtype], &lies);
     let of_softmax = signature(&structured::SOFTMAX, &[dtype], dtype);
     let derived = gradient(&structured::SOFTMAX, &of_softmax, 1).expect("softmax has a gradient");
-    let parts = (of_softmax, derived.body.clone());
+    let parts = (of_softmax, derived.body.as_ref().clone());
     cases.push(matrix("softmax_backward", &structured::SOFTMAX, parts, shape, &[Points; 3], false));
     let parts = parts_of(&structured::SUM, &[dtype], dtype);
     cases.push(matrix("column_sum", &structured::SUM, parts, shape, &[Points, Rows], true));

@@ -15,7 +15,7 @@ pub struct ForwardBody {
     /// A number that distinguishes this body from every other body with these dtypes.
     pub id: u64,
     /// The body.
-    pub body: Body,
+    pub body: Arc<Body>,
 }
 
 /// A cache that is filled on first use.
@@ -35,7 +35,7 @@ pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, ma
 pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
     static BODIES: Kept<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
     keep(&BODIES, (operator.id(), signature.clone()), || {
-        Arc::new(ForwardBody { id: operator.id(), body: operator.body(signature) })
+        Arc::new(ForwardBody { id: operator.id(), body: Arc::new(operator.body(signature)) })
     })
 }
 
@@ -52,7 +52,7 @@ pub struct GradientBody {
     /// outputs.
     pub used_outputs: SmallVec<[usize; 2]>,
     /// The body: saved inputs and outputs, then used gradients; one output per requested input.
-    pub body: Body,
+    pub body: Arc<Body>,
 }
 
 type Derived = Result<Arc<GradientBody>, String>;
@@ -77,7 +77,13 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
         let body = by_result(operator, signature, &wrt, from_result);
         let (saved_inputs, saved_outputs) = (SmallVec::new(), SmallVec::from_slice(&[0]));
         let used_outputs = SmallVec::from_slice(&[0]);
-        return Ok(Arc::new(GradientBody { id, saved_inputs, saved_outputs, used_outputs, body }));
+        return Ok(Arc::new(GradientBody {
+            id,
+            saved_inputs,
+            saved_outputs,
+            used_outputs,
+            body: Arc::new(body),
+        }));
     }
     of_body(operator.name, id, &operator.body(signature), &wrt)
 }
@@ -114,7 +120,7 @@ fn packed(id: u64, gradient: &Body, inputs: usize) -> GradientBody {
         saved_outputs: SmallVec::new(),
         saved_inputs: kept.iter().copied().filter(|&input| input < inputs).collect(),
         used_outputs: kept.iter().filter_map(|&input| input.checked_sub(inputs)).collect(),
-        body,
+        body: Arc::new(body),
     }
 }
 
@@ -149,7 +155,7 @@ pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> Pa
                 saved_inputs: saved_inputs.map(|(_, &input)| input).collect(),
                 saved_outputs: saved_outputs.map(|(_, &output)| output).collect(),
                 used_outputs: used_outputs.map(|(_, &output)| output).collect(),
-                body,
+                body: Arc::new(body),
             }),
             saved: kept.iter().copied().filter(|&place| place < saved).collect(),
         }

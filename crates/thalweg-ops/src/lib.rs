@@ -4,6 +4,7 @@
 //! - [`structured`]: creation, reductions, losses, windows.
 //! - [`optimizer`]: fused optimizers, one entry each.
 //! - [`gradient()`]: gradients, derived from the same bodies.
+//! - [`lower`]: calls to launches without addresses, which everything that executes shares.
 //! - [`stages`]: reductions of few long rows, in parts.
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
 //! - [`plan()`]: from layouts to a kernel's class and a launch's geometry. Only the planner decides these.
@@ -19,6 +20,7 @@ mod default_dtype;
 mod definition;
 mod elementwise;
 mod gradient;
+pub mod lower;
 pub mod optimizer;
 mod plan;
 pub mod schema;

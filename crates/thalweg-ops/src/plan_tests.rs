@@ -10,7 +10,7 @@ use crate::{forward, structured, table};
 fn body(operator: &LoopOp, dtypes: &[DType]) -> Body {
     let signature =
         operator.signature(dtypes, false, Some(DType::F32)).expect("the operator takes these dtypes");
-    forward(operator, &signature).body.clone()
+    forward(operator, &signature).body.as_ref().clone()
 }
 
 fn rows(strides: &[u64]) -> Placement {

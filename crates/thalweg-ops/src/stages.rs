@@ -47,7 +47,7 @@ pub struct Stage {
     /// The part of the stage's name that follows the name of the original body.
     pub suffix: String,
     /// The body. Its scalars are those of the original body.
-    pub body: Body,
+    pub body: Arc<Body>,
     /// The origins of its inputs.
     pub sources: SmallVec<[Source; 8]>,
 }
@@ -233,7 +233,7 @@ impl<'a> Whole<'a> {
         Stage {
             id: (self.id ^ (number as u64 + 1)).wrapping_mul(0xd6e8_feb8_6659_fd93),
             suffix,
-            body,
+            body: Arc::new(body),
             sources: kept.iter().map(|&input| sources[input]).collect(),
         }
     }

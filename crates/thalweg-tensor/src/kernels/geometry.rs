@@ -9,10 +9,10 @@ use thalweg_ops::structured::{
     GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
     UNFOLD_WINDOWS,
 };
-use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{DevicePointer, Error, Label, Result};
+use thalweg_ops::{LoopOp, Placement};
+use thalweg_runtime::{DevicePointer, Label, Result};
 
-use super::loops::{LoopLaunch, widen};
+use super::loops::{launch_placed, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// A number per axis; planes of fewer axes have extents of 1 in front.
@@ -181,10 +181,6 @@ impl Geometry {
         element_count(rows)?;
         let inputs = inputs.iter().map(|tensor| tensor.contiguous()).collect::<Result<Tensors>>()?;
         let inputs: SmallVec<[&Tensor; 4]> = inputs.iter().collect();
-        let dtypes: DTypes = inputs.iter().map(|tensor| tensor.dtype()).collect();
-        let signature =
-            operator.signature(&dtypes, false, None).map_err(|error| Error::invalid(error.to_string()))?;
-        let prepared = forward(operator, &signature);
         let stream = inputs[0].device().current_stream();
         let outputs = (outputs.iter())
             .map(|&(shape, dtype)| Tensor::result_on(shape, dtype, &stream, label))
@@ -198,18 +194,7 @@ impl Geometry {
         placements.extend(
             outputs.iter().map(|_| Placement::Strided { rows: strides.clone(), inner: Default::default() }),
         );
-        LoopLaunch {
-            id: prepared.id,
-            name: operator.name,
-            body: &prepared.body,
-            compute: signature.compute,
-            rows,
-            inner,
-            placements,
-            scalars: &self.numbers(),
-            label,
-        }
-        .run(&inputs, &outputs)?;
+        launch_placed(operator, (rows, inner), (&inputs, &outputs), placements, &self.numbers(), label)?;
         Ok(outputs)
     }
 

@@ -11,11 +11,11 @@ use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::{NativeKernel, Placed};
+use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
-use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
-use super::loops::{LoopLaunch, widen};
+use super::loops::{launch_placed, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
@@ -23,33 +23,6 @@ use crate::tensor::{Tensor, Tensors};
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }
-}
-
-/// Launches an operator of this module over rows and inner dimensions.
-pub(super) fn run(
-    operator: &'static LoopOp,
-    (rows, inner): (&[usize], &[usize]),
-    (inputs, outputs): (&[&Tensor], &[Tensor]),
-    placements: SmallVec<[Placement; 8]>,
-    scalars: &[u64],
-    label: Label,
-) -> Result<()> {
-    let dtypes: DTypes = inputs.iter().map(|tensor| tensor.dtype()).collect();
-    let signature =
-        operator.signature(&dtypes, false, None).map_err(|error| Error::invalid(error.to_string()))?;
-    let prepared = forward(operator, &signature);
-    LoopLaunch {
-        id: prepared.id,
-        name: operator.name,
-        body: &prepared.body,
-        compute: signature.compute,
-        rows,
-        inner,
-        placements,
-        scalars,
-        label,
-    }
-    .run(inputs, outputs)
 }
 
 /// Numbers and features of an embedding, and its indices as one contiguous dimension.
@@ -79,7 +52,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
         return Ok(SmallVec::from_elem(result, 1));
     }
-    run(
+    launch_placed(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
         (&[&weight, &indices], from_ref(&result)),
@@ -174,7 +147,7 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
             strided(index.layout().strides(), &[]),
             strided(result.layout().strides(), &[]),
         ];
-        run(
+        launch_placed(
             &GATHER,
             (&rows, &[]),
             (&[&source, index], from_ref(&result)),
@@ -451,7 +424,7 @@ pub(crate) fn index_copy(
         Placement::Gathered(span),
     ];
     let _telling = Telling::of(label.operator, RangeOf::Dimension(dimension));
-    run(
+    launch_placed(
         &INDEX_COPY,
         (&rows, &[]),
         (&[&source, index], from_ref(target)),

@@ -1,63 +1,14 @@
 //! [`LoopCall`]: a call of a loop operator, made from the typed arguments of an operator.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Category, DType, Scalar, Shape};
+use thalweg_ir::{DType, Shape};
+pub(crate) use thalweg_ops::lower::{LoopArguments, Points};
 use thalweg_ops::{LoopOp, Sizes, Space};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::loops::Resolved;
 use crate::dispatch::{Argument, Call};
 use crate::tensor::Tensor;
-
-/// The points of a loop, where its tensors do not say them alone.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) enum Points {
-    /// Those of its tensors, or of the results that are given.
-    #[default]
-    Tensors,
-    /// Those of its first tensor, of which these dimensions are reduced.
-    Reduced(Shape),
-    /// Those of a result of this shape.
-    Result(Shape),
-}
-
-impl Points {
-    /// Returns the dimensions that are reduced.
-    pub(super) fn reduced(&self) -> &[usize] {
-        if let Self::Reduced(dimensions) = self { dimensions } else { &[] }
-    }
-
-    /// Returns the shape of the result, where no tensor gives it.
-    pub(super) fn extents(&self) -> &[usize] {
-        if let Self::Result(extents) = self { extents } else { &[] }
-    }
-
-    /// Returns the integers that a call passes.
-    pub(crate) fn integers(&self) -> &[usize] {
-        match self {
-            Self::Tensors => &[],
-            Self::Reduced(integers) | Self::Result(integers) => integers,
-        }
-    }
-}
-
-/// The arguments of a loop operator beside its tensors.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct LoopArguments {
-    /// Numbers, in the operator's order.
-    pub scalars: SmallVec<[Scalar; 4]>,
-    /// The points that the loop runs over.
-    pub points: Points,
-    /// The dtype that the call asks for.
-    pub dtype: Option<DType>,
-}
-
-impl LoopArguments {
-    /// Returns the highest category of the numbers.
-    pub(super) fn category(&self) -> Category {
-        self.scalars.iter().map(|scalar| scalar.category()).max().unwrap_or(Category::Bool)
-    }
-}
 
 /// A call of a loop operator.
 #[derive(Clone, Debug)]
@@ -130,7 +81,8 @@ impl LoopCall<'_> {
         if wanted == 0 || !is_differentiable {
             return Ok(false);
         }
-        Ok(Resolved::of(self)?.gradient(self.operator, wanted)?.saved_inputs.contains(&0))
+        let gradient = Resolved::of(self)?.lowered.gradient(wanted).map_err(Error::invalid)?;
+        Ok(gradient.saved_inputs.contains(&0))
     }
 
     /// Returns shape and dtype of the only result of an elementwise call, or `None` of another call.
@@ -139,7 +91,8 @@ impl LoopCall<'_> {
             return Ok(None);
         }
         let resolved = Resolved::of(self)?;
-        Ok(Some(resolved.outputs()[0].clone()))
+        let output = &resolved.lowered.outputs[0];
+        Ok(Some((output.layout.shape().into(), output.dtype)))
     }
 }
 

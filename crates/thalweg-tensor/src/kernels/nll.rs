@@ -6,7 +6,8 @@ use thalweg_ops::Placement;
 use thalweg_ops::structured::{INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
-use super::indexing::{run, strided};
+use super::indexing::strided;
+use super::loops::launch_placed;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::{Arguments, Call, built_in};
@@ -56,7 +57,7 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let inputs: SmallVec<[&Tensor; 3]> = [&x, &target].into_iter().chain(&weight).collect();
     let _telling = Telling::of(call.label.operator, RangeOf::Classes);
     let scalars = [classes as u64, call.int(3) as u64, inner as u64];
-    run(operator, (&[outer, inner], &[]), (&inputs, &results), placements, &scalars, call.label)?;
+    launch_placed(operator, (&[outer, inner], &[]), (&inputs, &results), placements, &scalars, call.label)?;
     Ok(results)
 }
 
@@ -79,7 +80,7 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     let row =
         Placement::Strided { rows: [inner as u64, 0, 1].into_iter().collect(), inner: Dimensions::new() };
     let placements = [row.clone(), row, Placement::Gathered(result.elements() as u64)];
-    run(
+    launch_placed(
         &INDEX_COPY,
         (&[outer, 1, inner], &[]),
         (&[&value, &target], std::slice::from_ref(&result)),

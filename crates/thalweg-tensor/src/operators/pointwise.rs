@@ -8,7 +8,7 @@ use super::Body::{Composite, Lowered};
 use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::creation::convertible;
-use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
+use crate::kernels::loops::{LoopArguments, LoopCall, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -341,7 +341,7 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
             return Err(Error::invalid("torch.clamp: At least one of 'min' or 'max' must not be None"));
         }
     };
-    let compute = signature_of(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
+    let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
     lowered.arguments.scalars.iter().try_for_each(|&bound| convertible(bound, compute).map(drop))?;
     Ok(lowered)
 }

@@ -10,7 +10,7 @@ use super::operators;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call};
-use crate::kernels::loops::{LoopArguments, run_into, signature_of};
+use crate::kernels::loops::{LoopArguments, run_into, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -74,7 +74,7 @@ fn step<const STATES: usize>(
     inputs.extend(gates(of_hidden, count)?);
     inputs.push(state.detach());
     let operands: SmallVec<[&Tensor; 9]> = inputs.iter().collect();
-    let dtype = signature_of(operator, &operands, &LoopArguments::default())?.outputs[0];
+    let dtype = signature(operator, &operands, &LoopArguments::default())?.outputs[0];
     let stream = call.device.current_stream();
     let empty = |shape: &[usize]| Tensor::empty_on(shape, dtype, &stream, call.label);
     let states: Operands = (0..STATES).map(|_| empty(state.shape())).collect::<Result<_>>()?;

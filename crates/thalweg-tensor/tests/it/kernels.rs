@@ -148,7 +148,8 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
 /// Every kernel of an operator, by name.
 fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     for signature in signatures(operator) {
-        let mut bodies = vec![(operator.name.to_owned(), forward(operator, &signature).body.clone())];
+        let mut bodies =
+            vec![(operator.name.to_owned(), forward(operator, &signature).body.as_ref().clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
         let own = matches!(operator.space, Space::Coordinates)
@@ -159,7 +160,7 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
                 gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
-            bodies.push((format!("{}_backward", operator.name), derived.body.clone()));
+            bodies.push((format!("{}_backward", operator.name), derived.body.as_ref().clone()));
         }
         for (name, body) in bodies {
             for (rows, inner, transposed) in spaces(operator, &body) {
@@ -222,7 +223,7 @@ fn rows_that_stream_compile() {
     for (operator, signature) in
         rows.flat_map(|operator| signatures(operator).into_iter().map(move |it| (operator, it)))
     {
-        let body = forward(operator, &signature).body.clone();
+        let body = forward(operator, &signature).body.as_ref().clone();
         if body.uses_coordinates() {
             continue;
         }
@@ -249,7 +250,7 @@ fn the_stages_of_long_rows_compile() {
         let mut bodies = vec![(operator.name.to_owned(), operator.id(), operator.body(&signature))];
         if operator.name != "max_and_place" {
             let derived = gradient(operator, &signature, 1).expect("it is differentiable");
-            bodies.push((format!("{}_backward", operator.name), derived.id, derived.body.clone()));
+            bodies.push((format!("{}_backward", operator.name), derived.id, derived.body.as_ref().clone()));
         }
         for (name, id, body) in bodies {
             let Some(stages) = stages(id, &body) else { continue };
@@ -260,7 +261,7 @@ fn the_stages_of_long_rows_compile() {
                     let iteration = iteration(&stage.body, &[rows], &[inner], transposed);
                     let class = plan(&stage.body, &iteration).class;
                     let name = format!("{name}_{}", stage.suffix);
-                    let kernel = kernel(&name, signature.compute, stage.body.clone(), class);
+                    let kernel = kernel(&name, signature.compute, stage.body.as_ref().clone(), class);
                     found.insert(kernel.name.clone(), kernel);
                 }
             }

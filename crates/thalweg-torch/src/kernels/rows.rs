@@ -2,15 +2,18 @@
 //!
 //! On a GPU a launch goes to PyTorch's current stream; on the host it runs at once, which is for tests of the interface.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp};
+use thalweg_ir::{Body, BodyBuilder, DType, Layout, OutputPlace, ReduceOp, Shape};
+use thalweg_ops::lower::{Extents, LaunchNumbers, LoopArguments, LoopLaunch, Operand, Split};
 use thalweg_ops::structured::{
     COPY, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
     LOGSUMEXP, MEAN, RMS_NORM_AFFINE, RMS_NORM_AFFINE_BACKWARD, SOFTMAX, SUM,
 };
-use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
+use thalweg_ops::{LoopOp, Signature, forward, gradient};
 
-use super::work::{Place, Planned, Work};
+use super::work::{Place, Work, refused};
 use crate::status::{Error, Result};
 
 /// The greatest element of a row, found in 32 bits.
@@ -122,7 +125,7 @@ impl Computation {
     }
 
     /// Returns the body, and a number that tells it from the others. `dtype` is the input's, `to` the result's.
-    fn body(self, dtype: DType, to: DType) -> Result<(u64, Body)> {
+    fn body(self, dtype: DType, to: DType) -> Result<(u64, Arc<Body>)> {
         let (_, operator, lies) = self.parts();
         let inputs: SmallVec<[DType; 8]> = match self {
             Self::LayerNorm | Self::GroupNorm => SmallVec::from_elem(dtype, 3),
@@ -140,11 +143,11 @@ impl Computation {
         match self {
             Self::SoftmaxBackward | Self::LogSoftmaxBackward => {
                 let derived = gradient(operator, &signature, 1).map_err(Error::invalid)?;
-                Ok((derived.id, derived.body.clone()))
+                Ok((derived.id, Arc::clone(&derived.body)))
             }
             _ => {
                 let forward = forward(operator, &signature);
-                Ok((forward.id, forward.body.clone()))
+                Ok((forward.id, Arc::clone(&forward.body)))
             }
         }
     }
@@ -169,75 +172,54 @@ pub(crate) struct RowCall<'a> {
 }
 
 impl RowCall<'_> {
-    /// Returns the extents of rows, one for each of their dimensions, and the strides of an operand.
-    fn placed(&self, lies: Lies, is_output: bool) -> Placement {
-        let (columns, after) = (self.columns, self.after);
-        let (rows, inner) = match lies {
-            Lies::Points => ([columns * after, 1], after),
-            Lies::Rows => ([after, 1], 0),
-            Lies::Columns => ([0, 0], 1),
-        };
-        // One dimension of rows, if each is contiguous.
-        let rows = if after == 1 { &rows[..1] } else { &rows[..] };
-        let is_row_output = lies == Lies::Rows && is_output;
-        let inner = if is_row_output { SmallVec::new() } else { SmallVec::from_elem(inner, 1) };
-        Placement::Strided { rows: SmallVec::from_slice(rows), inner }
-    }
-
-    /// Does what [`placed`](Self::placed) does for rows that are groups of channels: (instances, groups) by (channels, points).
-    fn placed_by_channel(
-        &self,
-        lies: Lies,
-        is_output: bool,
-        Channels { groups, plane }: Channels,
-    ) -> Placement {
-        let columns = self.columns;
-        let (rows, inner) = match lies {
-            Lies::Points => ([groups * columns, columns], [plane, 1]),
-            Lies::Rows => ([groups, 1], [0, 0]),
-            Lies::Columns => ([0, columns / plane], [1, 0]),
-        };
-        let is_row_output = lies == Lies::Rows && is_output;
-        let inner = if is_row_output { SmallVec::new() } else { SmallVec::from_slice(&inner) };
-        Placement::Strided { rows: SmallVec::from_slice(&rows), inner }
-    }
-
-    fn plan(
-        &self,
-        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
-    ) -> Result<(u64, Body, LaunchPlan)> {
-        let (id, body) = self.computation.body(self.dtype, self.to)?;
-        let (_, _, lies) = self.computation.parts();
-        if let Some(channels) = self.channels {
-            let operands = lies
-                .iter()
-                .enumerate()
-                .map(|(number, &lies)| self.placed_by_channel(lies, number >= body.inputs.len(), channels));
-            let Channels { groups, plane } = channels;
-            let iteration = Iteration {
-                rows: SmallVec::from_slice(&[self.before / groups, groups]),
-                inner: SmallVec::from_slice(&[self.columns / plane, plane]),
-                operands: operands.collect(),
-                alignment_bytes,
-                shared_memory_bytes,
-                has_clusters,
-            };
-            let plan = plan(&body, &iteration);
-            return Ok((id, body, plan));
+    /// Returns the shape of the points, and which of its dimensions are within a row: (before, columns, after), or rows that are
+    /// groups of channels, (instances, groups, channels, points).
+    fn points(&self) -> (SmallVec<[u64; 4]>, &'static [usize]) {
+        match self.channels {
+            None => (SmallVec::from_slice(&[self.before, self.columns, self.after]), &[1]),
+            Some(Channels { groups, plane }) => {
+                let shape = [self.before / groups, groups, self.columns / plane, plane];
+                (SmallVec::from_slice(&shape), &[2, 3])
+            }
         }
-        let operands =
-            lies.iter().enumerate().map(|(number, &lies)| self.placed(lies, number >= body.inputs.len()));
-        let rows = [self.before, self.after];
-        let iteration = Iteration {
-            rows: SmallVec::from_slice(if self.after == 1 { &rows[..1] } else { &rows[..] }),
-            inner: SmallVec::from_elem(self.columns, 1),
-            operands: operands.collect(),
-            alignment_bytes,
-            shared_memory_bytes,
-            has_clusters,
-        };
-        let plan = plan(&body, &iteration);
-        Ok((id, body, plan))
+    }
+
+    /// Returns the layout of an operand: contiguous points or rows; a column's value is repeated over the rows.
+    fn layout(&self, lies: Lies) -> Result<Layout> {
+        let (shape, inner) = self.points();
+        let shape: Shape = shape.iter().map(|&extent| extent as usize).collect();
+        let is_inner = |dimension: &usize| inner.contains(dimension);
+        Ok(match lies {
+            Lies::Points => Layout::contiguous(&shape),
+            Lies::Rows => {
+                let rows = (0..shape.len()).filter(|dimension| !is_inner(dimension));
+                Layout::contiguous(&rows.map(|dimension| shape[dimension]).collect::<Shape>())
+            }
+            Lies::Columns => {
+                // In groups of channels the value is a channel's, the same for all instances.
+                let strides: &[usize] = match self.channels {
+                    None => &[0, 1, 0],
+                    Some(_) => &[0, shape[2], 1, 0],
+                };
+                Layout::new(&shape, strides, 0).map_err(|error| refused(error.into()))?
+            }
+        })
+    }
+
+    fn lower(&self) -> Result<LoopLaunch> {
+        let (id, body) = self.computation.body(self.dtype, self.to)?;
+        let (name, _, lies) = self.computation.parts();
+        let layouts = lies.iter().map(|&lies| self.layout(lies)).collect::<Result<SmallVec<[_; 8]>>>()?;
+        let dtypes = body.inputs.iter().map(|input| input.dtype);
+        let dtypes = dtypes.chain(body.outputs.iter().map(|output| output.dtype));
+        let operands: SmallVec<[Operand<'_>; 8]> =
+            layouts.iter().zip(dtypes).map(|(layout, dtype)| Operand { dtype, layout }).collect();
+        let operands = operands.split_at(body.inputs.len());
+        let (shape, inner) = self.points();
+        let shape: Shape = shape.iter().map(|&extent| extent as usize).collect();
+        let extents = Extents::Rows { split: Split::new(shape.len(), inner), shape };
+        let parts = (id, name.into(), body);
+        extents.launch(parts, DType::F32, operands, LaunchNumbers::new()).map_err(refused)
     }
 
     /// Runs the call, on a GPU asynchronously on a stream of PyTorch's.
@@ -259,7 +241,7 @@ impl RowCall<'_> {
                 self.channels.map_or(0, |channels| channels.groups),
                 self.channels.map_or(0, |channels| channels.plane),
             ],
-            plan: &|planned| self.plan(planned),
+            lower: &|| self.lower(),
             scalars: self.scalars,
             inputs: self.inputs,
             outputs: self.outputs,
@@ -280,35 +262,15 @@ pub(crate) struct CopyCall<'a> {
 }
 
 impl CopyCall<'_> {
-    fn plan(
-        &self,
-        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
-    ) -> (u64, Body, LaunchPlan) {
-        let one = |dtype| SmallVec::from_elem(dtype, 1);
-        let signature = Signature {
-            inputs: one(self.dtype),
-            common: self.dtype,
-            compute: self.dtype,
-            outputs: SmallVec::from_elem(self.dtype, 1),
-        };
-        let forward = forward(&COPY, &signature);
-        let mut contiguous: SmallVec<[u64; 6]> = SmallVec::from_elem(1, self.sizes.len());
-        for dimension in (1..self.sizes.len()).rev() {
-            contiguous[dimension - 1] = contiguous[dimension] * self.sizes[dimension];
-        }
-        let placed = |strides: &[u64]| Placement::Strided {
-            rows: strides.iter().copied().collect(),
-            inner: SmallVec::new(),
-        };
-        let iteration = Iteration {
-            rows: self.sizes.iter().copied().collect(),
-            inner: SmallVec::new(),
-            operands: [placed(self.strides), placed(&contiguous)].into_iter().collect(),
-            alignment_bytes,
-            shared_memory_bytes,
-            has_clusters,
-        };
-        (forward.id, forward.body.clone(), plan(&forward.body, &iteration))
+    fn lower(&self) -> Result<LoopLaunch> {
+        let narrow = |sizes: &[u64]| -> Shape { sizes.iter().map(|&size| size as usize).collect() };
+        let sizes = narrow(self.sizes);
+        let source = Layout::new(&sizes, &narrow(self.strides), 0).map_err(|error| refused(error.into()))?;
+        let operand = |layout| Operand { dtype: self.dtype, layout };
+        let arguments = LoopArguments { dtype: Some(self.dtype), ..LoopArguments::default() };
+        let target = Layout::contiguous(&sizes);
+        let operands = ([operand(&source)], [operand(&target)]);
+        LoopLaunch::into_outputs(&COPY, &operands.0, &operands.1, &arguments).map_err(refused)
     }
 
     /// Runs the copy, on a GPU asynchronously on a stream of PyTorch's.
@@ -325,7 +287,7 @@ impl CopyCall<'_> {
             number: u64::from(u8::MAX),
             dtypes: &[self.dtype; 2],
             extents: &extents,
-            plan: &|planned| Ok(self.plan(planned)),
+            lower: &|| self.lower(),
             scalars: &[],
             inputs: &[self.source],
             outputs: &[self.target],

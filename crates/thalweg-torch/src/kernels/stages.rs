@@ -7,15 +7,18 @@
 //!                     └─────────▶ parameters
 //! ```
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
+use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
 use thalweg_ops::structured::{
     CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
     CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_SUMS, SUM,
 };
-use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, Space, forward, plan};
+use thalweg_ops::{LoopOp, Placement, Signature, Space, forward};
 
-use super::work::{Planned, Work};
+use super::work::Work;
 use super::{Kernels, Operator};
 use crate::status::Result;
 
@@ -224,7 +227,6 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
                     .flat_map(|operand| operand.rows.into_iter().chain(operand.inner)),
             )
             .collect();
-        let make = |planned| Ok(self.planned(planned));
         let dtypes: SmallVec<[DType; 10]> =
             self.inputs.iter().chain(self.outputs).map(|operand| operand.dtype).collect();
         let scalars: SmallVec<[u64; 3]> = self.scalars.iter().map(|scalar| scalar.to_bits()).collect();
@@ -233,7 +235,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
             number: FIRST + self.stage as u64,
             dtypes: &dtypes,
             extents: &extents,
-            plan: &make,
+            lower: &|| self.lower(),
             scalars: &scalars,
             inputs: &addresses(self.inputs),
             outputs: &addresses(self.outputs),
@@ -242,11 +244,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
         unsafe { work.run(&kernels.place, device, stream) }
     }
 
-    /// Returns the number of the body, the body and a plan.
-    fn planned(
-        &self,
-        Planned { alignment_bytes, shared_memory_bytes, has_clusters }: Planned,
-    ) -> (u64, Body, LaunchPlan) {
+    fn lower(&self) -> Result<LoopLaunch> {
         let operator = self.stage.operator();
         let dtypes = |operands: &[Operand<ROWS>]| operands.iter().map(|operand| operand.dtype).collect();
         let signature = Signature {
@@ -257,23 +255,26 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
         };
         let body = forward(operator, &signature);
         let has_inner = operator.space != Space::Elementwise;
-        let placed = |(number, operand): (usize, &Operand<ROWS>)| {
-            let output = number.checked_sub(self.inputs.len());
-            let is_row = output.is_some_and(|output| operator.outputs[output] == OutputPlace::Row);
-            let has_inner = has_inner && !is_row;
-            let inner = if has_inner { SmallVec::from_slice(&operand.inner) } else { SmallVec::new() };
-            Placement::Strided { rows: SmallVec::from_slice(&operand.rows), inner }
+        let inner =
+            |inner: &[u64; 2], has: bool| if has { SmallVec::from_slice(inner) } else { SmallVec::new() };
+        let placed = |operand: &Operand<ROWS>, has: bool| Placement::Strided {
+            rows: SmallVec::from_slice(&operand.rows),
+            inner: inner(&operand.inner, has),
         };
-        let iteration = Iteration {
-            rows: SmallVec::from_slice(&self.rows),
-            inner: if has_inner { SmallVec::from_slice(&self.inner) } else { SmallVec::new() },
-            operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
-            alignment_bytes,
-            shared_memory_bytes,
-            has_clusters,
-        };
-        let plan = plan(&body.body, &iteration);
-        (body.id, body.body.clone(), plan)
+        let outputs = self.outputs.iter().zip(operator.outputs);
+        let outputs =
+            outputs.map(|(operand, &place)| placed(operand, has_inner && place == OutputPlace::Point));
+        let narrow = |sizes: &[u64]| sizes.iter().map(|&size| size as usize).collect();
+        Ok(LoopLaunch {
+            id: body.id,
+            name: operator.name.into(),
+            body: Arc::clone(&body.body),
+            compute: DType::F32,
+            rows: narrow(&self.rows),
+            inner: narrow(&inner(&self.inner, has_inner)),
+            placements: self.inputs.iter().map(|operand| placed(operand, has_inner)).chain(outputs).collect(),
+            scalars: LaunchNumbers::new(),
+        })
     }
 }
 
@@ -301,7 +302,6 @@ pub(super) unsafe fn run<const ROWS: usize>(
 #[cfg(test)]
 mod tests {
     use thalweg_driver::cuda::CompileOptions;
-    use thalweg_ops::kernel;
 
     use super::*;
 
@@ -316,9 +316,9 @@ mod tests {
     /// Compiles the kernel of a launch.
     fn compiles<const ROWS: usize>(compiler: &thalweg_driver::cuda::Nvrtc, launch: &Launch<'_, ROWS>) {
         let name = launch.stage.operator().name;
-        let (_, body, plan) =
-            launch.planned(Planned { alignment_bytes: 16, shared_memory_bytes: 0, has_clusters: false });
-        let kernel = kernel(name, DType::F32, body, plan.class);
+        let launch = launch.lower().expect("the stage is lowered");
+        let plan = launch.plan(16, 0, false).expect("the stage is planned");
+        let kernel = launch.kernel(&plan);
         compiles_source(compiler, &thalweg_ir::cuda::print_unit(&[&kernel]), name);
     }
 

@@ -8,10 +8,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
-use thalweg_ir::{Body, DType, Kernel, bf16, f16};
+use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
-use thalweg_ops::{LaunchPlan, kernel};
-use thalweg_runtime::{Device, KernelKey, LaunchKey, PreparedLaunch};
+use thalweg_ops::LaunchPlan;
+use thalweg_ops::lower::{LoopLaunch, LowerError};
+use thalweg_runtime::{Device, LaunchKey, PreparedLaunch};
 
 use super::Kernels;
 use crate::allocator::Allocator;
@@ -28,30 +29,20 @@ pub(super) enum Place {
     Host(Programs),
 }
 
-/// The circumstances of a plan, beside the call itself.
-#[derive(Clone, Copy)]
-pub(super) struct Planned {
-    /// All addresses are multiples of it.
-    pub(super) alignment_bytes: u64,
-    /// The most shared memory of a block; 0 on the host.
-    pub(super) shared_memory_bytes: u32,
-    /// Whether blocks may form clusters; not on the host.
-    pub(super) has_clusters: bool,
-}
-
-/// A function that makes the number of a body, the body and a plan.
-pub(super) type MakePlan<'a> = &'a dyn Fn(Planned) -> Result<(u64, Body, LaunchPlan)>;
+/// A function that lowers a launch.
+pub(super) type Lower<'a> = &'a dyn Fn() -> Result<LoopLaunch>;
 
 /// One launch: addresses are those of inputs and outputs in the order of the body's operands.
 pub(super) struct Work<'a> {
     pub(super) name: &'static str,
-    /// Tells it from works of other bodies.
+    /// The number that distinguishes it from works of other bodies.
     pub(super) number: u64,
     /// Those of the operands that the body depends on, all of them where they differ.
     pub(super) dtypes: &'a [DType],
-    /// All that the plan depends on beside number, dtypes and alignment.
+    /// All that the launch depends on beside number and dtypes.
     pub(super) extents: &'a [u64],
-    pub(super) plan: MakePlan<'a>,
+    /// Lowers the launch, where it is met for the first time.
+    pub(super) lower: Lower<'a>,
     pub(super) scalars: &'a [u64],
     pub(super) inputs: &'a [u64],
     pub(super) outputs: &'a [u64],
@@ -71,14 +62,6 @@ impl Work<'_> {
         key
     }
 
-    fn planned(&self, shared_memory_bytes: u32, has_clusters: bool) -> Result<(u64, Body, LaunchPlan)> {
-        (self.plan)(Planned { alignment_bytes: self.alignment_bytes(), shared_memory_bytes, has_clusters })
-    }
-
-    fn kernel(&self, body: Body, plan: &LaunchPlan) -> Kernel {
-        kernel(self.name, DType::F32, body, plan.class)
-    }
-
     /// Runs the work, on a GPU asynchronously on a stream of PyTorch's.
     ///
     /// # Errors
@@ -94,14 +77,10 @@ impl Work<'_> {
         }
     }
 
-    fn prepare(&self, device: &Device, has_clusters: bool) -> thalweg_runtime::Result<PreparedLaunch> {
-        let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
-        let (id, body, plan) = self
-            .planned(shared_memory_bytes, has_clusters)
-            .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
-        let key = KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
-        let loaded = device.kernel(&key, || self.kernel(body, &plan))?;
-        PreparedLaunch::new(device, loaded, &plan.geometry)
+    fn prepare(&self, device: &Device) -> thalweg_runtime::Result<PreparedLaunch> {
+        let launch =
+            (self.lower)().map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
+        thalweg_execute::prepare(&launch, device, self.alignment_bytes())
     }
 
     fn launch(&self, allocator: &Allocator, device: i32, stream: u64) -> Result<()> {
@@ -115,7 +94,7 @@ impl Work<'_> {
                         "the stream captures, and the kernel is not loaded yet",
                     ));
                 }
-                open.device.with_clusters(|has_clusters| self.prepare(&open.device, has_clusters))
+                self.prepare(&open.device)
             });
             let prepared = prepared.map_err(|error| match captures {
                 true => Error::new(Status::Capture, error.to_string()),
@@ -140,8 +119,9 @@ impl Work<'_> {
         let entry = match programs.get(&key) {
             Some(entry) => entry.clone(),
             None => {
-                let (_, body, plan) = self.planned(0, false)?;
-                let kernel = self.kernel(body, &plan);
+                let launch = (self.lower)()?;
+                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(refused)?;
+                let kernel = launch.kernel(&plan);
                 let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
                 programs.insert(key, Arc::clone(&entry));
                 entry
@@ -165,6 +145,11 @@ impl Work<'_> {
         let ran = program.run(geometry, self.scalars, &inputs, &outputs);
         ran.map_err(|fault| Error::invalid(fault.to_string()))
     }
+}
+
+/// Returns an error of lowering as one of this library.
+pub(super) fn refused(error: LowerError) -> Error {
+    thalweg_execute::refused(error).into()
 }
 
 /// Launches of native kernels on a stream of PyTorch's.

@@ -1,15 +1,16 @@
 //! The nodes that calls of loop operators record, and what computes their gradients.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_execute::refused;
 use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
+use thalweg_ops::lower::{Extents, LaunchNumbers, Split};
 use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
-use super::{Extents, LoopCall, LoopLaunch, Resolved, Split, bits_of};
+use super::{LoopCall, Resolved, launch, operands};
 use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
@@ -39,14 +40,14 @@ fn node_of(
     results: &[Tensor],
     wanted: u32,
 ) -> Result<LoopBackward> {
-    let derived = resolved.gradient(call.operator, wanted)?;
+    let derived = resolved.lowered.gradient(wanted).map_err(Error::invalid)?;
     Ok(LoopBackward {
         operator: call.operator,
         saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
             .map(Saved::new)
             .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
             .collect::<Result<_>>()?,
-        scalars: bits_of(&resolved.forward.body, &call.arguments),
+        numbers: resolved.lowered.numbers(&call.arguments),
         resolved: Arc::clone(resolved),
         derived,
         shapes: None,
@@ -61,7 +62,7 @@ pub(crate) struct LoopBackward {
     resolved: Arc<Resolved>,
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
-    scalars: SmallVec<[u64; 12]>,
+    numbers: LaunchNumbers,
     /// The shapes of the operator's inputs, where it is itself a gradient.
     shapes: Option<Box<[Shape]>>,
     wanted: u32,
@@ -77,9 +78,14 @@ struct Pass<'a> {
 }
 
 impl LoopBackward {
+    /// Returns the iteration space of the operator.
+    fn extents(&self) -> &Extents {
+        &self.resolved.lowered.extents
+    }
+
     /// Returns the shape of each input of the operator.
     fn inputs(&self) -> &[Shape] {
-        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| shapes)
+        self.shapes.as_ref().map_or(&self.resolved.lowered.inputs, |shapes| shapes)
     }
 
     /// Returns what is computed where these gradients of outputs are given.
@@ -91,7 +97,7 @@ impl LoopBackward {
         let (derived, saved) = match absent {
             0 => (Arc::clone(&self.derived), self.saved.iter().collect()),
             _ => {
-                let partial = without(&self.resolved.signature, &self.derived, absent);
+                let partial = without(&self.resolved.lowered.signature, &self.derived, absent);
                 (partial.derived, partial.saved.iter().map(|&place| &self.saved[place]).collect())
             }
         };
@@ -113,9 +119,9 @@ impl LoopBackward {
         let Some(gradient) = usize::from(input).checked_sub(pass.saved.len()).filter(|_| same_dtype) else {
             return Ok(None);
         };
-        match &self.resolved.extents {
+        match self.extents() {
             Extents::Elementwise(_) => Ok(Some(used[gradient].clone())),
-            Extents::Rows { split, shape } => split.repeated(&used[gradient], shape),
+            Extents::Rows { split, shape } => repeated(split, &used[gradient], shape),
             Extents::Coordinates(_) => Ok(None),
         }
     }
@@ -123,7 +129,7 @@ impl LoopBackward {
     /// Returns the dimensions over whose rows alone the derived body is computed, and the shape over which its results are repeated:
     /// where nothing that it reads differs at the points of a row.
     fn of_rows(&self, body: &Body, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
-        let Extents::Rows { split, shape } = &self.resolved.extents else { return None };
+        let Extents::Rows { split, shape } = self.extents() else { return None };
         let rows = split.pick(shape).0;
         let is_of_rows =
             inputs.iter().all(|tensor| tensor.shape() == rows.as_slice() && tensor.rank() < shape.len());
@@ -133,27 +139,25 @@ impl LoopBackward {
     }
 }
 
-impl Split {
-    /// Returns a view of a tensor of the rows that repeats what a row has at all points of this shape; the tensor itself, if it is of
-    /// the points.
-    fn repeated(&self, tensor: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
-        if tensor.shape() == shape {
-            return Ok(Some(tensor.clone()));
-        }
-        if tensor.shape() != self.pick(shape).0.as_slice() {
-            return Ok(None);
-        }
-        if is_grad_enabled() {
-            let mut kept: Shape = shape.into();
-            self.inner.iter().for_each(|&dimension| kept[dimension] = 1);
-            return tensor.reshape(&kept)?.expand(shape).map(Some);
-        }
-        let mut strides = Shape::from_elem(0, shape.len());
-        for (&dimension, &stride) in self.rows.iter().zip(tensor.layout().strides()) {
-            strides[dimension] = stride;
-        }
-        Ok(Some(tensor.with_layout(Layout::new(shape, &strides, tensor.layout().offset())?)))
+/// Returns a view of a tensor of the rows that repeats the value of a row at all points of this shape; the tensor itself, if it is
+/// of the points.
+fn repeated(split: &Split, tensor: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
+    if tensor.shape() == shape {
+        return Ok(Some(tensor.clone()));
     }
+    if tensor.shape() != split.pick(shape).0.as_slice() {
+        return Ok(None);
+    }
+    if is_grad_enabled() {
+        let mut kept: Shape = shape.into();
+        split.inner.iter().for_each(|&dimension| kept[dimension] = 1);
+        return tensor.reshape(&kept)?.expand(shape).map(Some);
+    }
+    let mut strides = Shape::from_elem(0, shape.len());
+    for (&dimension, &stride) in split.rows.iter().zip(tensor.layout().strides()) {
+        strides[dimension] = stride;
+    }
+    Ok(Some(tensor.with_layout(Layout::new(shape, &strides, tensor.layout().offset())?)))
 }
 
 impl Backward for LoopBackward {
@@ -216,7 +220,7 @@ impl LoopBackward {
     /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
     /// the points of the row, any other is broadcast.
     fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
-        if let Extents::Rows { split, shape: points } = &self.resolved.extents
+        if let Extents::Rows { split, shape: points } = self.extents()
             && shape != points.as_slice()
             && gradient.shape() == points.as_slice()
             && split.pick(points).0.as_slice() == shape
@@ -228,21 +232,21 @@ impl LoopBackward {
     }
 
     /// Returns the body without the outputs that are `passed` on, whose outputs that are summed afterwards stay in the dtype that is
-    /// computed in, and its number: a sum of what was rounded to 16 bits would lose digits.
-    fn unrounded<'a>(&self, derived: &'a GradientBody, passed: &[Option<Tensor>]) -> (u64, Cow<'a, Body>) {
-        let (mut id, mut body) = (derived.id, Cow::Borrowed(&derived.body));
+    /// computed in, and its number: a sum of values that were rounded to 16 bits would lose digits.
+    fn unrounded(&self, derived: &GradientBody, passed: &[Option<Tensor>]) -> (u64, Arc<Body>) {
+        let (mut id, mut body) = (derived.id, Arc::clone(&derived.body));
         let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
         for (output, input) in wanted.enumerate() {
             let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
-            let is_summed = self.inputs()[input] != self.resolved.extents.output_shape(place);
+            let is_summed = self.inputs()[input] != self.extents().output_shape(place);
             // The gradient of a gradient is that of the body as it is.
             if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
-                body.to_mut().outputs[output].dtype = dtype.compute();
+                Arc::make_mut(&mut body).outputs[output].dtype = dtype.compute();
                 id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
             }
         }
         for output in (0..passed.len()).rev().filter(|&output| passed[output].is_some()) {
-            body.to_mut().outputs.remove(output);
+            Arc::make_mut(&mut body).outputs.remove(output);
             id = (id ^ (output as u64 + 1)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         }
         (id, body)
@@ -251,13 +255,11 @@ impl LoopBackward {
     /// Computes the gradients that are not `passed` on.
     fn launch(&self, pass: &Pass<'_>, passed: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
         let (id, body) = self.unrounded(&pass.derived, passed);
-        let body = body.as_ref();
         let saved = pass.saved.iter().map(|saved| saved.get()).collect::<Result<Tensors>>()?;
         let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(&pass.used).collect();
         let of_rows = self.of_rows(&pass.derived.body, &inputs);
         let rows_alone = of_rows.map(|(split, shape)| Extents::Elementwise(split.pick(shape).0));
-        let extents = rows_alone.as_ref().unwrap_or(&self.resolved.extents);
-        let (rows, inner) = extents.rows_and_inner();
+        let extents = rows_alone.as_ref().unwrap_or(self.extents());
         let stream = device.current_stream();
         let mut outputs = body
             .outputs
@@ -267,35 +269,20 @@ impl LoopBackward {
                 Tensor::empty_on(&shape, output.dtype, &stream, self.label)
             })
             .collect::<Result<Tensors>>()?;
-        let mut placements = inputs
-            .iter()
-            .map(|tensor| extents.input(tensor.layout()))
-            .collect::<Result<SmallVec<[_; 8]>>>()?;
-        placements.extend(
-            outputs
-                .iter()
-                .zip(&body.outputs)
-                .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
-        );
-        LoopLaunch {
-            id,
-            name: &format!("{}_backward", self.operator.name),
-            body,
-            compute: self.resolved.signature.compute,
-            rows: &rows,
-            inner: &inner,
-            placements,
-            scalars: &self.scalars,
-            label: self.label,
-        }
-        .run(&inputs, &outputs)?;
+        let name = format!("{}_backward", self.operator.name);
+        let compute = self.resolved.lowered.signature.compute;
+        let lowered = {
+            let operands = (&*operands(inputs.iter().copied()), &*operands(&outputs));
+            extents.launch((id, name.into(), body), compute, operands, self.numbers.clone())
+        };
+        launch(&lowered.map_err(refused)?, &inputs, &outputs, self.label)?;
         self.record(&pass.derived, &inputs, &mut outputs, stream)?;
         match of_rows {
             None => Ok(outputs),
             Some((split, shape)) => {
-                let repeated =
-                    |output: &Tensor| Ok(split.repeated(output, shape)?.expect("it is of the rows"));
-                outputs.iter().map(repeated).collect()
+                let at_points =
+                    |output: &Tensor| Ok(repeated(split, output, shape)?.expect("it is of the rows"));
+                outputs.iter().map(at_points).collect()
             }
         }
     }
@@ -317,7 +304,7 @@ impl LoopBackward {
         if wanted == 0 {
             return Ok(());
         }
-        let derived = gradient_of(self.operator.name, &self.resolved.signature, derived, wanted)
+        let derived = gradient_of(self.operator.name, &self.resolved.lowered.signature, derived, wanted)
             .map_err(Error::invalid)?;
         let inputs_of = inputs.iter().map(|tensor| tensor.shape().into()).collect();
         let node = Self {
@@ -329,7 +316,7 @@ impl LoopBackward {
                 .map(|&input| Saved::new(inputs[input]))
                 .collect::<Result<_>>()?,
             derived,
-            scalars: self.scalars.clone(),
+            numbers: self.numbers.clone(),
             shapes: Some(inputs_of),
             wanted,
             label: self.label,
