@@ -465,7 +465,7 @@ fn a_transformer_learns_and_a_captured_step_gives_the_same_bits() {
     let losses = |captured: bool| -> Vec<u32> {
         let model = Transformer::new(options, &mut Generator::new(1), &device).unwrap();
         let optimizer =
-            AdamW::new(model.parameters(), AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() });
+            AdamW::new(model.parameters(), AdamWOptions { lr: 0.01, ..AdamWOptions::default() });
         let optimizer = optimizer.unwrap();
         let tokens: Vec<i64> = (0..3 * 7).map(|n| n * n % 11).collect();
         let tokens = indices(&tokens, &[3, 7]);

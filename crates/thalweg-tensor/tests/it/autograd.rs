@@ -182,7 +182,7 @@ fn adam_by_hand(start: f64, gradients: &[f64], options: AdamOptions) -> f64 {
 
 #[test]
 fn adam_follows_its_paper() {
-    let options = AdamOptions { learning_rate: 0.1, weight_decay: 0.01, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.1, weight_decay: 0.01, ..AdamOptions::default() };
     let x = leaf(&[1.5, -2.0]);
     let optimizer = Adam::new(vec![x.clone()], options).unwrap();
     let gradients = [[0.5, -1.0], [0.25, 3.0], [-2.0, 0.125]];

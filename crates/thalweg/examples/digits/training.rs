@@ -102,7 +102,7 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
     let network = Network::new(&mut generator, device)?;
     let start = checkpoint::resume(options.resume.as_ref(), &network, device)?;
     let mut optimizer =
-        Adam::new(network.parameters(), AdamOptions { learning_rate: 2e-3, ..AdamOptions::default() })?;
+        Adam::new(network.parameters(), AdamOptions { lr: 2e-3, ..AdamOptions::default() })?;
     start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let trained = Trained { network, optimizer, dtype: options.dtype };
     let compute = Stream::new(device)?;
