@@ -220,8 +220,7 @@ fn main() -> Result<()> {
     }
     let mut generator = Generator::new(1);
     let model = Gpt2::new(tokens, layers, &mut generator, &device)?;
-    let optimizer =
-        AdamW::new(model.parameters(), AdamWOptions { lr: 3e-4, ..AdamWOptions::default() })?;
+    let optimizer = AdamW::new(model.parameters(), AdamWOptions { lr: 3e-4, ..AdamWOptions::default() })?;
     let mut random = || -> Result<Tensor> {
         let values: Vec<i64> = (0..batch * tokens).map(|_| generator.below(50_257).unwrap().into()).collect();
         Tensor::from_slice(&values, &[batch, tokens], &device)

@@ -37,14 +37,7 @@ pub struct AdafactorOptions {
 impl Default for AdafactorOptions {
     /// Returns PyTorch's options.
     fn default() -> Self {
-        Self {
-            lr: 1e-2,
-            beta2_decay: -0.8,
-            eps: (None, 1e-3),
-            d: 1.0,
-            weight_decay: 0.0,
-            maximize: false,
-        }
+        Self { lr: 1e-2, beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false }
     }
 }
 

@@ -89,11 +89,8 @@ impl Lbfgs {
                 return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
             }
             let LbfgsOptions { lr, tolerance_grad, tolerance_change, history_size, .. } = options;
-            let numbers = [
-                ("lr", lr),
-                ("tolerance_grad", tolerance_grad),
-                ("tolerance_change", tolerance_change),
-            ];
+            let numbers =
+                [("lr", lr), ("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)];
             if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !is_at_least(*value, 0.0)) {
                 return refuse(format!("{name} is {value}, and must be at least 0"));
             }
@@ -115,9 +112,7 @@ impl Lbfgs {
     /// [`Error::is_invalid_argument`] if it is not at least 0.
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
         if !is_at_least(learning_rate, 0.0) {
-            return Err(Error::invalid(format!(
-                "LBFGS: lr is {learning_rate}, and must be at least 0"
-            )));
+            return Err(Error::invalid(format!("LBFGS: lr is {learning_rate}, and must be at least 0")));
         }
         self.options.lr = learning_rate;
         Ok(())

@@ -253,8 +253,7 @@ fn steps_of_muon_and_adafactor_are_captured() {
         for (place, parameter) in [1, 2].into_iter().zip(&list) {
             parameter.set_grad(Some(gradients[0][&place].clone())).unwrap();
         }
-        let mut muon =
-            Muon::new(list.clone(), MuonOptions { lr: 0.1, ..Default::default() }).unwrap();
+        let mut muon = Muon::new(list.clone(), MuonOptions { lr: 0.1, ..Default::default() }).unwrap();
         let mut adafactor = Adafactor::new(list.clone(), AdafactorOptions::default()).unwrap();
         muon.step().and_then(|()| adafactor.step()).unwrap();
         let graph = is_captured.then(|| {

@@ -168,14 +168,15 @@ fn backward_is_ordered_across_streams() {
 
 /// Adam as its paper has it, in f64.
 fn adam_by_hand(start: f64, gradients: &[f64], options: AdamOptions) -> f64 {
+    let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay, .. } = options;
     let (mut value, mut first, mut second) = (start, 0.0, 0.0);
     for (index, gradient) in gradients.iter().enumerate() {
         let step = index as i32 + 1;
-        let gradient = gradient + options.weight_decay * value;
-        first = options.beta1 * first + (1.0 - options.beta1) * gradient;
-        second = options.beta2 * second + (1.0 - options.beta2) * gradient * gradient;
-        let corrected = (first / (1.0 - options.beta1.powi(step)), second / (1.0 - options.beta2.powi(step)));
-        value -= options.learning_rate * corrected.0 / (corrected.1.sqrt() + options.epsilon);
+        let gradient = gradient + weight_decay * value;
+        first = beta1 * first + (1.0 - beta1) * gradient;
+        second = beta2 * second + (1.0 - beta2) * gradient * gradient;
+        let corrected = (first / (1.0 - beta1.powi(step)), second / (1.0 - beta2.powi(step)));
+        value -= lr * corrected.0 / (corrected.1.sqrt() + eps);
     }
     value
 }
