@@ -352,6 +352,7 @@ fn sizes_are_integers_of_any_type_and_tuples() {
         assert!(error.is_invalid_argument() && error.to_string().contains(part), "{error}");
     };
     refused(x.reshape((-1, -1)), "only one dimension can be inferred");
+    refused(x.reshape((-1, 0)), "is invalid for input of size 12");
     refused(x.reshape((-1, 5)), "shape '[-1, 5]' is invalid for input of size 12");
     refused(x.reshape((usize::MAX, 2)), "is invalid for input of size 12");
     refused(x.reshape((-2, 6)), "invalid shape dimension -2");
