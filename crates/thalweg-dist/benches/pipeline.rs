@@ -132,7 +132,7 @@ fn train(options: &Options, schedule: &Schedule, group: &ProcessGroup) -> Result
     let of_pipeline = PipelineOptions { return_outputs: false, ..PipelineOptions::with_loss(loss) };
     let part = PipelineStage::new(&layers, group.rank() as usize, stages)?;
     let mut pipeline = Pipeline::new(schedule, vec![part], group, of_pipeline)?;
-    let rates = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
+    let rates = AdamWOptions { lr: 3e-4, ..AdamWOptions::default() };
     let optimizer = AdamW::new(layers.parameters(), rates)?;
     let (input, next) = (tokens(options, 1, device)?, tokens(options, 2, device)?);
     let update = || -> Result<()> {

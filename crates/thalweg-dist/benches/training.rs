@@ -209,7 +209,7 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
     let stream = Stream::new(group.device())?;
     let _current = stream.make_current();
     let network = Network::new(options, group)?;
-    let rates = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
+    let rates = AdamWOptions { lr: 3e-4, ..AdamWOptions::default() };
     let optimizer = Arc::new(AdamW::new(network.parameters(), rates)?);
     let is_fused = match &network {
         Network::Data(network) if options.is_fused => {

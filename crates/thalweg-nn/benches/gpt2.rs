@@ -175,7 +175,7 @@ fn write_losses(
         let model = Gpt2::new(tokens, layers, &mut Generator::new(1), device)?;
         let weights = serialize::load(folder.join(format!("gpt2-{seed}.pt")), device)?;
         model.load_state_dict(&weights.state_dict().expect("the file holds tensors by name"))?;
-        let options = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
+        let options = AdamWOptions { lr: 3e-4, ..AdamWOptions::default() };
         let optimizer = AdamW::new(model.parameters(), options)?;
         let mut curve = String::new();
         for step in 0..STEPS {
@@ -220,8 +220,7 @@ fn main() -> Result<()> {
     }
     let mut generator = Generator::new(1);
     let model = Gpt2::new(tokens, layers, &mut generator, &device)?;
-    let optimizer =
-        AdamW::new(model.parameters(), AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() })?;
+    let optimizer = AdamW::new(model.parameters(), AdamWOptions { lr: 3e-4, ..AdamWOptions::default() })?;
     let mut random = || -> Result<Tensor> {
         let values: Vec<i64> = (0..batch * tokens).map(|_| generator.below(50_257).unwrap().into()).collect();
         Tensor::from_slice(&values, &[batch, tokens], &device)

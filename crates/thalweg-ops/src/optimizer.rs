@@ -50,7 +50,7 @@ impl Bound {
 /// A number that an optimizer takes in addition to its learning rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NumberRule {
-    /// The number's name, which is also the name of the options' field.
+    /// Its name in PyTorch's state dictionaries: that of the options' field, and of a pair there `betas.0` and `betas.1`.
     pub name: &'static str,
     /// The values that the number may have.
     pub bound: Bound,
@@ -106,12 +106,13 @@ pub trait OptimizerOptions:
     /// Returns all values, in the rule's order.
     fn values(&self) -> OptimizerValues;
 
-    /// Returns the options by PyTorch's names, as in a state dictionary (for a pair there, `betas.0` and `betas.1`); a flag is 1
-    /// or 0.
+    /// Returns the options by the names of [`NumberRule::name`], `lr` and the flags; a flag is 1 or 0.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
     /// Sets the learning rate.
-    fn set_learning_rate(&mut self, value: f64);
+    fn set_learning_rate(&mut self, value: f64) {
+        self.set("lr", value);
+    }
 
     /// Sets the option with this name; a flag is set if the value is not 0. Returns whether the option exists.
     fn set(&mut self, option: &str, value: f64) -> bool;
@@ -128,7 +129,7 @@ pub trait OptimizerOptions:
         let rule = Self::RULE;
         let named =
             rule.numbers.iter().zip(numbers).map(|(number, value)| (number.name, number.bound, value));
-        let all = std::iter::once(("learning_rate", Bound::AtLeastZero, learning_rate)).chain(named);
+        let all = std::iter::once(("lr", Bound::AtLeastZero, learning_rate)).chain(named);
         for (name, bound, value) in all {
             if let Some(must) = bound.violated(value) {
                 return Err(format!("{}: {name} is {value}, and {must}", rule.title));

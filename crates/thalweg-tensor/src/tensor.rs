@@ -45,7 +45,7 @@ pub type Tensors = SmallVec<[Tensor; 2]>;
 /// let [values, places] = x.topk(2, -1, true, true)?; // torch.topk(x, 2)
 /// assert_eq!(values.to_vec::<f32>()?, [3.0, 2.0, 6.0, 5.0]);
 /// assert_eq!(places.to_vec::<i64>()?, [0, 2, 1, 2]);
-/// assert_eq!(x.reshape(&[usize::MAX, 2])?.shape(), [3, 2]); // x.reshape(-1, 2)
+/// assert_eq!(x.reshape(&[-1, 2])?.shape(), [3, 2]); // x.reshape(-1, 2)
 /// assert_eq!(x.i(i![.., 0])?.to_vec::<f32>()?, [3.0, 4.0]); // x[:, 0]
 ///
 /// let weight = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
@@ -534,7 +534,7 @@ impl Tensor {
     }
 
     /// Returns a view of the tensor with another layout.
-    pub(crate) fn view(&self, layout: Layout) -> Self {
+    pub(crate) fn viewed(&self, layout: Layout) -> Self {
         let view_of = match self.0.autograd.view_of() {
             Some(view_of) => view_of.clone(),
             None if is_grad_enabled() => ViewOf::Base(self.clone()),

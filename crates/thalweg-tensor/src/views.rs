@@ -9,11 +9,13 @@ use thalweg_runtime::{Error, Result};
 use crate::autograd::views::{ViewBackward, record_unbind, record_view};
 use crate::caller::in_call;
 use crate::host_room::host_room;
+use crate::operators::{expand, inferred, view};
+use crate::sizes::Sizes;
 use crate::tensor::Tensor;
 
 impl Tensor {
     fn seen_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
-        record_view(self, self.view(layout), backward)
+        record_view(self, self.viewed(layout), backward)
     }
 
     /// Permutes the dimensions (`torch.permute`): dimension `i` of the view is dimension `order[i]` of the tensor.
@@ -77,7 +79,7 @@ impl Tensor {
             let at = self.layout().dimension(dimension)?;
             let mut places = host_room(self.shape()[at])?;
             for place in 0..self.shape()[at] {
-                places.push(self.view(self.layout().narrow(at, place, 1)?.squeeze(at)));
+                places.push(self.viewed(self.layout().narrow(at, place, 1)?.squeeze(at)));
             }
             Ok(record_unbind(self, places, at))
         })
@@ -125,49 +127,46 @@ impl Tensor {
         })
     }
 
-    /// Broadcasts to a shape without copying (`torch.Tensor.expand`): the result cannot be written in place.
+    /// Broadcasts to a shape without copying (`torch.Tensor.expand`), in which −1 leaves an extent as it is: the result cannot be written in
+    /// place.
     #[track_caller]
-    pub fn expand(&self, shape: &[usize]) -> Result<Self> {
-        in_call("expand", &[self], Location::caller(), || {
-            let layout = self.layout().expand(shape)?;
-            Ok(self.seen_as(layout, || ViewBackward::Expand(self.shape().into())))
-        })
+    pub fn expand(&self, shape: impl Sizes) -> Result<Self> {
+        in_call("expand", &[self], Location::caller(), || expand(self, &shape.sizes()))
     }
 
-    /// Returns the elements, row-major, in another shape (`torch.reshape`): a view where the strides allow it, else a copy. One extent may be
-    /// `usize::MAX`, for PyTorch's −1: it is what the others leave.
+    /// Broadcasts to a shape, as [`expand`](Self::expand).
+    pub(crate) fn expanded(&self, shape: &[usize]) -> Result<Self> {
+        let layout = self.layout().expand(shape)?;
+        Ok(self.seen_as(layout, || ViewBackward::Expand(self.shape().into())))
+    }
+
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1, for what the others leave (`torch.reshape`): a view
+    /// where the strides allow it, else a copy.
     #[track_caller]
-    pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
+    pub fn reshape(&self, shape: impl Sizes) -> Result<Self> {
         in_call("reshape", &[self], Location::caller(), || {
-            if shape.contains(&usize::MAX) {
-                return self.reshape(&self.inferred(shape)?);
-            }
-            match self.layout().reshape(shape)? {
-                Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
-                None => self.contiguous()?.reshape(shape),
-            }
+            self.reshaped(&inferred(&shape.sizes(), self.elements())?)
         })
     }
 
-    /// Returns a shape with the extent that the others leave in place of `usize::MAX`.
-    fn inferred(&self, shape: &[usize]) -> Result<Shape> {
-        if shape.iter().filter(|&&extent| extent == usize::MAX).count() > 1 {
-            return Err(Error::invalid("only one dimension can be inferred"));
+    /// Returns the elements in another shape, as [`reshape`](Self::reshape).
+    pub(crate) fn reshaped(&self, shape: &[usize]) -> Result<Self> {
+        match self.layout().reshape(shape)? {
+            Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
+            None => self.contiguous()?.reshaped(shape),
         }
-        let others = shape.iter().filter(|&&extent| extent != usize::MAX);
-        let known = others.copied().try_fold(1usize, usize::checked_mul).unwrap_or(usize::MAX);
-        if known == 0 || !self.elements().is_multiple_of(known) {
-            let text: Vec<String> = (shape.iter())
-                .map(|&extent| if extent == usize::MAX { "-1".to_owned() } else { extent.to_string() })
-                .collect();
-            return Err(Error::invalid(format!(
-                "shape '[{}]' is invalid for input of size {}",
-                text.join(", "),
-                self.elements()
-            )));
-        }
-        let rest = self.elements() / known;
-        Ok(shape.iter().map(|&extent| if extent == usize::MAX { rest } else { extent }).collect())
+    }
+
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1 (`torch.Tensor.view`): [`reshape`](Self::reshape) that
+    /// never copies.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the strides do not allow it, or the sizes do not fit.
+    #[track_caller]
+    pub fn view(&self, shape: impl Sizes) -> Result<Self> {
+        in_call("view", &[self], Location::caller(), || {
+            view(self, &inferred(&shape.sizes(), self.elements())?)
+        })
     }
 
     /// Merges all dimensions but the last: the result is a matrix.

@@ -5,7 +5,7 @@
 //!
 //! fn main() -> Result<()> {
 //!     let x = Tensor::ones(&[2, 3], DType::F32, &Device::sim(0)?)?;
-//!     assert_eq!(x.reshape(&[usize::MAX])?.shape(), [6]);
+//!     assert_eq!(x.reshape(&[-1])?.shape(), [6]);
 //!     Ok(())
 //! }
 //! ```

@@ -24,7 +24,7 @@ fn options(offload_policy: OffloadPolicy) -> FullyShardOptions {
 }
 
 fn adam() -> AdamOptions {
-    AdamOptions { learning_rate: 0.02, ..AdamOptions::default() }
+    AdamOptions { lr: 0.02, ..AdamOptions::default() }
 }
 
 /// An optimizer of either kind.

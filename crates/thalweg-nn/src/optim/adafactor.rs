@@ -21,13 +21,11 @@ pub type Adafactor = CompositeOptimizer<AdafactorOptions>;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdafactorOptions {
     /// The greatest relative step, and the factor of the weight decay.
-    pub learning_rate: f64,
+    pub lr: f64,
     /// The power of the number of steps by which the variance forgets: at most 0.
     pub beta2_decay: f64,
-    /// The least root of a variance; the dtype's precision where there is none (`eps[0]`).
-    pub epsilon1: Option<f64>,
-    /// The least size of a parameter that steps are relative to (`eps[1]`).
-    pub epsilon2: f64,
+    /// The least root of a variance (the dtype's precision where there is none), and the least size of a parameter that steps are relative to.
+    pub eps: (Option<f64>, f64),
     /// The size of an update above which it is made smaller: at least 1.
     pub d: f64,
     /// The part of each parameter that a step takes from it, times the learning rate.
@@ -39,15 +37,7 @@ pub struct AdafactorOptions {
 impl Default for AdafactorOptions {
     /// Returns PyTorch's options.
     fn default() -> Self {
-        Self {
-            learning_rate: 1e-2,
-            beta2_decay: -0.8,
-            epsilon1: None,
-            epsilon2: 1e-3,
-            d: 1.0,
-            weight_decay: 0.0,
-            maximize: false,
-        }
+        Self { lr: 1e-2, beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false }
     }
 }
 
@@ -56,26 +46,26 @@ impl CompositeRule for AdafactorOptions {
 
     fn named(&self) -> Vec<(&'static str, f64)> {
         let mut named = vec![
-            ("lr", self.learning_rate),
+            ("lr", self.lr),
             ("beta2_decay", self.beta2_decay),
-            ("eps.1", self.epsilon2),
+            ("eps.1", self.eps.1),
             ("d", self.d),
             ("weight_decay", self.weight_decay),
             ("maximize", f64::from(u8::from(self.maximize))),
         ];
-        named.extend(self.epsilon1.map(|epsilon| ("eps.0", epsilon)));
+        named.extend(self.eps.0.map(|epsilon| ("eps.0", epsilon)));
         named
     }
 
     fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
+        &mut self.lr
     }
 
     fn check(&self, _: &[Tensor]) -> Result<()> {
         let least = [
-            ("Learning rate", self.learning_rate, 0.0),
-            ("epsilon1", self.epsilon1.unwrap_or(0.0), 0.0),
-            ("epsilon2", self.epsilon2, 0.0),
+            ("Learning rate", self.lr, 0.0),
+            ("epsilon1", self.eps.0.unwrap_or(0.0), 0.0),
+            ("epsilon2", self.eps.1, 0.0),
             ("Clipping threshold d", self.d, 1.0),
             ("weight_decay", self.weight_decay, 0.0),
         ];
@@ -116,11 +106,11 @@ impl CompositeRule for AdafactorOptions {
         let step = states["step"].to_dtype(DType::F64)?;
         let new_part = step.pow_scalar(self.beta2_decay)?;
         let relative = rate.minimum(&step.rsqrt()?)?;
-        let alpha = norm(parameter)?.div_scalar(size)?.clamp_min(self.epsilon2)?.mul(&relative)?;
+        let alpha = norm(parameter)?.div_scalar(size)?.clamp_min(self.eps.1)?.mul(&relative)?;
         if self.weight_decay != 0.0 {
             parameter.mul_(&rate.mul_scalar(-self.weight_decay)?.add_scalar(1.0)?)?;
         }
-        let epsilon = self.epsilon1.unwrap_or_else(|| precision(parameter.dtype()));
+        let epsilon = self.eps.0.unwrap_or_else(|| precision(parameter.dtype()));
         let toward = |state: &Tensor, mean: &Tensor| state.add_(&mean.sub(state)?.mul(&new_part)?);
         let squares = gradient.square()?;
         let variance = match states.get("variance") {

@@ -141,7 +141,7 @@ impl Group {
     pub(super) fn follow_learning_rate(&self, rate: &Tensor) -> Result<()> {
         no_grad(|| {
             let device = self.learning_rate.device();
-            let rate = rate.detach().reshape(&[])?.to_dtype(DType::F64)?;
+            let rate = rate.detach().reshape(())?.to_dtype(DType::F64)?;
             let rate = if rate.device() == device { rate } else { rate.to_device(device)? };
             self.learning_rate.copy_(&rate)?;
             self.learning_rate.record_stream(&device.current_stream());

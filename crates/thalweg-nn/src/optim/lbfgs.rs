@@ -15,7 +15,7 @@ use super::optimizer::{check_parameters, is_at_least};
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LbfgsOptions {
     /// The length of a step along its direction, or the first to be tried by a line search.
-    pub learning_rate: f64,
+    pub lr: f64,
     /// Directions of a call of [`Lbfgs::step`] at most.
     pub max_iter: usize,
     /// Evaluations of the loss in a call at most; a quarter more than `max_iter` where there is none.
@@ -34,7 +34,7 @@ impl Default for LbfgsOptions {
     /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
-            learning_rate: 1.0,
+            lr: 1.0,
             max_iter: 20,
             max_eval: None,
             tolerance_grad: 1e-7,
@@ -88,12 +88,9 @@ impl Lbfgs {
             if let Some(other) = parameters.iter().find(|other| other.dtype() != parameters[0].dtype()) {
                 return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
             }
-            let LbfgsOptions { learning_rate, tolerance_grad, tolerance_change, history_size, .. } = options;
-            let numbers = [
-                ("learning_rate", learning_rate),
-                ("tolerance_grad", tolerance_grad),
-                ("tolerance_change", tolerance_change),
-            ];
+            let LbfgsOptions { lr, tolerance_grad, tolerance_change, history_size, .. } = options;
+            let numbers =
+                [("lr", lr), ("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)];
             if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !is_at_least(*value, 0.0)) {
                 return refuse(format!("{name} is {value}, and must be at least 0"));
             }
@@ -115,11 +112,9 @@ impl Lbfgs {
     /// [`Error::is_invalid_argument`] if it is not at least 0.
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
         if !is_at_least(learning_rate, 0.0) {
-            return Err(Error::invalid(format!(
-                "LBFGS: learning_rate is {learning_rate}, and must be at least 0"
-            )));
+            return Err(Error::invalid(format!("LBFGS: lr is {learning_rate}, and must be at least 0")));
         }
-        self.options.learning_rate = learning_rate;
+        self.options.lr = learning_rate;
         Ok(())
     }
 
@@ -161,8 +156,8 @@ impl Lbfgs {
             let is_first = self.memory.is_none();
             let direction = self.next_direction(&gradient)?;
             let length = match is_first {
-                true => (1.0 / number(&gradient.abs()?.sum(&[], false)?)?).min(1.0) * options.learning_rate,
-                false => options.learning_rate,
+                true => (1.0 / number(&gradient.abs()?.sum(&[], false)?)?).min(1.0) * options.lr,
+                false => options.lr,
             };
             let memory = self.memory.as_mut().expect("a direction was found");
             (memory.direction, memory.length) = (direction.clone(), length);

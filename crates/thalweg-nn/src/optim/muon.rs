@@ -29,7 +29,7 @@ pub enum AdjustLr {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MuonOptions {
     /// The learning rate.
-    pub learning_rate: f64,
+    pub lr: f64,
     /// The part of each parameter that a step takes from it, times the learning rate.
     pub weight_decay: f64,
     /// The part of the momentum that stays.
@@ -39,7 +39,7 @@ pub struct MuonOptions {
     /// The coefficients of the polynomial that is iterated.
     pub ns_coefficients: [f64; 3],
     /// The least norm that a matrix is divided by.
-    pub epsilon: f64,
+    pub eps: f64,
     /// The number of times that it is iterated.
     pub ns_steps: usize,
     /// The way in which the learning rate is made to fit the shape.
@@ -50,12 +50,12 @@ impl Default for MuonOptions {
     /// Returns PyTorch's options.
     fn default() -> Self {
         Self {
-            learning_rate: 1e-3,
+            lr: 1e-3,
             weight_decay: 0.1,
             momentum: 0.95,
             nesterov: true,
             ns_coefficients: [3.4445, -4.7750, 2.0315],
-            epsilon: 1e-7,
+            eps: 1e-7,
             ns_steps: 5,
             adjust_lr: AdjustLr::Original,
         }
@@ -68,28 +68,28 @@ impl CompositeRule for MuonOptions {
     fn named(&self) -> Vec<(&'static str, f64)> {
         let [a, b, c] = self.ns_coefficients;
         vec![
-            ("lr", self.learning_rate),
+            ("lr", self.lr),
             ("weight_decay", self.weight_decay),
             ("momentum", self.momentum),
             ("nesterov", f64::from(u8::from(self.nesterov))),
             ("ns_coefficients.0", a),
             ("ns_coefficients.1", b),
             ("ns_coefficients.2", c),
-            ("eps", self.epsilon),
+            ("eps", self.eps),
             ("ns_steps", self.ns_steps as f64),
         ]
     }
 
     fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
+        &mut self.lr
     }
 
     fn check(&self, parameters: &[Tensor]) -> Result<()> {
         let least = [
-            ("learning rate", self.learning_rate, 0.0),
+            ("learning rate", self.lr, 0.0),
             ("momentum", self.momentum, 0.0),
             ("weight decay", self.weight_decay, 0.0),
-            ("epsilon", self.epsilon, 0.0),
+            ("epsilon", self.eps, 0.0),
         ];
         refuse_below(Self::TITLE, &least)?;
         if self.ns_steps >= 100 {
@@ -145,7 +145,7 @@ impl MuonOptions {
         if is_tall {
             x = x.transpose(0, 1)?.contiguous()?;
         }
-        x = x.div(&x.norm(2.0)?.clamp_min(self.epsilon)?)?;
+        x = x.div(&x.norm(2.0)?.clamp_min(self.eps)?)?;
         let add_product = |addend: &Tensor, beta: f64, left: &Tensor, right: &Tensor, alpha: f64| {
             let arguments = [addend.into(), left.into(), right.into(), beta.into(), alpha.into()];
             call(operator!("addmm"), &arguments, Location::caller())

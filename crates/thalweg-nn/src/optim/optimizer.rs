@@ -166,7 +166,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
             }
             for &rate in learning_rates {
                 if let Some(must) = Bound::AtLeastZero.violated(rate) {
-                    return Err(Error::invalid(format!("{title}: learning_rate is {rate}, and {must}")));
+                    return Err(Error::invalid(format!("{title}: lr is {rate}, and {must}")));
                 }
             }
             let mut pairs = self.groups.iter().zip(learning_rates);

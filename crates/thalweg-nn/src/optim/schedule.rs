@@ -489,7 +489,7 @@ pub struct PlateauOptions {
     /// The lowest rate.
     pub min_lr: f64,
     /// The smallest change of a rate that is made.
-    pub epsilon: f64,
+    pub eps: f64,
 }
 
 impl Default for PlateauOptions {
@@ -502,7 +502,7 @@ impl Default for PlateauOptions {
             threshold_mode: ThresholdMode::Relative,
             cooldown: 0,
             min_lr: 0.0,
-            epsilon: 1e-8,
+            eps: 1e-8,
         }
     }
 }
@@ -541,7 +541,7 @@ impl ReduceLrOnPlateau {
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&mut self, metric: f64, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
-            let PlateauOptions { factor, patience, cooldown, min_lr, epsilon, .. } = self.options;
+            let PlateauOptions { factor, patience, cooldown, min_lr, eps, .. } = self.options;
             if self.best.is_none_or(|best| self.is_better(metric, best)) && !metric.is_nan() {
                 self.best = Some(metric);
                 self.bad_epochs = 0;
@@ -559,7 +559,7 @@ impl ReduceLrOnPlateau {
             self.bad_epochs = 0;
             let lower = |old: f64| {
                 let new = (old * factor).max(min_lr);
-                if old - new > epsilon { new } else { old }
+                if old - new > eps { new } else { old }
             };
             let rates = optimizer.param_groups().iter().map(|group| lower(group.learning_rate()));
             optimizer.set_learning_rates(&rates.collect::<Vec<_>>())

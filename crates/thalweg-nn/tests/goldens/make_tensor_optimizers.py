@@ -33,11 +33,11 @@ def options_of(kwargs):
     """The options by the names that ours have."""
     found = {}
     for key, value in kwargs.items():
-        if key == "eps" and isinstance(value, tuple): found |= {"epsilon1": value[0], "epsilon2": value[1]}
+        if key == "eps" and isinstance(value, tuple): found |= {"eps.0": value[0], "eps.1": value[1]}
         elif key == "ns_coefficients": found |= {f"ns{i}": v for i, v in enumerate(value)}
         elif key == "adjust_lr_fn": found["match_rms"] = 1
         elif key == "line_search_fn": found["strong_wolfe"] = 1
-        else: found[{"lr": "learning_rate", "eps": "epsilon"}.get(key, key)] = float(value)
+        else: found[key] = float(value)
     return [f"{k}={float(v)!r}" for k, v in found.items()]
 
 def by_gradients(optimizer, kwargs, dtype):

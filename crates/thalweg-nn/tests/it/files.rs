@@ -214,7 +214,7 @@ fn tensors_larger_than_a_piece_are_whole() {
 fn an_optimizer_goes_on_from_a_file_by_pytorchs_keys() {
     let parameter =
         |start: f32| Tensor::from_slice(&[start, -start], &[2], &device()).unwrap().requires_grad_().unwrap();
-    let options = AdamWOptions { learning_rate: 0.25, amsgrad: true, ..AdamWOptions::default() };
+    let options = AdamWOptions { lr: 0.25, amsgrad: true, ..AdamWOptions::default() };
     let steps = |optimizer: &AdamW, parameter: &Tensor, factors: &[f64]| {
         for &factor in factors {
             optimizer.zero_grad();
@@ -250,7 +250,7 @@ fn an_optimizer_goes_on_from_a_file_by_pytorchs_keys() {
     assert_eq!(state.param_groups, first.state_dict().param_groups);
     let mut second = AdamW::new(vec![half.clone()], AdamWOptions::default()).unwrap();
     second.load_state_dict(&state).unwrap_err();
-    let mut second = AdamW::new(vec![half.clone()], AdamWOptions { learning_rate: 1.0, ..options }).unwrap();
+    let mut second = AdamW::new(vec![half.clone()], AdamWOptions { lr: 1.0, ..options }).unwrap();
     second.load_state_dict(&state).unwrap();
     steps(&second, &half, &[0.5, 2.0]);
     assert_eq!(values(&half), values(&whole), "bit by bit");

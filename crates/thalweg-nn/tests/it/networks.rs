@@ -464,8 +464,7 @@ fn a_transformer_learns_and_a_captured_step_gives_the_same_bits() {
     let options = TransformerOptions { vocabulary: 11, context: 8, layers: 2, features: 16, heads: 2 };
     let losses = |captured: bool| -> Vec<u32> {
         let model = Transformer::new(options, &mut Generator::new(1), &device).unwrap();
-        let optimizer =
-            AdamW::new(model.parameters(), AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() });
+        let optimizer = AdamW::new(model.parameters(), AdamWOptions { lr: 0.01, ..AdamWOptions::default() });
         let optimizer = optimizer.unwrap();
         let tokens: Vec<i64> = (0..3 * 7).map(|n| n * n % 11).collect();
         let tokens = indices(&tokens, &[3, 7]);

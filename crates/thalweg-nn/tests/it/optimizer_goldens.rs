@@ -169,7 +169,7 @@ fn optimizers_take_pytorchs_steps() {
 #[test]
 fn lion_follows_its_paper() {
     let (parameters, gradients) = inputs(DType::F32);
-    let options = LionOptions { learning_rate: 0.05, weight_decay: 0.1, ..LionOptions::default() };
+    let options = LionOptions { lr: 0.05, weight_decay: 0.1, ..LionOptions::default() };
     let optimizer = Optimizer::new(parameters.to_vec(), options).unwrap();
     let mut expected = parameters.each_ref().map(values);
     let mut momenta = expected.clone().map(|list| vec![0.0; list.len()]);
@@ -193,7 +193,7 @@ fn lion_follows_its_paper() {
 
 fn sgd() -> Sgd {
     let parameter = Tensor::zeros(&[1], DType::F32, &device()).unwrap().requires_grad_().unwrap();
-    Sgd::new(vec![parameter], SgdOptions { learning_rate: 0.5, ..SgdOptions::default() }).unwrap()
+    Sgd::new(vec![parameter], SgdOptions { lr: 0.5, ..SgdOptions::default() }).unwrap()
 }
 
 /// The learning rates that a scheduler sets, epoch by epoch, as the device has them.

@@ -22,20 +22,20 @@ fn parameter(elements: usize, seed: u64, dtype: DType) -> Tensor {
 
 /// Adam by its definition, for a gradient that stays the same; with the weight decay taken from the parameter, if it is AdamW.
 fn expected(start: &[f64], gradient: &[f64], options: AdamOptions, is_adamw: bool, steps: i32) -> Vec<f64> {
-    let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay, .. } = options;
+    let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay, .. } = options;
     let one = |(&start, &gradient): (&f64, &f64)| {
         let (mut value, mut first, mut second) = (start, 0.0, 0.0);
         for step in 1..=steps {
             let mut gradient = gradient;
             if is_adamw {
-                value *= 1.0 - learning_rate * weight_decay;
+                value *= 1.0 - lr * weight_decay;
             } else {
                 gradient += weight_decay * value;
             }
             first = beta1 * first + (1.0 - beta1) * gradient;
             second = beta2 * second + (1.0 - beta2) * gradient * gradient;
             let (mean, square) = (first / (1.0 - beta1.powi(step)), second / (1.0 - beta2.powi(step)));
-            value -= learning_rate * mean / (square.sqrt() + epsilon);
+            value -= lr * mean / (square.sqrt() + eps);
         }
         value
     };
@@ -55,7 +55,7 @@ fn many_parameters() -> Vec<Tensor> {
 
 #[test]
 fn many_parameters_of_all_sizes_follow_the_definition() {
-    let options = AdamOptions { learning_rate: 0.1, weight_decay: 0.2, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.1, weight_decay: 0.2, ..AdamOptions::default() };
     let check = |is_adamw: bool, parameters: Vec<Tensor>, step: &dyn Fn()| {
         let starts: Vec<Vec<f64>> = parameters.iter().map(values).collect();
         (0..3).for_each(|_| step());
@@ -68,8 +68,8 @@ fn many_parameters_of_all_sizes_follow_the_definition() {
     let adam = Adam::new(parameters.clone(), options).unwrap();
     check(false, parameters, &|| adam.step().unwrap());
     let parameters = many_parameters();
-    let AdamOptions { learning_rate, weight_decay, .. } = options;
-    let options = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::default() };
+    let AdamOptions { lr, weight_decay, .. } = options;
+    let options = AdamWOptions { lr, weight_decay, ..AdamWOptions::default() };
     let adamw = AdamW::new(parameters.clone(), options).unwrap();
     check(true, parameters, &|| adamw.step().unwrap());
 }
@@ -80,7 +80,7 @@ fn each_parameter_counts_its_own_steps() {
     let [start, later_start] = [&always, &later].map(values);
     let gradient = later.grad();
     later.zero_grad();
-    let options = AdamOptions { learning_rate: 0.1, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.1, ..AdamOptions::default() };
     let adam = Adam::new(vec![later.clone(), always.clone()], options).unwrap();
     adam.step().unwrap();
     adam.step().unwrap();
@@ -139,7 +139,7 @@ fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
 fn groups_have_options_of_their_own() {
     let [a, b] = [1, 2].map(|seed| parameter(3, seed, DType::F64));
     let [start_a, start_b] = [&a, &b].map(values);
-    let options = |learning_rate| SgdOptions { learning_rate, ..SgdOptions::default() };
+    let options = |lr| SgdOptions { lr, ..SgdOptions::default() };
     let mut sgd = Sgd::new(vec![a.clone()], options(0.5)).unwrap();
     sgd.add_param_group(vec![b.clone()], options(0.25)).unwrap();
     let moved = |start: &[f64], tensor: &Tensor, rate: f64| {
@@ -154,16 +154,16 @@ fn groups_have_options_of_their_own() {
     sgd.step().unwrap();
     moved(&start_a, &a, 0.5);
     moved(&start_b, &b, 1.25);
-    assert_eq!(sgd.param_groups()[1].options().learning_rate, 1.0);
+    assert_eq!(sgd.param_groups()[1].options().lr, 1.0);
     let refused = |result: thalweg_runtime::Result<()>, text: &str| {
         let error = result.unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains(text), "{error}");
     };
     refused(sgd.add_param_group(vec![a.clone()], options(0.1)), "share memory");
     refused(sgd.add_param_group(vec![], options(0.1)), "no parameter");
-    refused(sgd.add_param_group(vec![parameter(1, 3, DType::F32)], options(-0.1)), "learning_rate is -0.1");
+    refused(sgd.add_param_group(vec![parameter(1, 3, DType::F32)], options(-0.1)), "lr is -0.1");
     refused(sgd.set_learning_rates(&[0.1]), "1 learning rates for 2 groups");
-    refused(sgd.set_learning_rate(f64::NAN), "learning_rate is NaN");
+    refused(sgd.set_learning_rate(f64::NAN), "lr is NaN");
     assert_eq!(sgd.param_groups().len(), 2);
 }
 
@@ -174,7 +174,7 @@ fn a_captured_step_follows_the_learning_rate() {
     let _current = stream.make_current();
     let weight = Tensor::zeros(&[2], DType::F32, &device).unwrap().requires_grad_().unwrap();
     weight.set_grad(Some(Tensor::ones(&[2], DType::F32, &device).unwrap())).unwrap();
-    let options = SgdOptions { learning_rate: 1.0, momentum: 0.5, ..SgdOptions::default() };
+    let options = SgdOptions { lr: 1.0, momentum: 0.5, ..SgdOptions::default() };
     let sgd = Sgd::new(vec![weight.clone()], options).unwrap();
     sgd.step().unwrap();
     let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || sgd.step()).unwrap();
@@ -188,7 +188,7 @@ fn a_captured_step_follows_the_learning_rate() {
 
 #[test]
 fn a_loaded_optimizer_goes_on_as_the_saved_one() {
-    let options = NAdamOptions { learning_rate: 0.1, ..NAdamOptions::default() };
+    let options = NAdamOptions { lr: 0.1, ..NAdamOptions::default() };
     let make = |options| NAdam::new(vec![parameter(9, 1, DType::F32), parameter(4, 2, DType::F32)], options);
     let saved = make(options).unwrap();
     (0..3).for_each(|_| saved.step().unwrap());
@@ -198,7 +198,7 @@ fn a_loaded_optimizer_goes_on_as_the_saved_one() {
     assert_eq!(names, ["exp_avg", "exp_avg_sq", "mu_product", "step"]);
     assert_eq!(state.param_groups[0].options["lr"], 0.05);
     assert_eq!(state.param_groups[0].options["betas.1"], 0.999);
-    let mut loaded = make(NAdamOptions { beta1: 0.5, ..NAdamOptions::default() }).unwrap();
+    let mut loaded = make(NAdamOptions { betas: (0.5, 0.999), ..NAdamOptions::default() }).unwrap();
     loaded.load_state_dict(&state).unwrap();
     assert_eq!(loaded.param_groups()[0].options(), saved.param_groups()[0].options());
     loaded.parameters().zip(saved.parameters()).for_each(|(to, from)| {
@@ -231,7 +231,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     };
     refused(&|state| state.param_groups.clear(), "the saved groups have [] parameters");
     refused(&|state| _ = state.param_groups[0].options.insert("amsgrad".into(), 0.0), "other states");
-    refused(&|state| _ = state.param_groups[0].options.insert("eps".into(), -1.0), "epsilon is -1");
+    refused(&|state| _ = state.param_groups[0].options.insert("eps".into(), -1.0), "eps is -1");
     refused(
         &|state| drop(state.state.get_mut(&0).unwrap().remove("max_exp_avg_sq")),
         "no saved max_exp_avg_sq",
@@ -314,7 +314,7 @@ fn a_clipped_step_is_that_of_clipped_gradients() {
             start(seed).iter().map(|parameter| parameter.requires_grad_().unwrap()).collect()
         });
         // Without division by the size of the gradient, which would hide what it is scaled by.
-        let options = SgdOptions { learning_rate: 0.5, momentum: 0.9, ..SgdOptions::default() };
+        let options = SgdOptions { lr: 0.5, momentum: 0.9, ..SgdOptions::default() };
         let [one, two] = [&own, &apart].map(|parameters| Sgd::new(parameters.clone(), options).unwrap());
         for seed in 1..4 {
             for (parameters, gradients) in [(&own, start(seed)), (&apart, start(seed))] {

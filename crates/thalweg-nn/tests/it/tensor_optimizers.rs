@@ -75,7 +75,7 @@ fn muon_options(given: &HashMap<String, f64>) -> MuonOptions {
     let mut options = MuonOptions::default();
     for (name, &value) in given {
         match &name[..] {
-            "learning_rate" => options.learning_rate = value,
+            "lr" => options.lr = value,
             "nesterov" => options.nesterov = value != 0.0,
             "weight_decay" => options.weight_decay = value,
             "momentum" => options.momentum = value,
@@ -91,10 +91,10 @@ fn adafactor_options(given: &HashMap<String, f64>) -> AdafactorOptions {
     let mut options = AdafactorOptions::default();
     for (name, &value) in given {
         match &name[..] {
-            "learning_rate" => options.learning_rate = value,
+            "lr" => options.lr = value,
             "beta2_decay" => options.beta2_decay = value,
-            "epsilon1" => options.epsilon1 = Some(value),
-            "epsilon2" => options.epsilon2 = value,
+            "eps.0" => options.eps.0 = Some(value),
+            "eps.1" => options.eps.1 = value,
             "d" => options.d = value,
             "weight_decay" => options.weight_decay = value,
             "maximize" => options.maximize = value != 0.0,
@@ -108,7 +108,7 @@ fn lbfgs_options(given: &HashMap<String, f64>) -> LbfgsOptions {
     let mut options = LbfgsOptions::default();
     for (name, &value) in given {
         match &name[..] {
-            "learning_rate" => options.learning_rate = value,
+            "lr" => options.lr = value,
             "max_iter" => options.max_iter = value as usize,
             "max_eval" => options.max_eval = Some(value as usize),
             "tolerance_grad" => options.tolerance_grad = value,
@@ -169,11 +169,11 @@ fn muon_takes_pytorchs_steps() {
         let list: Vec<Tensor> = parameters.values().cloned().collect();
         let optimizer = std::cell::RefCell::new(Muon::new(list, options).unwrap());
         // The iteration is in bf16, and rounds otherwise where sums are in another order.
-        let tolerance = if dtype == DType::F32 { 2e-2 * options.learning_rate.max(0.01) } else { 3e-2 };
+        let tolerance = if dtype == DType::F32 { 2e-2 * options.lr.max(0.01) } else { 3e-2 };
         let mut step = |number| {
             let mut optimizer = optimizer.borrow_mut();
             if number == STEPS / 2 {
-                optimizer.set_learning_rate(options.learning_rate / 2.0)?;
+                optimizer.set_learning_rate(options.lr / 2.0)?;
             }
             optimizer.step()
         };
@@ -193,7 +193,7 @@ fn adafactor_takes_pytorchs_steps() {
         let mut step = |number| {
             let mut optimizer = optimizer.borrow_mut();
             if number == STEPS / 2 {
-                optimizer.set_learning_rate(options.learning_rate / 2.0)?;
+                optimizer.set_learning_rate(options.lr / 2.0)?;
             }
             optimizer.step()
         };
@@ -253,8 +253,7 @@ fn steps_of_muon_and_adafactor_are_captured() {
         for (place, parameter) in [1, 2].into_iter().zip(&list) {
             parameter.set_grad(Some(gradients[0][&place].clone())).unwrap();
         }
-        let mut muon =
-            Muon::new(list.clone(), MuonOptions { learning_rate: 0.1, ..Default::default() }).unwrap();
+        let mut muon = Muon::new(list.clone(), MuonOptions { lr: 0.1, ..Default::default() }).unwrap();
         let mut adafactor = Adafactor::new(list.clone(), AdafactorOptions::default()).unwrap();
         muon.step().and_then(|()| adafactor.step()).unwrap();
         let graph = is_captured.then(|| {
@@ -286,7 +285,7 @@ fn saved_states_go_on_as_if_nothing_had_happened() {
             }
             if is_saved && step == 4 {
                 let saved = optimizer.state_dict();
-                let options = AdafactorOptions { learning_rate: 0.5, ..AdafactorOptions::default() };
+                let options = AdafactorOptions { lr: 0.5, ..AdafactorOptions::default() };
                 optimizer = Adafactor::new(list.clone(), options).unwrap();
                 optimizer.load_state_dict(&saved).unwrap();
             }
@@ -313,7 +312,7 @@ fn what_does_not_fit_is_refused_in_pytorchs_words() {
     let bad = [f64::NAN, -0.1];
     for value in bad {
         refused(
-            muon(matrix, MuonOptions { learning_rate: value, ..Default::default() }),
+            muon(matrix, MuonOptions { lr: value, ..Default::default() }),
             "learning rate should be >= 0",
         );
         refused(
@@ -324,7 +323,7 @@ fn what_does_not_fit_is_refused_in_pytorchs_words() {
     refused(muon(matrix, MuonOptions { ns_steps: 100, ..Default::default() }), "less than 100");
     let adafactor = |options| Adafactor::new(list.clone(), options).map(drop);
     refused(
-        adafactor(AdafactorOptions { epsilon1: Some(-1e-30), ..Default::default() }),
+        adafactor(AdafactorOptions { eps: (Some(-1e-30), 1e-3), ..Default::default() }),
         "epsilon1 should be >= 0",
     );
     refused(
@@ -336,7 +335,7 @@ fn what_does_not_fit_is_refused_in_pytorchs_words() {
         "beta2_decay should be <= 0",
     );
     let lbfgs = |options| Lbfgs::new(list.clone(), options).map(drop);
-    refused(lbfgs(LbfgsOptions { learning_rate: f64::NAN, ..Default::default() }), "learning_rate");
+    refused(lbfgs(LbfgsOptions { lr: f64::NAN, ..Default::default() }), "lr is");
     refused(lbfgs(LbfgsOptions { history_size: 0, ..Default::default() }), "history_size");
     let mut optimizer = Adafactor::new(list.clone(), AdafactorOptions::default()).unwrap();
     let mut saved = optimizer.state_dict();

@@ -25,8 +25,7 @@ impl Step {
         let conv = Conv2d::new(1, 4, [3; 2], options, &mut generator, device).unwrap();
         let linear = Linear::new(4 * 3 * 3, 5, &mut generator, device).unwrap();
         let parameters = conv.parameters().into_iter().chain(linear.parameters()).collect();
-        let optimizer =
-            Adam::new(parameters, AdamOptions { learning_rate: 0.01, ..AdamOptions::default() }).unwrap();
+        let optimizer = Adam::new(parameters, AdamOptions { lr: 0.01, ..AdamOptions::default() }).unwrap();
         Self { conv, linear, optimizer }
     }
 

@@ -2,29 +2,21 @@
 //!
 //! An entry is the pseudocode of the optimizer's page in PyTorch's documentation. `step` is passed names for the parameter, its
 //! gradient (unscaled, and negated by `maximize`), the number of steps including this one, and the learning rate; numbers, flags
-//! and states have the names of the entry. A number with another name in PyTorch states it: `beta1 as "betas.0"`. `step` assigns
-//! new values to the parameter and the states. Numbers are f64; values of the parameter's shape have the dtype of its arithmetic.
+//! and states have the names of the entry. Options that PyTorch has in a pair are `pairs`, whose two numbers have names of their
+//! own in `step`. `step` assigns new values to the parameter and the states. Numbers are f64; values of the parameter's shape have
+//! the dtype of its arithmetic.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
 
-/// PyTorch's name of a number: the field's name, unless the entry specifies another.
-macro_rules! pytorch_name {
-    ($number:ident) => {
-        stringify!($number)
-    };
-    ($number:ident $pytorch:literal) => {
-        $pytorch
-    };
-}
-
 /// Generates options and rules from the entries.
 macro_rules! optimizers {
     ($(
         $(#[$doc:meta])*
-        $name:ident $rule:ident $options:ident $title:literal (learning_rate: $learning_rate:literal) {
-            numbers { $($(#[$number_doc:meta])* $number:ident $(as $pytorch:literal)?: $default:literal, $bound:ident;)* }
+        $name:ident $rule:ident $options:ident $title:literal (lr: $lr:literal) {
+            $(pairs { $($(#[$pair_doc:meta])* $pair:ident($first:ident, $second:ident): $pair_default:expr, $pair_bound:ident;)* })?
+            numbers { $($(#[$number_doc:meta])* $number:ident: $default:literal, $bound:ident;)* }
             flags { $($(#[$flag_doc:meta])* $flag:ident;)* }
             $(derived($derived_of:ident) { $($derived:ident: $is_derived:expr;)* })?
             $(conflict($conflict_of:ident) $conflict:block)?
@@ -43,7 +35,13 @@ macro_rules! optimizers {
                 step_label: concat!(stringify!($name), "_step"),
                 count_label: concat!(stringify!($name), "_count"),
                 title: $title,
-                numbers: &[$(NumberRule { name: stringify!($number), bound: Bound::$bound },)*],
+                numbers: &[
+                    $($(
+                        NumberRule { name: concat!(stringify!($pair), ".0"), bound: Bound::$pair_bound },
+                        NumberRule { name: concat!(stringify!($pair), ".1"), bound: Bound::$pair_bound },
+                    )*)?
+                    $(NumberRule { name: stringify!($number), bound: Bound::$bound },)*
+                ],
                 flags: &[$(stringify!($flag),)* "maximize" $($(, stringify!($derived))*)?],
                 states: &[$(stringify!($state),)*],
                 scalar_states: &[$((stringify!($scalar), $scalar_start),)*],
@@ -52,6 +50,7 @@ macro_rules! optimizers {
                     #[allow(unused_variables, unused_mut, unused_assignments)]
                     fn step(body: &mut StepBody<'_>) {
                         let mut numbers = body.numbers.iter().copied();
+                        $($(let [$first, $second] = [0, 1].map(|_| numbers.next().expect("two values per pair"));)*)?
                         $(let $number = numbers.next().expect("a value per number");)*
                         $(let $flag = body.flag(stringify!($flag));)*
                         $($(let $derived = body.flag(stringify!($derived));)*)?
@@ -72,6 +71,7 @@ macro_rules! optimizers {
                     #[allow(unused_variables)]
                     fn count(body: &mut StepBody<'_>) {
                         let mut numbers = body.numbers.iter().copied();
+                        $($(let [$first, $second] = [0, 1].map(|_| numbers.next().expect("two values per pair"));)*)?
                         $(let $number = numbers.next().expect("a value per number");)*
                         let mut old = body.scalar_states.iter().copied();
                         let $count = old.next().expect("the number of steps");
@@ -88,7 +88,8 @@ macro_rules! optimizers {
             #[derive(Clone, Copy, PartialEq, Debug)]
             pub struct $options {
                 /// The step size.
-                pub learning_rate: f64,
+                pub lr: f64,
+                $($($(#[$pair_doc])* pub $pair: (f64, f64),)*)?
                 $($(#[$number_doc])* pub $number: f64,)*
                 $($(#[$flag_doc])* pub $flag: bool,)*
                 /// Whether to ascend along the gradient instead of descending.
@@ -98,7 +99,8 @@ macro_rules! optimizers {
             impl Default for $options {
                 fn default() -> Self {
                     Self {
-                        learning_rate: $learning_rate,
+                        lr: $lr,
+                        $($($pair: $pair_default,)*)?
                         $($number: $default,)*
                         $($flag: false,)*
                         maximize: false,
@@ -122,21 +124,21 @@ macro_rules! optimizers {
                     }
                     let $start_of = self;
                     OptimizerValues {
-                        learning_rate: self.learning_rate,
-                        numbers: smallvec![$(self.$number,)*],
+                        learning_rate: self.lr,
+                        numbers: smallvec![$($(self.$pair.0, self.$pair.1,)*)? $(self.$number,)*],
                         flags,
                         states: smallvec![$((true $(&& Self::RULE.is_set(flags, stringify!($condition)))?).then_some($start),)*],
                     }
                 }
 
-                fn set_learning_rate(&mut self, value: f64) {
-                    self.learning_rate = value;
-                }
-
                 fn set(&mut self, option: &str, value: f64) -> bool {
                     match option {
-                        "lr" => self.learning_rate = value,
-                        $(pytorch_name!($number $($pytorch)?) => self.$number = value,)*
+                        "lr" => self.lr = value,
+                        $($(
+                            concat!(stringify!($pair), ".0") => self.$pair.0 = value,
+                            concat!(stringify!($pair), ".1") => self.$pair.1 = value,
+                        )*)?
+                        $(stringify!($number) => self.$number = value,)*
                         $(stringify!($flag) => self.$flag = value != 0.0,)*
                         "maximize" => self.maximize = value != 0.0,
                         _ => return false,
@@ -146,8 +148,12 @@ macro_rules! optimizers {
 
                 fn named(&self) -> Vec<(&'static str, f64)> {
                     vec![
-                        ("lr", self.learning_rate),
-                        $((pytorch_name!($number $($pytorch)?), self.$number),)*
+                        ("lr", self.lr),
+                        $($(
+                            (concat!(stringify!($pair), ".0"), self.$pair.0),
+                            (concat!(stringify!($pair), ".1"), self.$pair.1),
+                        )*)?
+                        $((stringify!($number), self.$number),)*
                         $((stringify!($flag), f64::from(u8::from(self.$flag))),)*
                         ("maximize", f64::from(u8::from(self.maximize))),
                     ]
@@ -170,14 +176,14 @@ macro_rules! optimizers {
 optimizers! {
     /// Adam (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
-    adam ADAM AdamOptions "Adam" (learning_rate: 1e-3) {
+    adam ADAM AdamOptions "Adam" (lr: 1e-3) {
+        pairs {
+            /// The parts of the first and of the second moment that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the second moment that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -202,21 +208,21 @@ optimizers! {
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
             exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
             max_exp_avg_sq = if amsgrad { max_exp_avg_sq.maximum(exp_avg_sq) } else { exp_avg_sq };
-            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + epsilon;
+            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + eps;
             parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / denominator;
         }
     }
 
     /// AdamW (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
-    adamw ADAMW AdamWOptions "AdamW" (learning_rate: 1e-3) {
+    adamw ADAMW AdamWOptions "AdamW" (lr: 1e-3) {
+        pairs {
+            /// The parts of the first and of the second moment that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the second moment that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// The fraction of a parameter that a step of size 1 subtracts.
             weight_decay: 1e-2, AtLeastZero;
         }
@@ -235,14 +241,14 @@ optimizers! {
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
             exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
             max_exp_avg_sq = if amsgrad { max_exp_avg_sq.maximum(exp_avg_sq) } else { exp_avg_sq };
-            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + epsilon;
+            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + eps;
             parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / denominator;
         }
     }
 
     /// Stochastic gradient descent, with momentum as in PyTorch (the buffer of the first step is the gradient):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html>
-    sgd SGD SgdOptions "SGD" (learning_rate: 1e-3) {
+    sgd SGD SgdOptions "SGD" (lr: 1e-3) {
         numbers {
             /// The fraction of the buffer of gradients that a step keeps; 0 means no buffer.
             momentum: 0.0, AtLeastZero;
@@ -279,7 +285,7 @@ optimizers! {
 
     /// Adagrad (Duchi, Hazan and Singer, <https://jmlr.org/papers/v12/duchi11a.html>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html>
-    adagrad ADAGRAD AdagradOptions "Adagrad" (learning_rate: 1e-2) {
+    adagrad ADAGRAD AdagradOptions "Adagrad" (lr: 1e-2) {
         numbers {
             /// The rate at which the learning rate decays: it is divided by 1 + (steps − 1) · this.
             lr_decay: 0.0, AtLeastZero;
@@ -288,7 +294,7 @@ optimizers! {
             /// The initial value of the sum of squares.
             initial_accumulator_value: 0.0, AtLeastZero;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-10, AtLeastZero;
+            eps: 1e-10, AtLeastZero;
         }
         flags {}
         states(options) {
@@ -299,23 +305,23 @@ optimizers! {
             gradient = gradient + parameter * weight_decay;
             sum = sum + gradient * gradient;
             let rate = learning_rate / (1.0 + (step - 1.0) * lr_decay);
-            parameter = parameter - rate * (gradient / (sum.sqrt() + epsilon));
+            parameter = parameter - rate * (gradient / (sum.sqrt() + eps));
         }
     }
 
     /// NAdam (Dozat, <https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
-    nadam NADAM NAdamOptions "NAdam" (learning_rate: 2e-3) {
+    nadam NADAM NAdamOptions "NAdam" (lr: 2e-3) {
+        pairs {
+            /// The parts of the first and of the second moment that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the second moment that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// The rate at which the momentum grows to `beta1`.
+            /// The rate at which the momentum grows to the first of `betas`.
             momentum_decay: 4e-3, AtLeastZero;
         }
         flags {
@@ -339,7 +345,7 @@ optimizers! {
             let next_mu = beta1 * (1.0 - 0.5 * ((step + 1.0) * momentum_decay).power_of(0.96));
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
             exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
-            let denominator = (exp_avg_sq / (1.0 - beta2.pow(step))).sqrt() + epsilon;
+            let denominator = (exp_avg_sq / (1.0 - beta2.pow(step))).sqrt() + eps;
             parameter = parameter - learning_rate * (1.0 - mu) / (1.0 - mu_product) * gradient / denominator;
             let rate = learning_rate * next_mu / (1.0 - mu_product * next_mu);
             parameter = parameter - rate * exp_avg / denominator;
@@ -348,14 +354,14 @@ optimizers! {
 
     /// RAdam (Liu and others, <https://arxiv.org/abs/1908.03265>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
-    radam RADAM RAdamOptions "RAdam" (learning_rate: 1e-3) {
+    radam RADAM RAdamOptions "RAdam" (lr: 1e-3) {
+        pairs {
+            /// The parts of the first and of the second moment that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the second moment that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -381,7 +387,7 @@ optimizers! {
             let length = longest - 2.0 * step * beta2.pow(step) / correction2;
             let ratio = (length - 4.0) * (length - 2.0) * longest;
             let rectified = (ratio / ((longest - 4.0) * (longest - 2.0) * length)).sqrt();
-            let adaptive = correction2.sqrt() * rectified / (exp_avg_sq.sqrt() + epsilon);
+            let adaptive = correction2.sqrt() * rectified / (exp_avg_sq.sqrt() + eps);
             let factor = length.is_above(5.0).select(adaptive, adaptive.like(1.0));
             parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg * factor;
         }
@@ -389,12 +395,12 @@ optimizers! {
 
     /// RMSprop (Hinton's lectures; centered as in Graves, <https://arxiv.org/abs/1308.0850>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html>
-    rmsprop RMSPROP RMSpropOptions "RMSprop" (learning_rate: 1e-2) {
+    rmsprop RMSPROP RMSpropOptions "RMSprop" (lr: 1e-2) {
         numbers {
             /// The fraction of the mean of the squares that a step keeps.
             alpha: 0.99, AtLeastZero;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
             /// The fraction of the buffer of updates that a step keeps; 0 means no buffer.
@@ -421,7 +427,7 @@ optimizers! {
                 grad_avg = grad_avg + (gradient - grad_avg) * (1.0 - alpha);
                 variance = square_avg - grad_avg * grad_avg;
             }
-            let mut update = gradient / (variance.sqrt() + epsilon);
+            let mut update = gradient / (variance.sqrt() + eps);
             if has_momentum {
                 momentum_buffer = momentum_buffer * momentum + update;
                 update = momentum_buffer;
@@ -433,14 +439,14 @@ optimizers! {
     /// SparseAdam, for gradients that are dense here: an element whose gradient is 0 is treated as one that PyTorch's sparse
     /// gradient lacks. It does not change, nor do its moments.
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
-    sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (learning_rate: 1e-3) {
+    sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (lr: 1e-3) {
+        pairs {
+            /// The parts of the first and of the second moment that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the second moment that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, Positive;
+            eps: 1e-8, Positive;
         }
         flags {}
         states(_options) {
@@ -453,7 +459,7 @@ optimizers! {
             let first = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
             let second = exp_avg_sq + (gradient * gradient - exp_avg_sq) * (1.0 - beta2);
             let rate = learning_rate * (1.0 - beta2.pow(step)).sqrt() / (1.0 - beta1.pow(step));
-            let moved = parameter - rate * (first / (second.sqrt() + epsilon));
+            let moved = parameter - rate * (first / (second.sqrt() + eps));
             parameter = is_missing.select(parameter, moved);
             exp_avg = is_missing.select(exp_avg, first);
             exp_avg_sq = is_missing.select(exp_avg_sq, second);
@@ -462,14 +468,14 @@ optimizers! {
 
     /// Adamax (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
-    adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
+    adamax ADAMAX AdamaxOptions "Adamax" (lr: 2e-3) {
+        pairs {
+            /// The parts of the first moment and of the greatest gradient that a step keeps.
+            betas(beta1, beta2): (0.9, 0.999), BelowOne;
+        }
         numbers {
-            /// The fraction of the first moment that a step keeps.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the greatest gradient that a step keeps.
-            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon as "eps": 1e-8, AtLeastZero;
+            eps: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -482,19 +488,19 @@ optimizers! {
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
-            exp_inf = (exp_inf * beta2).maximum(gradient.abs() + epsilon);
+            exp_inf = (exp_inf * beta2).maximum(gradient.abs() + eps);
             parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / exp_inf;
         }
     }
 
     /// Adadelta (Zeiler, <https://arxiv.org/abs/1212.5701>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adadelta.html>
-    adadelta ADADELTA AdadeltaOptions "Adadelta" (learning_rate: 1.0) {
+    adadelta ADADELTA AdadeltaOptions "Adadelta" (lr: 1.0) {
         numbers {
             /// The fraction of both means of squares that a step keeps.
             rho: 0.9, BelowOne;
-            /// The term that keeps the division finite and the first update above 0.
-            epsilon as "eps": 1e-6, AtLeastZero;
+            /// The term that keeps the division finite, and the first update above 0.
+            eps: 1e-6, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -507,19 +513,19 @@ optimizers! {
         step(parameter, gradient, step, learning_rate) {
             gradient = gradient + parameter * weight_decay;
             square_avg = square_avg * rho + gradient * gradient * (1.0 - rho);
-            let update = (acc_delta + epsilon).sqrt() / (square_avg + epsilon).sqrt() * gradient;
+            let update = (acc_delta + eps).sqrt() / (square_avg + eps).sqrt() * gradient;
             acc_delta = acc_delta * rho + update * update * (1.0 - rho);
             parameter = parameter - learning_rate * update;
         }
     }
 
-    /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch does not have it.
-    lion LION LionOptions "Lion" (learning_rate: 1e-4) {
+    /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
+    lion LION LionOptions "Lion" (lr: 1e-4) {
+        pairs {
+            /// The part of an update that is momentum, and the part of the momentum that a step keeps.
+            betas(beta1, beta2): (0.9, 0.99), BelowOne;
+        }
         numbers {
-            /// The fraction of an update that is momentum.
-            beta1 as "betas.0": 0.9, BelowOne;
-            /// The fraction of the momentum that a step keeps.
-            beta2 as "betas.1": 0.99, BelowOne;
             /// The fraction of a parameter that a step of size 1 subtracts.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -538,7 +544,7 @@ optimizers! {
     /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>). The step size follows from
     /// the number of the step and the current learning rate:
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
-    asgd ASGD AsgdOptions "ASGD" (learning_rate: 1e-2) {
+    asgd ASGD AsgdOptions "ASGD" (lr: 1e-2) {
         numbers {
             /// The decay of parameters and step size.
             lambd: 1e-4, Any;
@@ -565,25 +571,22 @@ optimizers! {
 
     /// Rprop (Riedmiller and Braun, <https://doi.org/10.1109/ICNN.1993.298623>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
-    rprop RPROP RpropOptions "Rprop" (learning_rate: 1e-2) {
-        numbers {
-            /// The factor of a step size if the gradient changed its sign.
-            eta_minus as "etas.0": 0.5, Positive;
-            /// The factor of a step size if the gradient kept its sign.
-            eta_plus as "etas.1": 1.2, Positive;
-            /// The smallest step size.
-            min_step_size as "step_sizes.0": 1e-6, AtLeastZero;
-            /// The greatest step size.
-            max_step_size as "step_sizes.1": 50.0, AtLeastZero;
+    rprop RPROP RpropOptions "Rprop" (lr: 1e-2) {
+        pairs {
+            /// The factors of a step size where the gradient changed its sign, and where it kept it.
+            etas(eta_minus, eta_plus): (0.5, 1.2), Positive;
+            /// The smallest and the greatest step size.
+            step_sizes(min_step_size, max_step_size): (1e-6, 50.0), AtLeastZero;
         }
+        numbers {}
         flags {}
         conflict(options) {
-            (options.eta_minus >= 1.0 || options.eta_plus <= 1.0)
-                .then_some("eta_minus must be less than 1, and eta_plus more")
+            (options.etas.0 >= 1.0 || options.etas.1 <= 1.0)
+                .then_some("etas must be less than 1 and more than 1")
         }
         states(options) {
             prev: 0.0;
-            step_size: options.learning_rate;
+            step_size: options.lr;
         }
         scalar_states(step) {}
         step(parameter, gradient, step, learning_rate) {

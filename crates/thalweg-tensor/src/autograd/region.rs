@@ -28,7 +28,7 @@ impl Region {
             .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
             .collect();
         let part = Layout::new(&once, self.part.strides(), self.part.offset())?;
-        Ok([memory.view(self.whole.clone()), memory.view(part)])
+        Ok([memory.viewed(self.whole.clone()), memory.viewed(part)])
     }
 }
 

@@ -70,7 +70,7 @@ impl Backward for ViewBackward {
             Self::Part { shape, part, .. } if *part == Layout::contiguous(shape) => gradient.clone(),
             Self::Part { shape, part, .. } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
-                whole.view(part.clone()).copy_(gradient)?;
+                whole.viewed(part.clone()).copy_(gradient)?;
                 whole
             }
             Self::Parts => gradient.contiguous()?.view_as_complex()?,

@@ -40,7 +40,7 @@ operators! {
             let (x, values) = (call.tensor(0), call.tensor(2));
             if let Some(mask) = mask_of(call, x).filter(|_| values.elements() == 1 && !call.bool(3)) {
                 check_written(x, values)?;
-                return mask?.select_where(&values.reshape(&[])?, x).map(single);
+                return mask?.select_where(&values.reshape(())?, x).map(single);
             }
             match Indexed::new(call, x)? {
                 None if call.bool(3) => {

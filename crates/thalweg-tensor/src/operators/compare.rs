@@ -40,7 +40,7 @@ operators! {
         let x = call.tensor(0);
         match x.elements() {
             0 => Err(Error::invalid("Boolean value of Tensor with no values is ambiguous")),
-            1 => x.detach().reshape(&[])?.to_dtype(DType::Bool).map(single),
+            1 => x.detach().reshape(())?.to_dtype(DType::Bool).map(single),
             _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
         }
     }), autocast: Parts;
@@ -100,7 +100,7 @@ fn isclose(call: &Call<'_>) -> Result<Tensor> {
 fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
     let x = call.tensor(0);
     match x.elements() {
-        1 => x.detach().reshape(&[]),
+        1 => x.detach().reshape(()),
         count => Err(Error::invalid(format!("a Tensor with {count} elements {refusal}"))),
     }
 }

@@ -63,23 +63,23 @@ operators! {
         = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, default_dtype()).map(single));
     /// Returns zeros of a shape, of a tensor's dtype and device.
     "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        fn new_zeros(size: ints)
+        fn new_zeros(size: sizes)
         = Composite(|call| filled(call, &call.ints(1), Scalar::I64(0), 2, || call.tensor(0).dtype()));
     /// Returns ones of a shape, of a tensor's dtype and device.
     "new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        fn new_ones(size: ints)
+        fn new_ones(size: sizes)
         = Composite(|call| filled(call, &call.ints(1), Scalar::I64(1), 2, || call.tensor(0).dtype()));
     /// Returns a tensor of a shape with one value, of a tensor's dtype and device.
     "new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        fn new_full(size: ints, fill_value: scalar)
+        fn new_full(size: sizes, fill_value: scalar)
         = Composite(|call| filled(call, &call.ints(1), call.scalar(2), 3, || call.tensor(0).dtype())), complex: EachPart;
     /// Returns a tensor of a shape whose elements are anything, of a tensor's dtype and device.
     "new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        fn new_empty(size: ints)
+        fn new_empty(size: sizes)
         = Composite(|call| empty(call, &extents(&call.ints(1))?, 2, call.tensor(0).dtype()).map(single));
     /// Returns a tensor of a shape with these strides whose elements are anything, of a tensor's dtype and device.
     "new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        fn new_empty_strided(size: ints, stride: ints)
+        fn new_empty_strided(size: sizes, stride: sizes)
         = Composite(|call| {
             empty_strided(call, &call.ints(1), &call.ints(2), 3, call.tensor(0).dtype()).map(single)
         });
@@ -182,7 +182,7 @@ operators! {
         fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, false).map(single));
     /// Returns the tensor so many times along each dimension; more numbers than dimensions make new first ones.
     "repeat(Tensor self, SymInt[] repeats) -> Tensor"
-        fn repeat(repeats: ints) = Composite(|call| {
+        fn repeat(repeats: sizes) = Composite(|call| {
             let repeats = call.ints(1);
             if repeats.len() < call.tensor(0).rank() {
                 return Err(Error::invalid(
@@ -193,7 +193,7 @@ operators! {
         });
     /// Returns the tensor so many times along each dimension; fewer numbers than dimensions are those of the last ones.
     "tile(Tensor self, SymInt[] dims) -> Tensor"
-        fn tile(dims: ints) = Composite(|call| {
+        fn tile(dims: sizes) = Composite(|call| {
             let (x, dims) = (call.tensor(0), call.ints(1));
             let missing = x.rank().saturating_sub(dims.len());
             let repeats: SmallVec<[i64; 6]> = std::iter::repeat_n(1, missing).chain(dims).collect();

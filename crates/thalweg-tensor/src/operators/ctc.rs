@@ -86,7 +86,7 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     let otherwise = number(if call.bool(6) { 0.0 } else { f64::INFINITY })?;
     let loss = is_impossible.select_where(&otherwise, &loss)?;
     let result = match call.int(5) {
-        0 if given.rank() == 2 => loss.reshape(&[])?,
+        0 if given.rank() == 2 => loss.reshape(())?,
         0 => loss,
         1 => loss.div(&counts_column.reshape(&[batch])?.clamp_min(1)?)?.mean(&[], false)?,
         2 => loss.sum(&[], false)?,

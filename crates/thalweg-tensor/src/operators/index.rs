@@ -404,7 +404,7 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
     let index = index.reshape(&[1, count, 1])?.expand(&[rows.shape()[0], count, rows.shape()[2]])?;
     let _telling = Telling::of("index_select", RangeOf::Dimension(dim));
     let result = gathered(&rows, &index)?;
-    result.reshape(if x.rank() == 0 { &[] } else { &shape })
+    result.reshape(if x.rank() == 0 { &[] } else { shape.as_slice() })
 }
 
 /// A write at indices of a dimension that have the source's shape.

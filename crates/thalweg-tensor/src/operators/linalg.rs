@@ -242,7 +242,7 @@ fn dot(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             b.elements()
         )));
     }
-    product(&a.unsqueeze(0)?, &b.unsqueeze(1)?)?.reshape(&[])
+    product(&a.unsqueeze(0)?, &b.unsqueeze(1)?)?.reshape(())
 }
 
 fn outer(a: &Tensor, b: &Tensor) -> Result<Tensor> {

@@ -168,7 +168,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let own = Tensor::arange(classes, 0, 1, DType::I64, x.device())?.eq(&index)?;
     let zero = Tensor::zeros(&[], costs.dtype(), x.device())?;
     let loss = own.select_where(&zero, &costs)?.sum(&[1], false)?.div_scalar(classes as f64)?;
-    let loss = if x.rank() < 2 { loss.reshape(&[])? } else { loss };
+    let loss = if x.rank() < 2 { loss.reshape(())? } else { loss };
     reduced(&loss, call.int(5), x.dtype())
 }
 
@@ -199,6 +199,6 @@ fn multilabel_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let distance = rows.unsqueeze(1)?.sub(&of_targets)?.add_scalar(1.0)?.clamp_min(0.0)?;
     let pairs = counts.unsqueeze(2)?.logical_and(&is_target.logical_not()?.unsqueeze(1)?)?;
     let loss = pairs.select_where(&distance, &zero)?.sum(&[1, 2], false)?.div_scalar(classes as f64)?;
-    let loss = if x.rank() < 2 { loss.reshape(&[])? } else { loss };
+    let loss = if x.rank() < 2 { loss.reshape(())? } else { loss };
     reduced(&loss, call.int(2), x.dtype())
 }

@@ -81,7 +81,7 @@ use thalweg_runtime::{Device, Result};
 pub(crate) use advanced_index::truth_values;
 pub(crate) use body::{Body, Complex, OpDef, single};
 pub(crate) use out::OutRule;
-pub(crate) use view::{channels_last_order, format_order, is_channels_last};
+pub(crate) use view::{channels_last_order, expand, format_order, inferred, is_channels_last, view};
 
 use crate::autocast;
 use crate::caller::label_at;
@@ -193,7 +193,7 @@ macro_rules! parameter {
     (optional_int) => { Option<i64> };
     (ints) => { &[i64] };
     (optional_ints) => { Option<&[i64]> };
-    (sizes) => { &[usize] };
+    (sizes) => { impl $crate::Sizes };
     (float) => { f64 };
     (optional_float) => { Option<f64> };
     (optional_floats) => { Option<&[f64]> };
@@ -212,7 +212,7 @@ macro_rules! argument {
         $crate::dispatch::Argument::Scalar($value.into())
     };
     (sizes, $value:ident) => {
-        $crate::dispatch::Argument::Ints($crate::dispatch::as_ints($value))
+        $crate::dispatch::Argument::Ints(&$value.sizes())
     };
     ($kind:ident, $value:ident) => {
         $crate::dispatch::Argument::from($value)

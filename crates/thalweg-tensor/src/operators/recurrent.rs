@@ -38,7 +38,7 @@ fn gates(packed: &Tensor, count: usize) -> Result<Operands> {
     let packed = packed.detach();
     let (last, layout) = (packed.rank() - 1, packed.layout());
     let features = packed.shape()[last] / count;
-    (0..count).map(|gate| Ok(packed.view(layout.narrow(last, gate * features, features)?))).collect()
+    (0..count).map(|gate| Ok(packed.viewed(layout.narrow(last, gate * features, features)?))).collect()
 }
 
 /// Launches a loop over the points of a step.

@@ -173,7 +173,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
         weighted.mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?)?.div(&norm.to_dtype(dtype)?)?;
     // In a region of autocast the product of matrices has chosen the dtype.
     let products = if dtype_in_lower(x) == x.dtype() { products.to_dtype(result)? } else { products };
-    if products.elements() == 1 { products.reshape(&[]) } else { Ok(products) }
+    if products.elements() == 1 { products.reshape(()) } else { Ok(products) }
 }
 
 fn corrcoef(x: &Tensor) -> Result<Tensor> {
@@ -313,7 +313,7 @@ fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
 fn at_places(x: &Tensor, places: &Tensor, dim: i64, keepdim: bool) -> Result<Tensors> {
     if x.rank() == 0 {
         let value = x.copied(std::panic::Location::caller())?;
-        return Ok(Tensors::from_iter([value, places.reshape(&[])?]));
+        return Ok(Tensors::from_iter([value, places.reshape(())?]));
     }
     let values = x.gather(dim, places)?;
     match keepdim {

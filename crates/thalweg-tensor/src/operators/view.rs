@@ -18,13 +18,13 @@ operators! {
     "alias(Tensor(a) self) -> Tensor(a)" = Composite(|call| alias(call.tensor(0)).map(single));
     /// Returns a view of the memory with these extents and strides. The memory is not left.
     "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
-        fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
+        fn as_strided(size: sizes, stride: sizes, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
         }), in_place: "as_strided_";
     /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory where that does not suffice;
     /// further elements are anything. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
-        fn resize_(size: ints) = Kernel(|call| resize(call, &extents(&call.ints(1))?)), complex: Taken;
+        fn resize_(size: sizes) = Kernel(|call| resize(call, &extents(&call.ints(1))?)), complex: Taken;
     /// Gives the tensor another's size, as `resize_` does.
     "resize_as_(Tensor(a!) self, Tensor the_template, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_as_(the_template: tensor)
@@ -79,7 +79,7 @@ operators! {
         fn split(split_size: int, dim: int) -> list = Composite(split);
     /// Returns the parts of a dimension, of these sizes.
     "split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"
-        fn split_with_sizes(split_sizes: ints, dim: int) -> list = Composite(split_with_sizes);
+        fn split_with_sizes(split_sizes: sizes, dim: int) -> list = Composite(split_with_sizes);
     /// Returns the parts of a dimension, of these sizes.
     "split.sizes(Tensor(a -> *) self, SymInt[] split_size, int dim=0) -> Tensor(a)[]" = Composite(split_with_sizes), autocast: Parts;
     /// Returns at most so many parts of a dimension, all but the last of one size.
@@ -124,7 +124,7 @@ operators! {
     /// copy.
     "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
-        x.reshape(&inferred(&call.ints(1), x.elements())?).map(single)
+        x.reshaped(&inferred(&call.ints(1), x.elements())?).map(single)
     }), autocast: Parts;
     /// Returns the elements, row-major, in the shape of another tensor: a view where the strides allow it, else a copy.
     "reshape_as(Tensor(a) self, Tensor other) -> Tensor(a)"
@@ -143,7 +143,7 @@ operators! {
         }), autocast: Parts;
     /// Returns a dimension taken apart into several, one of whose sizes may be −1.
     "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"
-        fn unflatten(dim: int, sizes: ints) = Composite(|call| unflatten(call).map(single)), autocast: Parts;
+        fn unflatten(dim: int, sizes: sizes) = Composite(|call| unflatten(call).map(single)), autocast: Parts;
     /// Returns dimensions moved to other places; the others keep their order.
     "movedim.intlist(Tensor(a) self, int[] source, int[] destination) -> Tensor(a)"
         fn movedim(source: ints, destination: ints)
@@ -206,7 +206,7 @@ pub(super) fn extents(size: &[i64]) -> Result<Shape> {
 }
 
 /// Returns a shape of so many elements; −1 stands for the extent that the others leave.
-pub(super) fn inferred(size: &[i64], elements: usize) -> Result<Shape> {
+pub(crate) fn inferred(size: &[i64], elements: usize) -> Result<Shape> {
     let mut unknown = None;
     for (at, &extent) in size.iter().enumerate() {
         match extent {
@@ -246,14 +246,14 @@ fn check_count(shape: &[usize], elements: usize) -> Result<()> {
 /// Returns a view of some of the elements, each once: `place` gives their layout from that of all.
 fn part(x: &Tensor, name: &'static str, place: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
     let layout = place(x.layout())?;
-    Ok(record_view(x, x.view(layout), || {
+    Ok(record_view(x, x.viewed(layout), || {
         let part = place(&Layout::contiguous(x.shape())).expect("what fits the tensor fits its shape");
         ViewBackward::Part { name, shape: x.shape().into(), part }
     }))
 }
 
 pub(super) fn alias(x: &Tensor) -> Result<Tensor> {
-    Ok(record_view(x, x.view(x.layout().clone()), || ViewBackward::Reshape(x.shape().into())))
+    Ok(record_view(x, x.viewed(x.layout().clone()), || ViewBackward::Reshape(x.shape().into())))
 }
 
 pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option<i64>) -> Result<Tensor> {
@@ -292,7 +292,7 @@ pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option
 
 /// Returns a view of any layout inside of the memory.
 pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
-    let view = x.view(layout.clone());
+    let view = x.viewed(layout.clone());
     let base = x.layout().clone();
     record_view(x, view, || ViewBackward::Strided { base, view: layout })
 }
@@ -332,7 +332,7 @@ pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<
     })
 }
 
-pub(super) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
+pub(crate) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
     let Some(added) = size.len().checked_sub(x.rank()) else {
         return Err(Error::invalid(format!(
             "expand({}{{{:?}}}, size={size:?}): the number of sizes provided ({}) must be greater or equal to the number of \
@@ -364,7 +364,7 @@ pub(super) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
             }
         });
     }
-    x.expand(&shape)
+    x.expanded(&shape)
 }
 
 fn permute(call: &Call<'_>) -> Result<Tensor> {
@@ -461,7 +461,7 @@ pub(super) fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tenso
     let mut list = host_room(lengths.len())?;
     let mut start = 0;
     for &length in &lengths {
-        list.push(x.view(x.layout().narrow(dim, start, length)?));
+        list.push(x.viewed(x.layout().narrow(dim, start, length)?));
         start += length;
     }
     Ok(record_split(x, list, dim, lengths).into())
@@ -543,14 +543,14 @@ fn squeeze(x: &Tensor, dims: &[i64]) -> Result<Tensor> {
     for dim in (0..x.rank()).rev().filter(|dim| dims.contains(dim)) {
         layout = layout.squeeze(dim);
     }
-    Ok(record_view(x, x.view(layout), || ViewBackward::Reshape(x.shape().into())))
+    Ok(record_view(x, x.viewed(layout), || ViewBackward::Reshape(x.shape().into())))
 }
 
 /// Returns the elements in another shape of as many, as a view.
-fn view(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+pub(crate) fn view(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     check_count(shape, x.elements())?;
     match x.layout().reshape(shape)? {
-        Some(layout) => Ok(record_view(x, x.view(layout), || ViewBackward::Reshape(x.shape().into()))),
+        Some(layout) => Ok(record_view(x, x.viewed(layout), || ViewBackward::Reshape(x.shape().into()))),
         None => Err(Error::invalid(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two contiguous \
              subspaces). Use .reshape(...) instead.",

@@ -68,7 +68,7 @@ operators! {
         = Composite(|call| copied(call, built_in!("view.dtype")?));
     /// Returns the tensor with the elements at these strides of its memory replaced.
     "as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"
-        fn as_strided_scatter(src: tensor, size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
+        fn as_strided_scatter(src: tensor, size: sizes, stride: sizes, storage_offset: optional_int) = Composite(|call| {
             with_part(call, |x| as_strided(x, &call.ints(2), &call.ints(3), call.optional_int(4)))
         });
 }

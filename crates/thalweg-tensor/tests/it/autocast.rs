@@ -109,8 +109,7 @@ fn a_network_learns_in_bf16() {
     let weight = floats(&[1, 4], 3).requires_grad_().unwrap();
     let (x, truth) = (floats(&[16, 4], 4), floats(&[1, 4], 5));
     let target = linear(&x, &truth, None).unwrap();
-    let adam = Adam::new(vec![weight.clone()], AdamOptions { learning_rate: 0.1, ..AdamOptions::default() })
-        .unwrap();
+    let adam = Adam::new(vec![weight.clone()], AdamOptions { lr: 0.1, ..AdamOptions::default() }).unwrap();
     let mut losses = Vec::new();
     for _ in 0..60 {
         let loss = autocast(DType::Bf16, || {

@@ -168,21 +168,22 @@ fn backward_is_ordered_across_streams() {
 
 /// Adam as its paper has it, in f64.
 fn adam_by_hand(start: f64, gradients: &[f64], options: AdamOptions) -> f64 {
+    let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay, .. } = options;
     let (mut value, mut first, mut second) = (start, 0.0, 0.0);
     for (index, gradient) in gradients.iter().enumerate() {
         let step = index as i32 + 1;
-        let gradient = gradient + options.weight_decay * value;
-        first = options.beta1 * first + (1.0 - options.beta1) * gradient;
-        second = options.beta2 * second + (1.0 - options.beta2) * gradient * gradient;
-        let corrected = (first / (1.0 - options.beta1.powi(step)), second / (1.0 - options.beta2.powi(step)));
-        value -= options.learning_rate * corrected.0 / (corrected.1.sqrt() + options.epsilon);
+        let gradient = gradient + weight_decay * value;
+        first = beta1 * first + (1.0 - beta1) * gradient;
+        second = beta2 * second + (1.0 - beta2) * gradient * gradient;
+        let corrected = (first / (1.0 - beta1.powi(step)), second / (1.0 - beta2.powi(step)));
+        value -= lr * corrected.0 / (corrected.1.sqrt() + eps);
     }
     value
 }
 
 #[test]
 fn adam_follows_its_paper() {
-    let options = AdamOptions { learning_rate: 0.1, weight_decay: 0.01, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.1, weight_decay: 0.01, ..AdamOptions::default() };
     let x = leaf(&[1.5, -2.0]);
     let optimizer = Adam::new(vec![x.clone()], options).unwrap();
     let gradients = [[0.5, -1.0], [0.25, 3.0], [-2.0, 0.125]];

@@ -247,7 +247,7 @@ fn adam_takes_pytorchs_steps() {
     let case = cases.iter().find(|case| case.name == "adam").expect("the file has the case");
     let parameter = case.inputs[0].detach().requires_grad_().unwrap();
     let options = AdamOptions {
-        learning_rate: case.number("lr"),
+        lr: case.number("lr"),
         weight_decay: case.number("weight_decay"),
         ..AdamOptions::default()
     };

@@ -42,7 +42,7 @@ impl Training {
         let first = Linear::new(6, 10, &mut generator, device)?;
         let second = Linear::new(10, 4, &mut generator, device)?;
         let parameters = first.parameters().into_iter().chain(second.parameters()).collect();
-        let options = AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() };
+        let options = AdamWOptions { lr: 0.01, ..AdamWOptions::default() };
         Ok(Self {
             optimizer: AdamW::new(parameters, options)?,
             random: DeviceGenerator::new(11, device)?,

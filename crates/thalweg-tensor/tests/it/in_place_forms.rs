@@ -191,14 +191,3 @@ fn writes_through_data_have_a_version_of_their_own() {
     );
     z.sum(&[], false).unwrap().backward().unwrap();
 }
-
-#[test]
-fn one_extent_of_a_shape_may_be_inferred() {
-    let x = random(&[4, 6], 1);
-    assert_eq!(x.reshape(&[usize::MAX, 8]).unwrap().shape(), [3, 8]);
-    assert_eq!(x.reshape(&[usize::MAX]).unwrap().shape(), [24]);
-    let error = |shape: &[usize]| x.reshape(shape).unwrap_err().to_string();
-    assert!(error(&[usize::MAX, 5]).contains("shape '[-1, 5]' is invalid for input of size 24"));
-    assert!(error(&[usize::MAX, usize::MAX]).contains("only one dimension can be inferred"));
-    assert!(error(&[usize::MAX, 0]).contains("is invalid for input of size 24"));
-}

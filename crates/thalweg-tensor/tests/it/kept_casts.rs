@@ -81,9 +81,9 @@ fn check_steps<O: OptimizerOptions>(options: O) {
 #[test]
 fn steps_have_the_bits_of_casts_that_are_made_anew() {
     on_own_device(|| {
-        check_steps(AdamOptions { learning_rate: 0.1, ..AdamOptions::default() });
-        check_steps(AdamWOptions { learning_rate: 0.1, amsgrad: true, ..AdamWOptions::default() });
-        check_steps(SgdOptions { learning_rate: 0.1, momentum: 0.9, ..SgdOptions::default() });
+        check_steps(AdamOptions { lr: 0.1, ..AdamOptions::default() });
+        check_steps(AdamWOptions { lr: 0.1, amsgrad: true, ..AdamWOptions::default() });
+        check_steps(SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() });
     });
 }
 

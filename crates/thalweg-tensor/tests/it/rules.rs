@@ -327,14 +327,14 @@ fn optimizers_that_cannot_step() {
         change(&mut options);
         Adam::new(vec![leaf(&[2])], options)
     };
-    refused(with(|options| options.learning_rate = f64::NAN), "learning_rate is NaN");
-    refused(with(|options| options.learning_rate = -1.0), "learning_rate is -1");
-    refused(with(|options| options.beta1 = 2.0), "beta1 is 2");
-    refused(with(|options| options.beta2 = 1.0), "beta2 is 1");
-    refused(with(|options| options.beta2 = f64::NAN), "beta2 is NaN");
-    refused(with(|options| options.epsilon = -1e-8), "epsilon");
+    refused(with(|options| options.lr = f64::NAN), "lr is NaN");
+    refused(with(|options| options.lr = -1.0), "lr is -1");
+    refused(with(|options| options.betas.0 = 2.0), "betas.0 is 2");
+    refused(with(|options| options.betas.1 = 1.0), "betas.1 is 1");
+    refused(with(|options| options.betas.1 = f64::NAN), "betas.1 is NaN");
+    refused(with(|options| options.eps = -1e-8), "eps is");
     refused(with(|options| options.weight_decay = -0.1), "weight_decay");
-    with(|options| options.learning_rate = 0.0).unwrap();
+    with(|options| options.lr = 0.0).unwrap();
     let new = |parameters: Vec<Tensor>| Adam::new(parameters, AdamOptions::default());
     let x = leaf(&[4]);
     refused(new(vec![x.clone(), leaf(&[1]), x.clone()]), "share memory");

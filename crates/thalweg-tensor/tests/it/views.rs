@@ -325,3 +325,37 @@ fn elements_are_padded_repeated_and_turned() {
     check_gradient(&x, |x| x.flip(&[1]).unwrap().mul(&ramp(&[2, 3])).unwrap());
     check_gradient(&x, |x| x.tril(0).unwrap().square().unwrap());
 }
+
+#[test]
+fn sizes_are_integers_of_any_type_and_tuples() {
+    let x = ramp(&[2, 6]);
+    let rows: usize = x.shape()[0];
+    let shapes = [
+        x.reshape(&[-1, 3]).unwrap(),
+        x.reshape([2 * rows, 3]).unwrap(),
+        x.reshape((2 * rows, -1)).unwrap(),
+        x.reshape(vec![4i64, 3]).unwrap(),
+        x.view((-1, 3u32)).unwrap(),
+        x.unflatten(1, (2, -1)).unwrap().flatten(0, 1).unwrap(),
+    ];
+    for found in &shapes {
+        assert_eq!(found.shape(), [4, 3]);
+        assert_eq!(values(found), values(&x));
+    }
+    assert_eq!(x.sum(&[], false).unwrap().reshape(()).unwrap().rank(), 0);
+    assert_eq!(x.unsqueeze(0).unwrap().expand((3, -1, 6)).unwrap().shape(), [3, 2, 6]);
+    assert_eq!(x.new_zeros(x.shape()).unwrap().shape(), [2, 6]);
+    assert_eq!(x.repeat((rows, 1)).unwrap().shape(), [4, 6]);
+
+    let refused = |result: thalweg_runtime::Result<Tensor>, part: &str| {
+        let error = result.unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(part), "{error}");
+    };
+    refused(x.reshape((-1, -1)), "only one dimension can be inferred");
+    refused(x.reshape((-1, 0)), "is invalid for input of size 12");
+    refused(x.reshape((-1, 5)), "shape '[-1, 5]' is invalid for input of size 12");
+    refused(x.reshape((usize::MAX, 2)), "is invalid for input of size 12");
+    refused(x.reshape((-2, 6)), "invalid shape dimension -2");
+    refused(x.new_zeros((-1, 2)), "negative");
+    refused(x.transpose(0, 1).unwrap().view(&[-1]), "view");
+}

@@ -46,7 +46,7 @@ fn train(group: &ProcessGroup, advance: impl Fn()) -> Result<Vec<f32>> {
         output: Linear::new(32, 2, &mut generator, device)?,
     };
     let network = DistributedDataParallel::new(network, group, DataParallelOptions::default())?;
-    let options = AdamOptions { learning_rate: 0.02, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.02, ..AdamOptions::default() };
     let optimizer = Adam::new(network.parameters(), options)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {

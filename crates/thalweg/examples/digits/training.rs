@@ -101,8 +101,7 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
     let mut generator = Generator::new(options.seed);
     let network = Network::new(&mut generator, device)?;
     let start = checkpoint::resume(options.resume.as_ref(), &network, device)?;
-    let mut optimizer =
-        Adam::new(network.parameters(), AdamOptions { learning_rate: 2e-3, ..AdamOptions::default() })?;
+    let mut optimizer = Adam::new(network.parameters(), AdamOptions { lr: 2e-3, ..AdamOptions::default() })?;
     start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let trained = Trained { network, optimizer, dtype: options.dtype };
     let compute = Stream::new(device)?;

@@ -70,7 +70,7 @@ fn made(group: &ProcessGroup) -> Result<(FullyShard<Network>, Adam)> {
     let input = Linear::new(2, WIDTH, &mut generator, device)?;
     let output = Linear::new(WIDTH, 2, &mut generator, device)?;
     let network = fully_shard(Network { input, blocks, output }, group, options)?;
-    let options = AdamOptions { learning_rate: 0.003, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.003, ..AdamOptions::default() };
     let optimizer = Adam::new(network.parameters(), options)?;
     Ok((network, optimizer))
 }

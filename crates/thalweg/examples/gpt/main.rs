@@ -74,7 +74,7 @@ fn learn(
     device: &Device,
 ) -> Result<Option<f32>> {
     let parameters = model.parameters();
-    let rates = AdamWOptions { learning_rate: 3e-3, ..AdamWOptions::default() };
+    let rates = AdamWOptions { lr: 3e-3, ..AdamWOptions::default() };
     let mut optimizer = AdamW::new(parameters.clone(), rates)?;
     start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let place = || Tensor::zeros(&[options.batch, CONTEXT], DType::I64, device);

@@ -101,7 +101,7 @@ fn train(group: &ProcessGroup, schedule: &Schedule, advance: impl Fn()) -> Resul
     let options = PipelineOptions::with_loss(|output, target| output.sub(target)?.square()?.mean(&[], false));
     let mut pipeline = Pipeline::new(schedule, parts.collect::<Result<_>>()?, group, options)?;
     let parameters = layers.iter().flat_map(Module::parameters).collect();
-    let optimizer = Adam::new(parameters, AdamOptions { learning_rate: 0.002, ..AdamOptions::default() })?;
+    let optimizer = Adam::new(parameters, AdamOptions { lr: 0.002, ..AdamOptions::default() })?;
     let mut losses = Vec::new();
     let mut timeline = None;
     for step in 0..STEPS {

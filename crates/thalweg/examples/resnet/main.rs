@@ -68,8 +68,7 @@ fn learn(
     options: &TrainingOptions,
     device: &Device,
 ) -> Result<Option<f32>> {
-    let rates =
-        SgdOptions { learning_rate: 0.05, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() };
+    let rates = SgdOptions { lr: 0.05, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() };
     let mut optimizer = Sgd::new(model.parameters(), rates)?;
     start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let input = Tensor::zeros(&[options.batch, 1, 8, 8], DType::F32, device)?;

@@ -138,7 +138,7 @@ fn train(group: &ProcessGroup, advance: impl Fn()) -> Result<[Vec<f32>; 2]> {
     let (mut network, alone) = (gpt(device)?, gpt(device)?);
     let mesh = DeviceMesh::new(group, &[group.size() as usize], &["tp"])?;
     parallelize_module(&mut network, &mesh, &plan())?;
-    let options = AdamOptions { learning_rate: 0.003, ..AdamOptions::default() };
+    let options = AdamOptions { lr: 0.003, ..AdamOptions::default() };
     let optimizers = [Adam::new(network.parameters(), options)?, Adam::new(alone.parameters(), options)?];
     let mut losses = [Vec::new(), Vec::new()];
     for step in 0..STEPS {

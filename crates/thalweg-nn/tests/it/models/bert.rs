@@ -36,6 +36,6 @@ impl Network for BertForSequenceClassification {
     }
 
     fn options() -> AdamWOptions {
-        AdamWOptions { learning_rate: 2e-3, weight_decay: 0.01, ..AdamWOptions::default() }
+        AdamWOptions { lr: 2e-3, weight_decay: 0.01, ..AdamWOptions::default() }
     }
 }

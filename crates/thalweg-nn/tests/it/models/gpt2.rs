@@ -36,7 +36,7 @@ impl Network for GPT2LMHeadModel {
     }
 
     fn options() -> AdamWOptions {
-        AdamWOptions { learning_rate: 3e-3, weight_decay: 0.1, ..AdamWOptions::default() }
+        AdamWOptions { lr: 3e-3, weight_decay: 0.1, ..AdamWOptions::default() }
     }
 }
 

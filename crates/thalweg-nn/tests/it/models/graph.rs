@@ -57,6 +57,6 @@ impl Network for GraphNetwork {
     }
 
     fn options() -> AdamWOptions {
-        AdamWOptions { learning_rate: 5e-3, weight_decay: 0.01, amsgrad: true, ..AdamWOptions::default() }
+        AdamWOptions { lr: 5e-3, weight_decay: 0.01, amsgrad: true, ..AdamWOptions::default() }
     }
 }

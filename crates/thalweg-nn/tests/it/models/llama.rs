@@ -35,6 +35,6 @@ impl Network for LlamaForCausalLM {
     }
 
     fn options() -> AdamWOptions {
-        AdamWOptions { learning_rate: 3e-3, beta2: 0.95, weight_decay: 0.1, ..AdamWOptions::default() }
+        AdamWOptions { lr: 3e-3, betas: (0.9, 0.95), weight_decay: 0.1, ..AdamWOptions::default() }
     }
 }

@@ -47,6 +47,6 @@ impl Network for LanguageModel {
     }
 
     fn options() -> SgdOptions {
-        SgdOptions { learning_rate: 1.0, momentum: 0.5, nesterov: true, ..SgdOptions::default() }
+        SgdOptions { lr: 1.0, momentum: 0.5, nesterov: true, ..SgdOptions::default() }
     }
 }

@@ -31,6 +31,6 @@ impl Network for ResNet {
     }
 
     fn options() -> SgdOptions {
-        SgdOptions { learning_rate: 0.005, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() }
+        SgdOptions { lr: 0.005, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() }
     }
 }

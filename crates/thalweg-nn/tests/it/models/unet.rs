@@ -72,6 +72,6 @@ impl Network for UNet {
     }
 
     fn options() -> AdamOptions {
-        AdamOptions { learning_rate: 2e-3, ..AdamOptions::default() }
+        AdamOptions { lr: 2e-3, ..AdamOptions::default() }
     }
 }
