@@ -187,6 +187,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_wait_event")?.stream_wait_event(stream, event)
     }
 
+    /// Captures a wait for an event of work outside of the graph (`CU_EVENT_WAIT_EXTERNAL`): a node that, at each launch of the
+    /// graph, comes after the latest record of the event before the launch, or by an earlier node of it (in the order in which
+    /// they were captured). A GPU may wait for later records, too. An event without a record holds nothing up. On a stream that does not
+    /// capture it is [`IllegalState`](crate::Code::IllegalState). *Not in a body of a conditional node.*
+    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        forwarded(self.inner(), "stream_wait_event_external")?.stream_wait_event_external(stream, event)
+    }
+
     /// Returns a stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
     /// stream alone.
     fn stream_from_external(&self, device: u32, stream: crate::ExternalStream) -> Result<StreamHandle> {
@@ -210,7 +218,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "event_create")?.event_create(device, flags)
     }
 
-    /// Gives the event up. Waits that were queued on it keep their meaning.
+    /// Gives the event up. Waits that were queued on it keep their meaning, and so do the nodes of graphs that name it: an event
+    /// that became a part of a graph takes its memory in CUDA until the process ends.
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "event_destroy")?.event_destroy(event)
     }
@@ -219,6 +228,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// capturing stream it marks the place in the graph.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "event_record")?.event_record(event, stream)
+    }
+
+    /// Captures a record of the event for work outside of the graph (`CU_EVENT_RECORD_EXTERNAL`): a node that, at each launch of
+    /// the graph, records the event behind what the node depends on. The launch counts as the record: what is submitted after
+    /// it waits for the node. The capture itself leaves the event as it was. On a stream that does not capture it is
+    /// [`IllegalState`](crate::Code::IllegalState). *Not in a body of a conditional node.*
+    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "event_record_external")?.event_record_external(event, stream)
     }
 
     /// Returns whether the latest record is complete. *Not in capture.* An event of a capture under way is

@@ -42,6 +42,10 @@ pub(super) enum NodeWork {
     Allocate { start: u64, bytes: u64 },
     /// It frees it.
     Free { start: u64 },
+    /// It records this event for work outside of the graph.
+    Record { event: u64 },
+    /// It waits for this event of work outside of the graph.
+    Wait { event: u64 },
     /// It runs one of these graphs. In an executable they are in front of it, and the node does nothing more.
     Bodies(SmallVec<[GraphHandle; 2]>),
 }

@@ -1,6 +1,6 @@
 //! Traits by which commands that the executor does not know plug into it.
 //!
-//! - A mark can carry something that [learns](Reached) that it was reached.
+//! - A mark can carry something that [learns](Reached) when it is queued, and that it was reached.
 //! - A [`QueueingCommand`] is a command without a worker: when it is reached, it may queue others, and it is complete when they and
 //!   what they lead to are.
 //! - A [`Gate`] holds commands whose work is [gated](super::task::Work::Gated): when they could run, they *arrive* there, and hold
@@ -18,8 +18,13 @@ use super::command::{CommandId, Frontier, Origin, Planned};
 use super::task::Task;
 use crate::refusal::Refusal;
 
-/// Something that learns when a place in the order is reached.
+/// Something that learns when a place in the order is queued, and when it is reached.
 pub(crate) trait Reached: Send + Sync {
+    /// Notes that the place is queued as this command, and returns what else it comes after.
+    fn queued(&self, _command: CommandId) -> Frontier {
+        Frontier::new()
+    }
+
     /// Notes that the place was reached, so many nanoseconds after the machine started.
     fn reached(&self, nanoseconds: u64);
 }
