@@ -1,8 +1,8 @@
 //! Executable graphs: their launches in stream order, their lifetime, and the memory that they share.
 
-use thalweg_driver::CaptureMode;
+use thalweg_driver::{CaptureMode, Code, EventFlags, GraphNodeKind};
 
-use super::fixture::{Fixture, Graph, equal};
+use super::fixture::{Fixture, Graph, equal, holds, refused};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -17,6 +17,14 @@ group! {
     a_graph_keeps_its_arguments,
     an_event_after_a_launch_waits_for_it,
     the_default_stream_launches_graphs,
+    a_launch_waits_for_work_outside,
+    a_wait_node_without_a_record_holds_nothing_up,
+    work_outside_waits_for_a_place_in_a_launch,
+    a_wait_node_sees_the_record_of_an_earlier_node,
+    event_nodes_take_the_time,
+    event_nodes_outlive_their_events,
+    an_update_exchanges_the_events_of_nodes,
+    event_nodes_are_for_captures,
 }
 
 /// Returns a graph that adds to a buffer with some delay.
@@ -184,4 +192,159 @@ fn the_default_stream_launches_graphs(fixture: &Fixture) -> CaseResult {
     driver.stream_synchronize(default)?;
     driver.graph_exec_destroy(exec)?;
     equal(buffer.words()?, (1..5).collect(), "a launch on the default stream")
+}
+
+fn a_launch_waits_for_work_outside(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let (inside, outside, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = fixture.capture(&inside, CaptureMode::Global, || {
+        driver.stream_wait_event_external(inside.handle, event.handle)?;
+        Ok(fixture.add(&inside, &buffer, 1)?)
+    })?;
+    let kinds: Vec<_> = driver.graph_describe(graph.handle)?.nodes.iter().map(|node| node.kind).collect();
+    holds(kinds.contains(&GraphNodeKind::WaitEvent) && kinds.len() == 2, "a wait becomes a node")?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for round in 1..4 {
+        let gate = fixture.gate(outside.handle)?;
+        fixture.set(&outside, &buffer, round * 10)?;
+        driver.event_record(event.handle, outside.handle)?;
+        driver.graph_launch(exec, inside.handle)?;
+        equal(
+            driver.stream_query(inside.handle)?,
+            false,
+            "a launch that waits for a stream that is held up",
+        )?;
+        gate.open();
+        let seen = fixture.words_on(inside.handle, buffer.pointer, 16)?;
+        equal(seen, vec![round * 10 + 1; 16], "memory after a launch that waited for another stream")?;
+    }
+    Ok(driver.graph_exec_destroy(exec)?)
+}
+
+fn a_wait_node_without_a_record_holds_nothing_up(fixture: &Fixture) -> CaseResult {
+    let (driver, stream, event) = (fixture.driver(), fixture.stream()?, fixture.event()?);
+    let buffer = fixture.iota(4, 0)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        driver.stream_wait_event_external(stream.handle, event.handle)?;
+        Ok(fixture.add(&stream, &buffer, 1)?)
+    })?;
+    graph.replay(&stream, 2)?;
+    equal(buffer.words()?, (2..6).collect(), "two launches that wait for an event that is never recorded")
+}
+
+fn work_outside_waits_for_a_place_in_a_launch(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let (inside, outside, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
+    let (buffer, seen) = (fixture.iota(16, 0)?, fixture.buffer(16)?);
+    let graph = fixture.capture(&inside, CaptureMode::Global, || {
+        let slow = KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(200);
+        fixture.launch(&inside, Kernel::Add, slow)?;
+        Ok(driver.event_record_external(event.handle, inside.handle)?)
+    })?;
+    equal(driver.event_query(event.handle)?, true, "the event, which the capture leaves as it was")?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for round in 1..4 {
+        let gate = fixture.gate(inside.handle)?;
+        driver.graph_launch(exec, inside.handle)?;
+        equal(driver.event_query(event.handle)?, false, "the event of a launch that is held up")?;
+        driver.stream_wait_event(outside.handle, event.handle)?;
+        fixture.copy(&outside, seen.end(), buffer.end(), 64)?;
+        gate.open();
+        driver.stream_synchronize(outside.handle)?;
+        equal(seen.words()?, (round..round + 16).collect(), "what waited for a place in the graph")?;
+    }
+    driver.stream_synchronize(inside.handle)?;
+    Ok(driver.graph_exec_destroy(exec)?)
+}
+
+fn a_wait_node_sees_the_record_of_an_earlier_node(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let (one, two) = (fixture.stream()?, fixture.stream()?);
+    let (event, fork, join) = (fixture.event()?, fixture.event()?, fixture.event()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = fixture.capture(&one, CaptureMode::Global, || {
+        driver.event_record(fork.handle, one.handle)?;
+        driver.stream_wait_event(two.handle, fork.handle)?;
+        let slow = KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(200);
+        fixture.launch(&one, Kernel::Add, slow)?;
+        driver.event_record_external(event.handle, one.handle)?;
+        driver.stream_wait_event_external(two.handle, event.handle)?;
+        fixture.launch(&two, Kernel::Add, slow)?;
+        driver.event_record(join.handle, two.handle)?;
+        Ok(driver.stream_wait_event(one.handle, join.handle)?)
+    })?;
+    graph.replay(&one, 4)?;
+    equal(buffer.words()?, (8..24).collect(), "two additions per launch that an event of their own orders")
+}
+
+fn event_nodes_take_the_time(fixture: &Fixture) -> CaseResult {
+    let timed = EventFlags { timing: true, ..EventFlags::default() };
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let (start, end) = (fixture.event_with(timed)?, fixture.event_with(timed)?);
+    let buffer = fixture.iota(4, 0)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        driver.event_record_external(start.handle, stream.handle)?;
+        let slow = KernelArguments::new(buffer.pointer, 4, 1).with_delay_us(2000);
+        fixture.launch(&stream, Kernel::Add, slow)?;
+        Ok(driver.event_record_external(end.handle, stream.handle)?)
+    })?;
+    let early = driver.event_elapsed_ms(start.handle, end.handle);
+    refused(early, &[Code::InvalidHandle], "the time between events of a graph that was not launched")?;
+    graph.replay(&stream, 2)?;
+    let elapsed = driver.event_elapsed_ms(start.handle, end.handle)?;
+    holds(elapsed.is_finite() && elapsed >= 0.0, &format!("{elapsed} ms is a time"))
+}
+
+fn event_nodes_outlive_their_events(fixture: &Fixture) -> CaseResult {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let (waited, recorded) = (fixture.event()?, fixture.event()?);
+    let buffer = fixture.iota(4, 0)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        driver.stream_wait_event_external(stream.handle, waited.handle)?;
+        fixture.add(&stream, &buffer, 1)?;
+        Ok(driver.event_record_external(recorded.handle, stream.handle)?)
+    })?;
+    drop((waited, recorded));
+    graph.replay(&stream, 2)?;
+    equal(buffer.words()?, (2..6).collect(), "two launches after the events of the nodes were given up")
+}
+
+fn an_update_exchanges_the_events_of_nodes(fixture: &Fixture) -> CaseResult {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let (first, second) = (fixture.event()?, fixture.event()?);
+    let buffer = fixture.iota(4, 0)?;
+    let recording = |event| {
+        fixture.capture(&stream, CaptureMode::Global, || {
+            fixture.add(&stream, &buffer, 1)?;
+            Ok(driver.event_record_external(event, stream.handle)?)
+        })
+    };
+    let (graph, other) = (recording(first.handle)?, recording(second.handle)?);
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let updated = driver.graph_exec_update(exec, other.handle)?;
+    holds(updated.is_updated(), "graphs that differ in their events have one shape")?;
+    let gate = fixture.gate(stream.handle)?;
+    driver.graph_launch(exec, stream.handle)?;
+    equal(driver.event_query(first.handle)?, true, "the event that the executable recorded before")?;
+    equal(driver.event_query(second.handle)?, false, "the event that it records now")?;
+    gate.open();
+    driver.stream_synchronize(stream.handle)?;
+    Ok(driver.graph_exec_destroy(exec)?)
+}
+
+fn event_nodes_are_for_captures(fixture: &Fixture) -> CaseResult {
+    let (driver, stream, event) = (fixture.driver(), fixture.stream()?, fixture.event()?);
+    let no = &[Code::IllegalState];
+    refused(
+        driver.event_record_external(event.handle, stream.handle),
+        no,
+        "a record node without a capture",
+    )?;
+    refused(
+        driver.stream_wait_event_external(stream.handle, event.handle),
+        no,
+        "a wait node without a capture",
+    )?;
+    equal(driver.event_query(event.handle)?, true, "the event, which was not recorded")
 }

@@ -194,6 +194,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_wait_event")?.stream_wait_event(stream, event)
     }
 
+    /// Captures a wait for an event of work outside of the graph (`CU_EVENT_WAIT_EXTERNAL`): a node that, at each launch of the
+    /// graph, follows the latest record of the event before the launch, or by an earlier node of it (in the order in which
+    /// they were captured). A GPU may wait for later records, too. An event without a record delays nothing. On a stream that
+    /// does not capture the error is [`IllegalState`](crate::Code::IllegalState). *Not in a body of a conditional node.*
+    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        forwarded(self.inner(), "stream_wait_event_external")?.stream_wait_event_external(stream, event)
+    }
+
     /// Returns a handle for a stream that was made elsewhere, such as by PyTorch. `stream_destroy` only forgets the handle;
     /// the stream itself lives on.
     fn stream_from_external(&self, device: u32, stream: crate::ExternalStream) -> Result<StreamHandle> {
@@ -217,7 +225,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "event_create")?.event_create(device, flags)
     }
 
-    /// Destroys the event. Waits that were queued on it remain valid.
+    /// Destroys the event. Waits that were queued on it remain valid, and so do the nodes of graphs that name it: an event that
+    /// became part of a graph keeps its memory in CUDA until the process ends.
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "event_destroy")?.event_destroy(event)
     }
@@ -226,6 +235,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// capturing stream it marks a position in the graph.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         forwarded(self.inner(), "event_record")?.event_record(event, stream)
+    }
+
+    /// Captures a record of the event for work outside of the graph (`CU_EVENT_RECORD_EXTERNAL`): a node that, at each launch of
+    /// the graph, records the event after the nodes that it depends on. The launch counts as the record: work that is submitted
+    /// after it waits for the node. The capture itself leaves the event unchanged. On a stream that does not capture the error is
+    /// [`IllegalState`](crate::Code::IllegalState). *Not in a body of a conditional node.*
+    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "event_record_external")?.event_record_external(event, stream)
     }
 
     /// Returns whether the latest record is complete. *Not in capture.* For an event of a capture under way the error is

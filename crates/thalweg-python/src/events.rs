@@ -47,13 +47,8 @@ impl PyEvent {
                 "Event(interprocess=True) is left out: events of other processes are in the Rust crate only",
             ));
         }
-        if external {
-            return Err(left_out(
-                "Event(external=True) is left out: a graph has no nodes that record events. Time a part of a graph with \
-                 `thalweg.profiler`, or capture it as a graph of its own between two events",
-            ));
-        }
-        Ok(Self(Event::with_flags(EventFlags { timing, blocking_sync: blocking })))
+        let event = Event::with_flags(EventFlags { timing, blocking_sync: blocking });
+        Ok(Self(if external { event.external() } else { event }))
     }
 
     /// The driver's handle, which other libraries take; 0 until the event is recorded first.

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import thalweg as th
+from thalweg import testing
 from thalweg.cuda import MemPool, use_mem_pool
 
 from support import raises
@@ -122,11 +123,62 @@ def test_events():
     assert plain.event_id == plain.cuda_event != 0 and plain._as_parameter_.value == plain.cuda_event
     with raises(ValueError, "enable_timing=True"):
         first.elapsed_time(plain)
-    for wrong in (lambda: th.cuda.Event(interprocess=True), lambda: th.cuda.Event(external=True), plain.ipc_handle):
+    for wrong in (lambda: th.cuda.Event(interprocess=True), plain.ipc_handle):
         with raises(NotImplementedError, "left out"):
             wrong()
     with raises(TypeError, "flags and a device"):
         th.cuda.Event(3.5)
+
+
+def with_external_events(waits=True, signals=True):
+    x, side, current = th.zeros(64), th.cuda.Stream(), th.cuda.current_stream()
+    ready, done = th.cuda.Event(external=True), th.cuda.Event(external=True)
+    side.wait_stream(current)
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph):
+        if waits:
+            ready.wait()
+        y = x * 2
+        done.record()
+        z = y + 1
+    assert done.query()
+    for number in (1.0, 2.0):
+        with th.cuda.stream(side):
+            x.fill_(number)
+            ready.record()
+        graph.replay()
+        with th.cuda.stream(side):
+            if signals:
+                done.wait()
+            assert (y + 10).tolist() == [number * 2 + 10] * 64 or not (waits and signals)
+    current.wait_stream(side)
+    assert z.tolist() == [5.0] * 64 or not waits
+
+
+def test_external_events_order_a_graph_with_work_outside():
+    with_external_events()
+    testing.check(with_external_events, seeds=4)
+    with raises(testing.CheckFailed, "data race"):
+        testing.check(lambda: with_external_events(waits=False), seeds=4)
+    with raises(testing.CheckFailed, "data race"):
+        testing.check(lambda: with_external_events(signals=False), seeds=4)
+
+
+def test_external_events_take_the_time_of_a_part_of_a_graph():
+    x = th.ones(64)
+    start, end = (th.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph):
+        start.record()
+        y = x + 1
+        th.cuda.current_stream().record_event(end)
+    for _ in range(2):
+        graph.replay()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0.0 and y.tolist() == [2.0] * 64
+    # Outside of captures it is an event like others.
+    start.record(), end.record(), end.synchronize()
+    assert start.elapsed_time(end) >= 0.0
 
 
 def test_uses_so_far_keep_less_memory_than_uses_until_the_drop():

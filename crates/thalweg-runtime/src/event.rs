@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
 
+use crate::graph::Command;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
@@ -13,6 +14,8 @@ use crate::{Device, Error, Result, Stream};
 #[derive(Debug)]
 pub struct Event {
     flags: EventFlags,
+    /// Whether graphs record it and wait for it at each replay.
+    is_external: bool,
     recorded: Mutex<Option<Arc<Recorded>>>,
 }
 
@@ -64,7 +67,18 @@ impl Event {
 
     /// Creates an event with these flags.
     pub fn with_flags(flags: EventFlags) -> Self {
-        Self { flags, recorded: Mutex::new(None) }
+        Self { flags, is_external: false, recorded: Mutex::new(None) }
+    }
+
+    /// Makes the event one by which a graph is ordered with work outside of it (`external` in PyTorch).
+    ///
+    /// A record on a stream that captures is then a node that records the event at each replay, so that work which is submitted after the
+    /// replay can wait for a place within the graph, and the time between two places can be taken ([`with_timing`](Self::with_timing)).
+    /// A wait there is a node that waits, at each replay, for the latest record before the replay, or by an earlier command of the graph.
+    /// Neither brings a stream into the capture, which an event without this does. Outside of captures nothing is different.
+    #[must_use]
+    pub fn external(self) -> Self {
+        Self { is_external: true, ..self }
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<Recorded>>> {
@@ -81,7 +95,7 @@ impl Event {
         if let Some(recorded) = &*slot {
             return Ok((recorded.clone(), false));
         }
-        let is_plain = self.flags == EventFlags::default();
+        let is_plain = self.flags == EventFlags::default() && !self.is_external;
         let spare = if is_plain { device.spare_events().take() } else { None };
         let handle = match spare {
             Some(handle) => handle,
@@ -95,18 +109,32 @@ impl Event {
     /// is an error from then on.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        let is_node = self.is_node_on(stream)?;
         stream.device().called(Label::here("record"));
         let (recorded, is_first) = self.recorded_on(stream.device())?;
         same_device("the stream to record the event on", &recorded.device, stream.device())?;
-        let place = stream.handle();
-        if let Err(error) = stream.check(recorded.device.driver().event_record(recorded.handle, place)) {
+        let (driver, place) = (recorded.device.driver(), stream.handle());
+        let result = if is_node {
+            let call = || driver.event_record_external(recorded.handle, place);
+            capture_node(stream, recorded.handle, Label::here("record"), call)
+        } else {
+            stream.check(driver.event_record(recorded.handle, place))
+        };
+        if let Err(error) = result {
             if is_first {
                 *self.slot() = None;
             }
             return Err(error);
         }
-        recorded.capture.store(recorded.device.captures().of(stream), Ordering::Relaxed);
+        if !is_node {
+            recorded.capture.store(recorded.device.captures().of(stream), Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    /// Returns whether records and waits on a stream are nodes of a graph.
+    fn is_node_on(&self, stream: &Stream) -> Result<bool> {
+        Ok(self.is_external && stream.is_capturing()?)
     }
 
     /// Makes later work on the stream wait for the event's latest record so far. The stream may be one of another device of the
@@ -121,8 +149,11 @@ impl Event {
 
     /// Waits as [`Event::wait`] does, with the label of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
+        let is_node = self.is_node_on(stream)?;
         stream.device().called(label);
-        match self.recorded() {
+        // The record that a node is to wait for may come later.
+        let recorded = if is_node { Some(self.recorded_on(stream.device())?.0) } else { self.recorded() };
+        match recorded {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
                     return Err(Error::invalid(format!(
@@ -130,9 +161,13 @@ impl Event {
                         stream.device().told_apart(&recorded.device)
                     )));
                 }
+                let driver = stream.device().driver();
+                if is_node {
+                    let call = || driver.stream_wait_event_external(stream.handle(), recorded.handle);
+                    return capture_node(stream, recorded.handle, label, call);
+                }
                 let captures = stream.device().captures();
                 captures.check_wait(stream, recorded.capture.load(Ordering::Relaxed))?;
-                let driver = stream.device().driver();
                 if let Some(instrument) = stream.device().instrument() {
                     instrument.label_next(label);
                 }
@@ -203,6 +238,17 @@ impl Event {
             _ => Err(Error::invalid("both events must be recorded before the time between them is taken")),
         }
     }
+}
+
+/// Makes a call by which a graph gets a node of an external event.
+fn capture_node(
+    stream: &Stream,
+    event: EventHandle,
+    label: Label,
+    call: impl FnOnce() -> thalweg_driver::Result<()>,
+) -> Result<()> {
+    let parameters = &event.raw().to_ne_bytes();
+    stream.submit(Command::Other { label, accesses: &[], parameters }, call)
 }
 
 impl Stream {

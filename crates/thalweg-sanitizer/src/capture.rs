@@ -9,7 +9,7 @@ use thalweg_driver::{Access, AccessMode, BlockKind, CaptureInfo, Driver, GraphHa
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::graph::{Captured, Executable, Graph, Node, NodeWork, Owner, chains};
-use super::model::{Actor, HostId, Model, StreamId};
+use super::model::{Actor, HostId, Model, Record, StreamId};
 use super::shadow::{Mark, MarkKind};
 use super::site::SiteId;
 use super::space::ELSEWHERE;
@@ -21,6 +21,8 @@ pub(super) enum CapturedCall<'a> {
     Accesses(&'a [Access]),
     Allocate { start: u64, bytes: u64 },
     Free { start: u64 },
+    Record { event: u64 },
+    Wait { event: u64 },
     Bodies(&'a [GraphHandle]),
 }
 
@@ -77,6 +79,13 @@ impl Model {
             CapturedCall::Accesses(accesses) => accesses,
             CapturedCall::Allocate { start, bytes } => return NodeWork::Allocate { start, bytes },
             CapturedCall::Free { start } => return NodeWork::Free { start },
+            CapturedCall::Record { event } | CapturedCall::Wait { event } => {
+                self.events_of_graphs.insert(event);
+                return match call {
+                    CapturedCall::Record { .. } => NodeWork::Record { event },
+                    _ => NodeWork::Wait { event },
+                };
+            }
             CapturedCall::Bodies(bodies) => {
                 self.families.add(capture, bodies);
                 return NodeWork::Bodies(bodies.into());
@@ -188,8 +197,16 @@ impl Model {
                     clock.join(before);
                 }
             }
+            if let NodeWork::Wait { event } = node.work
+                && let Some(Record::Live(record, _)) = self.events.get(&event)
+            {
+                clock.join(record);
+            }
             let number = self.next();
             clock.learn(strand, number);
+            if let NodeWork::Record { event } = node.work {
+                self.events.insert(event, Record::Live(clock.clone(), id));
+            }
             let kind = MarkKind::Command;
             let mode = AccessMode::Read;
             let mark = Mark {
@@ -233,6 +250,8 @@ impl Model {
             }
             &NodeWork::Allocate { start, bytes } => self.given_out(clock, mark, start, bytes),
             &NodeWork::Free { start } => self.taken_back(clock, mark, start),
+            // They touch nothing, and have ordered already.
+            NodeWork::Record { .. } | NodeWork::Wait { .. } => {}
             NodeWork::Bodies(_) => unreachable!("an executable has its bodies in their places"),
         }
     }

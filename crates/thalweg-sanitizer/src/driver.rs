@@ -147,8 +147,22 @@ impl Driver for SanitizerDriver {
         Ok(())
     }
 
+    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        let before = self.capturing(stream);
+        self.inner.event_record_external(event, stream)?;
+        let node = CapturedCall::Record { event: event.raw() };
+        self.in_stream_order(stream, before.as_ref(), "event_record_external", node, |_, _, _| ())
+    }
+
+    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let before = self.capturing(stream);
+        self.inner.stream_wait_event_external(stream, event)?;
+        let node = CapturedCall::Wait { event: event.raw() };
+        self.in_stream_order(stream, before.as_ref(), "stream_wait_event_external", node, |_, _, _| ())
+    }
+
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        let record = self.lock().events.remove(&event.raw());
+        let record = self.lock().forget_event(event.raw());
         let result = self.inner.event_destroy(event);
         if let (Err(_), Some(record)) = (&result, record) {
             self.lock().events.insert(event.raw(), record);

@@ -42,6 +42,10 @@ pub(super) enum NodeWork {
     Allocate { start: u64, bytes: u64 },
     /// Frees memory of the graph.
     Free { start: u64 },
+    /// Records this event for work outside of the graph.
+    Record { event: u64 },
+    /// Waits for this event of work outside of the graph.
+    Wait { event: u64 },
     /// Runs one of these graphs. In an executable their nodes are inserted before this node, which does nothing more.
     Bodies(SmallVec<[GraphHandle; 2]>),
 }

@@ -120,6 +120,8 @@ pub(super) struct Model {
     by_cuda_stream: FxHashMap<(u32, u64), StreamId>,
     devices: Vec<Device>,
     pub(super) events: FxHashMap<u64, Record>,
+    /// The events that nodes of graphs record or wait for: their records outlive their handles.
+    pub(super) events_of_graphs: FxHashSet<u64>,
     /// The work that some host thread has seen complete.
     pub(super) observed: Clock,
     pub(super) space: Space,
@@ -169,6 +171,7 @@ impl Model {
             by_cuda_stream: FxHashMap::default(),
             devices: (0..devices).map(|_| Device::default()).collect(),
             events: FxHashMap::default(),
+            events_of_graphs: FxHashSet::default(),
             observed: Clock::default(),
             space: Space::new(),
             blocks: Blocks::default(),
@@ -428,6 +431,11 @@ impl Model {
             Some(Record::Live(clock, _)) => Some(clock.clone()),
             _ => None,
         }
+    }
+
+    /// Forgets an event whose handle is given up, and returns its record. That of an event which a graph names stays.
+    pub(super) fn forget_event(&mut self, event: u64) -> Option<Record> {
+        if self.events_of_graphs.contains(&event) { None } else { self.events.remove(&event) }
     }
 
     // ---- Marks ----------------------------------------------------------------------------------------------------

@@ -193,6 +193,14 @@ impl Driver for SimDriver {
         self.submit("cuEventRecord", stream, |state| state.event_record(event.raw(), stream.raw()))
     }
 
+    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.enter("cuEventRecordWithFlags", |state| state.event_record_external(event.raw(), stream.raw()))
+    }
+
+    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.enter("cuStreamWaitEvent", |state| state.stream_wait_event_external(stream.raw(), event.raw()))
+    }
+
     fn cuda_event(&self, event: EventHandle) -> Result<u64> {
         Ok(event.raw())
     }

@@ -212,6 +212,7 @@ impl Driver for CudaDriver {
         fn stream_query(stream: StreamHandle) -> bool;
         fn stream_synchronize(stream: StreamHandle) -> ();
         fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();
+        fn stream_wait_event_external(stream: StreamHandle, event: EventHandle) -> ();
         fn stream_from_external(device: u32, stream: crate::ExternalStream) -> StreamHandle;
         fn cuda_stream(stream: StreamHandle) -> u64;
 
@@ -219,6 +220,7 @@ impl Driver for CudaDriver {
         fn cuda_event(event: EventHandle) -> u64;
         fn event_destroy(event: EventHandle) -> ();
         fn event_record(event: EventHandle, stream: StreamHandle) -> ();
+        fn event_record_external(event: EventHandle, stream: StreamHandle) -> ();
         fn event_query(event: EventHandle) -> bool;
         fn event_synchronize(event: EventHandle) -> ();
         fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;

@@ -1,6 +1,6 @@
 //! The objects that handles name. The modules of their groups contain the calls on them.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -43,6 +43,8 @@ impl Stream {
 pub(super) struct Event {
     pub(super) raw: RawEvent,
     pub(super) device: u32,
+    /// Whether nodes of a graph name it: CUDA wants it to be there at each launch, and a launch without it never ends.
+    pub(super) is_in_graph: AtomicBool,
 }
 
 /// A loaded module.

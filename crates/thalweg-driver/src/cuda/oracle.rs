@@ -186,6 +186,7 @@ fn arguments_of_the_driver() {
             cuEventCreate(_, _);
             cuEventDestroy_v2(_);
             cuEventRecord(_, _);
+            cuEventRecordWithFlags(_, _, _);
             cuEventQuery(_);
             cuEventSynchronize(_);
             cuEventElapsedTime_v2(_, _, _);

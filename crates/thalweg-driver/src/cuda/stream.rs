@@ -1,12 +1,14 @@
 //! Streams and events.
 
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::context::Device;
 use super::handles::lock;
 use super::objects::{Event, Stream, StreamOwner};
 use super::state::CudaDriver;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
+use super::table::CallStatus;
 use crate::{Code, Error, EventFlags, EventHandle, ExternalStream, Result, StreamHandle};
 
 impl CudaDriver {
@@ -97,7 +99,7 @@ impl CudaDriver {
     }
 
     /// Returns the result of a query: not ready is `false`.
-    fn ready(&self, device: &Device, outcome: super::table::CallStatus, what: &str) -> Result<bool> {
+    fn ready(&self, device: &Device, outcome: CallStatus, what: &str) -> Result<bool> {
         if outcome.status == Code::NotReady.number() {
             return Ok(false);
         }
@@ -106,11 +108,22 @@ impl CudaDriver {
     }
 
     pub(super) fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.wait_event(stream, event, 0)
+    }
+
+    pub(super) fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.wait_event(stream, event, sys::EVENT_WAIT_EXTERNAL)
+    }
+
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle, flags: c_uint) -> Result<()> {
         let stream = self.streams.get(stream.raw(), "cuStreamWaitEvent")?;
         let event = self.events.get(event.raw(), "cuStreamWaitEvent")?;
         self.enter_stream(&stream)?;
+        if flags == sys::EVENT_WAIT_EXTERNAL {
+            event.is_in_graph.store(true, Ordering::Relaxed);
+        }
         // SAFETY: both are looked up.
-        let outcome = unsafe { self.cuda.table.stream_wait_event(stream.raw, event.raw, 0) };
+        let outcome = unsafe { self.cuda.table.stream_wait_event(stream.raw, event.raw, flags) };
         let what = || format!("a stream of device {}, an event of device {}", stream.device, event.device);
         self.cuda.check(outcome, what)
     }
@@ -162,11 +175,15 @@ impl CudaDriver {
         // SAFETY: writes one handle.
         let outcome = unsafe { self.cuda.table.event_create(&raw mut raw, timing | sleep) };
         self.cuda.check(outcome, || format!("an event of device {}", device.index))?;
-        Ok(EventHandle::from_raw(self.events.insert(Event { raw, device: device.index })))
+        let is_in_graph = AtomicBool::new(false);
+        Ok(EventHandle::from_raw(self.events.insert(Event { raw, device: device.index, is_in_graph })))
     }
 
     pub(super) fn event_destroy(&self, event: EventHandle) -> Result<()> {
         self.events.remove(event.raw(), "cuEventDestroy", |event| {
+            if *event.is_in_graph.get_mut() {
+                return Ok(());
+            }
             self.enter(event.device)?;
             // SAFETY: the event is this driver's, and nothing else holds its entry.
             let outcome = unsafe { self.cuda.table.event_destroy(event.raw) };
@@ -175,6 +192,27 @@ impl CudaDriver {
     }
 
     pub(super) fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.record_event(event, stream, |event, stream| {
+            // SAFETY: both are looked up.
+            unsafe { self.cuda.table.event_record(event.raw, stream.raw) }
+        })
+    }
+
+    pub(super) fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.record_event(event, stream, |event, stream| {
+            event.is_in_graph.store(true, Ordering::Relaxed);
+            let flags = sys::EVENT_RECORD_EXTERNAL;
+            // SAFETY: both are looked up.
+            unsafe { self.cuda.table.event_record_with_flags(event.raw, stream.raw, flags) }
+        })
+    }
+
+    fn record_event(
+        &self,
+        event: EventHandle,
+        stream: StreamHandle,
+        record: impl FnOnce(&Event, &Stream) -> CallStatus,
+    ) -> Result<()> {
         let call = "cuEventRecord";
         let event = self.events.get(event.raw(), call)?;
         let stream = self.streams.get(stream.raw(), call)?;
@@ -184,8 +222,7 @@ impl CudaDriver {
             return Err(Error::new(Code::InvalidHandle, call, detail));
         }
         self.enter_stream(&stream)?;
-        // SAFETY: both are looked up.
-        let outcome = unsafe { self.cuda.table.event_record(event.raw, stream.raw) };
+        let outcome = record(&event, &stream);
         self.cuda.check(outcome, || format!("on a stream of device {}", stream.device))
     }
 

@@ -298,6 +298,8 @@ pub(super) const DEVICE_CPU: RawDevice = -1;
 pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
+pub(super) const EVENT_RECORD_EXTERNAL: c_uint = 1;
+pub(super) const EVENT_WAIT_EXTERNAL: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const HOST_PORTABLE: c_uint = 1;
 pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
@@ -494,6 +496,8 @@ entry_points! {
         event_create = "cuEventCreate" @ 2000 c"cuEventCreate" (event: *mut RawEvent, flags: c_uint);
         event_destroy = "cuEventDestroy" @ 4000 c"cuEventDestroy_v2" (event: RawEvent);
         event_record = "cuEventRecord" @ 2000 c"cuEventRecord" (event: RawEvent, stream: RawStream);
+        event_record_with_flags = "cuEventRecordWithFlags" @ 11010 c"cuEventRecordWithFlags"
+            (event: RawEvent, stream: RawStream, flags: c_uint);
         event_query = "cuEventQuery" @ 2000 c"cuEventQuery" (event: RawEvent);
         event_synchronize = "cuEventSynchronize" @ 2000 c"cuEventSynchronize" (event: RawEvent);
         event_elapsed_v1 = "cuEventElapsedTime" @ 2000 c"cuEventElapsedTime"

@@ -204,6 +204,29 @@ fn ordinary_memory_is_not_copied() {
 }
 
 #[test]
+fn external_events_are_no_obstacles_and_bring_no_stream_in() {
+    let (device, buffer) = warm();
+    let other = Stream::new(&device).unwrap();
+    let [ready, done] = [(); 2].map(|()| Event::new().external());
+    ready.record(&other).unwrap();
+    let report = audited(&device, |stream| {
+        ready.wait(stream)?;
+        launch(stream, &buffer)?;
+        done.record(stream)?;
+        done.wait(&other)?;
+        assert!(!other.is_capturing()?);
+        Ok(())
+    });
+    assert!(report.is_capturable(), "{report}");
+    let fork = Stream::new(&device).unwrap();
+    let report = audited(&device, |stream| {
+        fork.wait_stream(stream)?;
+        done.record(&fork)
+    });
+    assert_eq!(only(&report).code(), Some(Code::StreamCaptureUnjoined));
+}
+
+#[test]
 fn a_fork_is_joined() {
     let (device, buffer) = warm();
     let (fork, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());

@@ -1,7 +1,7 @@
 //! Events.
 
-use thalweg_driver::Code;
-use thalweg_runtime::{Event, Stream};
+use thalweg_driver::{Code, GraphNodeKind};
+use thalweg_runtime::{CaptureOptions, Event, Graph, Stream};
 
 use crate::support::{Gate, device, sim};
 
@@ -95,4 +95,27 @@ fn elapsed_time_is_of_one_device() {
     end.record(&devices[1].default_stream()).unwrap();
     let error = start.elapsed_ms(&end).unwrap_err();
     assert_eq!(error.to_string(), "the end event is on sim:1, expected sim:0");
+}
+
+#[test]
+fn an_external_event_orders_replays_with_work_outside() {
+    let device = device();
+    let [inside, outside] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let [ready, done] = [(); 2].map(|()| Event::new().external());
+    let options = CaptureOptions { stream: Some(inside.clone()), ..CaptureOptions::default() };
+    let capture = Graph::capture_begin(&device, options).unwrap();
+    ready.wait(&inside).unwrap();
+    done.record(&inside).unwrap();
+    let captured = capture.end().unwrap();
+    let kinds: Vec<_> = captured.description().unwrap().nodes.iter().map(|node| node.kind).collect();
+    assert_eq!(kinds, [GraphNodeKind::WaitEvent, GraphNodeKind::RecordEvent]);
+    let graph = captured.instantiate().unwrap();
+    for _ in 0..2 {
+        let gate = Gate::close(&outside);
+        ready.record(&outside).unwrap();
+        graph.replay_on(&inside).unwrap();
+        assert!(!done.query().unwrap());
+        gate.open();
+        done.synchronize().unwrap();
+    }
 }

@@ -1,8 +1,8 @@
-//! The sanitizer on updated executables and on conditional nodes, case by case.
+//! The sanitizer on updated executables, conditional nodes and events of work outside of a graph, case by case.
 
 use thalweg_driver::{
-    Access, CaptureMode, Conditional, DevicePointer, Driver, GraphExecHandle, GraphHandle, GraphNodeHandle,
-    Label,
+    Access, CaptureMode, Conditional, DevicePointer, Driver, EventHandle, GraphExecHandle, GraphHandle,
+    GraphNodeHandle, Label,
 };
 use thalweg_sanitizer::FindingKind::{self, Race, StaleGraphInput, UseAfterFree};
 
@@ -257,6 +257,133 @@ fn conditional_nodes() {
 #[test]
 fn executables_that_change() {
     for (name, expected, program) in CASES {
+        verdict(name, expected, program);
+    }
+}
+
+/// Captures on A a wait for the event, a write of `x` and a record of another event.
+fn between_events(w: &World, waited: EventHandle, recorded: EventHandle) -> GraphExecHandle {
+    w.capture(w.a, || {
+        w.driver.stream_wait_event_external(w.a, waited).unwrap();
+        w.write(w.a, w.x);
+        w.driver.event_record_external(recorded, w.a).unwrap();
+        w.write(w.a, w.y);
+    })
+}
+
+const EVENTS_OF_WORK_OUTSIDE: &[Case] = &[
+    ("a launch waits for work outside", &[], |w| {
+        let exec = between_events(w, w.e, w.event());
+        for _ in 0..2 {
+            w.write(w.b, w.x);
+            w.record(w.e, w.b);
+            w.launch(exec, w.a);
+            w.driver.stream_synchronize(w.a).unwrap();
+        }
+    }),
+    ("a launch waits for an event that is not recorded", &[Race], |w| {
+        let exec = between_events(w, w.e, w.event());
+        w.write(w.b, w.x);
+        w.launch(exec, w.a);
+    }),
+    ("a launch waits for an event that is recorded after it", &[Race], |w| {
+        let exec = between_events(w, w.e, w.event());
+        w.write(w.b, w.x);
+        w.launch(exec, w.a);
+        w.record(w.e, w.b);
+    }),
+    ("a launch waits for the record before the last work", &[Race], |w| {
+        let exec = between_events(w, w.e, w.event());
+        w.record(w.e, w.b);
+        w.write(w.b, w.x);
+        w.launch(exec, w.a);
+    }),
+    ("a launch waits for the latest record only", &[Race], |w| {
+        let exec = between_events(w, w.e, w.event());
+        w.write(w.b, w.x);
+        w.record(w.e, w.b);
+        w.record(w.e, w.c);
+        w.launch(exec, w.a);
+    }),
+    ("work outside waits for a place in a launch", &[], |w| {
+        let recorded = w.event();
+        let exec = between_events(w, w.e, recorded);
+        for _ in 0..2 {
+            w.launch(exec, w.a);
+            w.wait(w.b, recorded);
+            w.read(w.b, w.x);
+            w.order(w.b, w.a);
+        }
+    }),
+    ("work outside does not wait for what comes after the place", &[Race], |w| {
+        let recorded = w.event();
+        let exec = between_events(w, w.e, recorded);
+        w.launch(exec, w.a);
+        w.wait(w.b, recorded);
+        w.read(w.b, w.y);
+    }),
+    ("the host waits for a place in a launch", &[], |w| {
+        let recorded = w.event();
+        let exec = between_events(w, w.e, recorded);
+        w.launch(exec, w.a);
+        w.driver.event_synchronize(recorded).unwrap();
+        w.write(w.b, w.x);
+    }),
+    ("a launch waits for a place in another's", &[], |w| {
+        let recorded = w.event();
+        let (first, second) = (
+            between_events(w, w.e, recorded),
+            w.capture(w.b, || {
+                w.driver.stream_wait_event_external(w.b, recorded).unwrap();
+                w.read(w.b, w.x);
+            }),
+        );
+        w.launch(first, w.a);
+        w.launch(second, w.b);
+    }),
+    ("nodes order when their events are given up", &[], |w| {
+        let recorded = w.event();
+        let (first, second) = (
+            between_events(w, w.e, recorded),
+            w.capture(w.b, || {
+                w.driver.stream_wait_event_external(w.b, recorded).unwrap();
+                w.read(w.b, w.x);
+            }),
+        );
+        w.driver.event_destroy(recorded).unwrap();
+        w.launch(first, w.a);
+        w.launch(second, w.b);
+    }),
+    ("a branch waits for another by an event of the graph's own", &[], |w| {
+        let recorded = w.event();
+        let exec = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.write(w.a, w.x);
+            w.driver.event_record_external(recorded, w.a).unwrap();
+            w.driver.stream_wait_event_external(w.b, recorded).unwrap();
+            w.write(w.b, w.x);
+            w.order(w.b, w.a);
+        });
+        w.launch(exec, w.a);
+        w.launch(exec, w.a);
+    }),
+    ("a branch waits by an event that another records later", &[Race], |w| {
+        let recorded = w.event();
+        let exec = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.driver.stream_wait_event_external(w.b, recorded).unwrap();
+            w.write(w.b, w.x);
+            w.write(w.a, w.x);
+            w.driver.event_record_external(recorded, w.a).unwrap();
+            w.order(w.b, w.a);
+        });
+        w.launch(exec, w.a);
+    }),
+];
+
+#[test]
+fn events_of_work_outside() {
+    for (name, expected, program) in EVENTS_OF_WORK_OUTSIDE {
         verdict(name, expected, program);
     }
 }

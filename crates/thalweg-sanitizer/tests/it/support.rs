@@ -126,6 +126,10 @@ impl World {
         self.driver.stream_wait_event(stream, event).unwrap();
     }
 
+    pub fn event(&self) -> EventHandle {
+        self.driver.event_create(0, EventFlags::default()).unwrap()
+    }
+
     /// Calls `later.wait_stream(&earlier)`.
     pub fn order(&self, earlier: StreamHandle, later: StreamHandle) {
         let event = self.driver.event_create(0, EventFlags::default()).unwrap();

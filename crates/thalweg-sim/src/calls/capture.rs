@@ -23,7 +23,7 @@ use crate::conditional::Branch as ConditionalBranch;
 use crate::executor::task::Task;
 use crate::objects::capture::Capture;
 use crate::objects::graph::{Graph, Node};
-use crate::objects::stream::Branch;
+use crate::objects::stream::{Branch, EventNode};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
@@ -168,26 +168,27 @@ impl MachineState {
         kind: GraphNodeKind,
         task: Option<Arc<Task>>,
     ) -> CallResult<()> {
-        self.capture_work(own, kind, task, None)
+        self.capture_work(own, Node { task, ..Node::new(kind) })
     }
 
     /// Adds a conditional node after the stream's branch.
     pub(crate) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> CallResult<()> {
-        self.capture_work(own, GraphNodeKind::Conditional, None, Some(branch))
+        self.capture_work(own, Node { branch: Some(branch), ..Node::new(GraphNodeKind::Conditional) })
     }
 
-    fn capture_work(
-        &mut self,
-        own: u64,
-        kind: GraphNodeKind,
-        task: Option<Arc<Task>>,
-        conditional: Option<Arc<ConditionalBranch>>,
-    ) -> CallResult<()> {
+    /// Adds the record of an event of work outside, or a wait for it, after the stream's branch.
+    pub(crate) fn capture_event(&mut self, own: u64, event: EventNode) -> CallResult<()> {
+        let kind = if event.records { GraphNodeKind::RecordEvent } else { GraphNodeKind::WaitEvent };
+        self.capture_work(own, Node { event: Some(event), ..Node::new(kind) })
+    }
+
+    /// Adds a node after the stream's branch, with the stream's priority.
+    fn capture_work(&mut self, own: u64, node: Node) -> CallResult<()> {
         self.check_capture(own)?;
         let stream = self.stream(own);
-        let level = stream.level();
         let branch = stream.capture.as_ref().expect("the stream captures");
-        let node = Node { kind, level, task, branch: conditional, predecessors: branch.nodes.clone() };
+        let kind = node.kind;
+        let node = Node { level: stream.level(), predecessors: branch.nodes.clone(), ..node };
         let graph = self.capture(branch.capture).graph;
         let graph = self.graphs.get_mut(graph).expect("a capture owns its graph");
         if graph.body_of.is_some() && !node.can_be_in_a_body() {

@@ -1,8 +1,8 @@
 //! Updates of executable graphs, with CUDA's rules.
 //!
-//! An update replaces tasks and nothing else: an executable always keeps the shape of the graph that it was instantiated
-//! from. Everything is compared before anything is replaced, so a refused update changes nothing. Queued launches keep the
-//! tasks with which they were queued.
+//! An update replaces tasks and the events of nodes, and nothing else: an executable always keeps the shape of the graph that it
+//! was instantiated from. Everything is compared before anything is replaced, so a refused update changes nothing. Queued
+//! launches keep the tasks with which they were queued.
 
 use std::sync::Arc;
 
@@ -49,11 +49,15 @@ impl MachineState {
                 return Ok(GraphExecUpdate::Refused(UpdateRefusal { reason, node, dependency }));
             }
         };
-        let tasks: Vec<Option<Arc<Task>>> =
-            pairs.iter().map(|&new| source.nodes[new as usize].task.clone()).collect();
+        let of_source = |&new: &u32| {
+            let node = &source.nodes[new as usize];
+            (node.task.clone(), node.event.clone())
+        };
+        let work: Vec<_> = pairs.iter().map(of_source).collect();
         let target = self.executables.get_mut(executable).expect("found above");
         let nodes = Arc::make_mut(&mut target.nodes);
-        for (node, task) in nodes.iter_mut().zip(tasks) {
+        for (node, (task, event)) in nodes.iter_mut().zip(work) {
+            node.event = event;
             let old = std::mem::replace(&mut node.task, task);
             self.trash.push(Box::new(old));
         }

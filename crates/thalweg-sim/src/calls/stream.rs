@@ -7,15 +7,15 @@
 //! The legacy default stream comes after the frontiers of all blocking streams of its device, and they come after its own;
 //! nothing else is needed.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{Code, EventFlags, GraphNodeKind};
 
 use crate::executor::command::{Body, CommandId, Frontier};
 use crate::executor::plug::Reached;
 use crate::executor::task::Task;
-use crate::objects::stream::{Event, Record, Stamp, Stream, StreamEntry};
+use crate::objects::stream::{Event, EventNode, Record, Stamp, Stream, StreamEntry};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
@@ -177,7 +177,7 @@ impl MachineState {
 
     pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> CallResult<()> {
         let own = self.enter(stream)?;
-        let record = self.event(event)?.record.clone();
+        let record = self.event(event)?.record().clone();
         match record {
             Record::Captured { capture, nodes } => self.capture_wait(own, capture, &nodes),
             Record::Never => self.check_capture(own),
@@ -207,7 +207,7 @@ impl MachineState {
 
     pub(crate) fn event_create(&mut self, device: u32, flags: EventFlags) -> CallResult<u64> {
         self.usable(device)?;
-        Ok(self.events.insert(Event { device, flags, record: Record::Never }))
+        Ok(self.events.insert(Event { device, flags, record: Arc::new(Mutex::new(Record::Never)) }))
     }
 
     fn event(&self, handle: u64) -> CallResult<&Event> {
@@ -216,15 +216,7 @@ impl MachineState {
 
     pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> CallResult<()> {
         let own = self.enter(stream)?;
-        let (event_device, stream_device) = (self.event(event)?.device, self.stream(own).device);
-        if event_device != stream_device {
-            return Err(Refusal::new(
-                Code::InvalidHandle,
-                format!(
-                    "an event of device {event_device} cannot be recorded on a stream of device {stream_device}"
-                ),
-            ));
-        }
+        self.check_event_device(event, own)?;
         let record = if let Some(branch) = &self.stream(own).capture {
             let record = Record::Captured { capture: branch.capture, nodes: branch.nodes.clone() };
             self.check_capture(own)?;
@@ -236,18 +228,53 @@ impl MachineState {
         } else {
             Record::Live { frontier: self.frontier(own), stamp: None }
         };
-        self.events.get_mut(event).expect("found above").record = record;
+        *self.event(event)?.record() = record;
         Ok(())
+    }
+
+    /// Checks that an event can be recorded on a stream.
+    fn check_event_device(&self, event: u64, own: u64) -> CallResult<()> {
+        let (event_device, stream_device) = (self.event(event)?.device, self.stream(own).device);
+        if event_device != stream_device {
+            return Err(Refusal::new(
+                Code::InvalidHandle,
+                format!(
+                    "an event of device {event_device} cannot be recorded on a stream of device {stream_device}"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn event_record_external(&mut self, event: u64, stream: u64) -> CallResult<()> {
+        let own = self.enter(stream)?;
+        self.check_event_device(event, own)?;
+        self.capture_event_of_outside(own, event, true)
+    }
+
+    pub(crate) fn stream_wait_event_external(&mut self, stream: u64, event: u64) -> CallResult<()> {
+        let own = self.enter(stream)?;
+        self.capture_event_of_outside(own, event, false)
+    }
+
+    fn capture_event_of_outside(&mut self, own: u64, event: u64, records: bool) -> CallResult<()> {
+        let record = Arc::clone(&self.event(event)?.record);
+        if self.stream(own).capture.is_none() {
+            let detail = "only a stream that captures takes the nodes of external events";
+            return Err(Refusal::new(Code::IllegalState, detail));
+        }
+        self.capture_event(own, EventNode { record, records })
     }
 
     /// Returns the unfinished commands before the latest record.
     pub(crate) fn event_frontier(&mut self, event: u64) -> CallResult<Frontier> {
         let found = self.event(event)?;
         let device = found.device;
-        let mut frontier = match &found.record {
+        let record = found.record().clone();
+        let mut frontier = match record {
             Record::Never => Frontier::new(),
-            Record::Live { frontier, .. } => frontier.clone(),
-            &Record::Captured { capture, .. } => return Err(self.refuse_captured_event(capture)),
+            Record::Live { frontier, .. } => frontier,
+            Record::Captured { capture, .. } => return Err(self.refuse_captured_event(capture)),
         };
         self.check_alive(device)?;
         self.executor.prune(&mut frontier);
@@ -268,13 +295,13 @@ impl MachineState {
         if !found.flags.timing {
             return Err(Refusal::new(Code::InvalidHandle, "the event was made without timing"));
         }
-        if matches!(found.record, Record::Never) {
+        if matches!(*found.record(), Record::Never) {
             return Err(Refusal::new(Code::InvalidHandle, "the event was never recorded"));
         }
         if !self.event_frontier(event)?.is_empty() {
             return Err(Refusal::new(Code::NotReady, "the event has not been reached: synchronise first"));
         }
-        match &self.event(event)?.record {
+        match &*self.event(event)?.record() {
             Record::Live { stamp: Some(stamp), .. } => Ok(stamp.nanoseconds()),
             _ => unreachable!("an event with timing is recorded with a stamp"),
         }

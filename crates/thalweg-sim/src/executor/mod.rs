@@ -272,6 +272,7 @@ impl<G: Gate> Executor<G> {
         let id = CommandId { index, generation: self.slots[index as usize].generation };
         let before = match &body {
             Body::Task(task) if matches!(task.work, Work::Gated(_)) => self.gate.enlist(id, task),
+            Body::Mark(Some(reached)) => reached.queued(id),
             _ => Frontier::new(),
         };
         let mut pending = 0;

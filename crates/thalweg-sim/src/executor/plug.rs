@@ -1,6 +1,6 @@
 //! Traits by which commands of other modules plug into the executor.
 //!
-//! - A mark can contain an object that is [notified](Reached) when the mark is reached.
+//! - A mark can contain an object that is [notified](Reached) when the mark is queued and when it is reached.
 //! - A [`QueueingCommand`] is a command without a worker: when it is reached, it may queue others, and it is complete when
 //!   all of these and their followers are.
 //! - A [`Gate`] holds commands whose work is [gated](super::task::Work::Gated): when they could run, they *arrive* there
@@ -20,8 +20,13 @@ use super::command::{CommandId, Frontier, Origin, Planned};
 use super::task::Task;
 use crate::refusal::Refusal;
 
-/// An object that is notified when a position in the order is reached.
+/// An object that is notified when a position in the order is queued, and when it is reached.
 pub(crate) trait Reached: Send + Sync {
+    /// Handles the notification that the position is queued as this command, and returns the further commands that it follows.
+    fn queued(&self, _command: CommandId) -> Frontier {
+        Frontier::new()
+    }
+
     /// Handles the notification that the position was reached, `nanoseconds` after the machine started.
     fn reached(&self, nanoseconds: u64);
 }

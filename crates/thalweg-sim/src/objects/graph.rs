@@ -9,7 +9,9 @@ use thalweg_driver::{Code, GraphNodeHandle, GraphNodeKind};
 
 use crate::conditional::{BodyOf, Branch, Conditions, Round};
 use crate::executor::command::{Body, Frontier, Origin, Planned};
+use crate::executor::plug::Reached;
 use crate::executor::task::{Task, Work};
+use crate::objects::stream::EventNode;
 use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
 
@@ -41,6 +43,7 @@ pub(crate) struct Node {
     pub(crate) level: u8,
     pub(crate) task: Option<Arc<Task>>,
     pub(crate) branch: Option<Arc<Branch>>,
+    pub(crate) event: Option<EventNode>,
     pub(crate) predecessors: SmallVec<[u32; 2]>,
 }
 
@@ -58,6 +61,11 @@ pub(crate) struct Executable {
 }
 
 impl Node {
+    /// Creates a node without work and dependencies.
+    pub(crate) fn new(kind: GraphNodeKind) -> Self {
+        Self { kind, level: 0, task: None, branch: None, event: None, predecessors: SmallVec::new() }
+    }
+
     /// Returns whether a body of a conditional node may contain the node.
     pub(crate) fn can_be_in_a_body(&self) -> bool {
         use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
@@ -133,10 +141,12 @@ impl Graph {
 /// Returns the nodes of a graph as commands of a launch on the stream with this number.
 pub(crate) fn planned(nodes: &[Node], first_number: u32, stream: u32) -> impl Iterator<Item = Planned<'_>> {
     nodes.iter().zip(first_number..).map(move |(node, number)| {
-        let body = match (&node.task, &node.branch) {
-            (Some(task), _) => Body::Task(Arc::clone(task)),
-            (None, Some(branch)) => Body::Step(Box::new(Round::first(branch, stream)), None),
-            (None, None) => Body::Mark(None),
+        let body = if let Some(task) = &node.task {
+            Body::Task(Arc::clone(task))
+        } else if let Some(branch) = &node.branch {
+            Body::Step(Box::new(Round::first(branch, stream)), None)
+        } else {
+            Body::Mark(node.event.as_ref().map(|event| Arc::new(event.launched()) as Arc<dyn Reached>))
         };
         let origin = Origin { level: node.level, actor: Actor::Node { stream, node: number } };
         Planned { body, origin, predecessors: &node.predecessors }

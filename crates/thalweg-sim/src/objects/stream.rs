@@ -1,12 +1,12 @@
 //! Streams and events.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::EventFlags;
 
-use crate::executor::command::{Frontier, Origin};
+use crate::executor::command::{CommandId, Frontier, Origin};
 use crate::executor::plug::Reached;
 use crate::executor::ready::LEVELS;
 use crate::schedules::Actor;
@@ -74,7 +74,56 @@ impl Stream {
 pub(crate) struct Event {
     pub(crate) device: u32,
     pub(crate) flags: EventFlags,
-    pub(crate) record: Record,
+    /// Its latest record, shared with the nodes of graphs that name it.
+    pub(crate) record: Arc<Mutex<Record>>,
+}
+
+impl Event {
+    /// Returns its latest record, for a look or a change.
+    pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The part that an event of work outside has in a graph.
+#[derive(Clone)]
+pub(crate) struct EventNode {
+    /// The latest record of the event.
+    pub(crate) record: Arc<Mutex<Record>>,
+    /// Whether the node records it, and does not wait for it.
+    pub(crate) records: bool,
+}
+
+/// An event node of one launch.
+pub(crate) struct LaunchedEventNode {
+    node: EventNode,
+    stamp: Arc<Stamp>,
+}
+
+impl EventNode {
+    /// Returns the node for one launch.
+    pub(crate) fn launched(&self) -> LaunchedEventNode {
+        LaunchedEventNode { node: self.clone(), stamp: Arc::default() }
+    }
+}
+
+impl Reached for LaunchedEventNode {
+    fn queued(&self, command: CommandId) -> Frontier {
+        let mut record = self.node.record.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.node.records {
+            let frontier = Frontier::from_slice(&[command]);
+            *record = Record::Live { frontier, stamp: Some(Arc::clone(&self.stamp)) };
+            return Frontier::new();
+        }
+        match &*record {
+            Record::Live { frontier, .. } => frontier.clone(),
+            Record::Never | Record::Captured { .. } => Frontier::new(),
+        }
+    }
+
+    fn reached(&self, nanoseconds: u64) {
+        self.stamp.reached(nanoseconds);
+    }
 }
 
 /// The latest record of an event.

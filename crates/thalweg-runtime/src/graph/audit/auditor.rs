@@ -106,6 +106,13 @@ impl Auditor {
         if self.is_on() { self.find_place(stream).ok() } else { None }
     }
 
+    /// Returns which stream a handle means, if it would capture.
+    fn place_in_dry_run(&self, stream: StreamHandle) -> Option<StreamIdentity> {
+        let place = self.place(stream)?;
+        let captures = self.session().as_ref().is_some_and(|session| session.dry_run.captures(place));
+        captures.then_some(place)
+    }
+
     fn find_place(&self, stream: StreamHandle) -> Result<StreamIdentity> {
         let driver = &self.inner;
         let device = driver.stream_device(stream)?;
@@ -296,6 +303,30 @@ impl Driver for Auditor {
             self.tell(|dry_run| dry_run.recorded(event, place, &by));
         }
         Ok(())
+    }
+
+    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        match self.place_in_dry_run(stream) {
+            Some(place) => {
+                let by = self.caller("event_record_external");
+                self.inner.event_record(event, stream)?;
+                self.tell(|dry_run| dry_run.met_outside(place, &by));
+                Ok(())
+            }
+            None => self.inner.event_record_external(event, stream),
+        }
+    }
+
+    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        match self.place_in_dry_run(stream) {
+            Some(place) => {
+                let by = self.caller("stream_wait_event_external");
+                self.inner.stream_wait_event(stream, event)?;
+                self.tell(|dry_run| dry_run.met_outside(place, &by));
+                Ok(())
+            }
+            None => self.inner.stream_wait_event_external(stream, event),
+        }
     }
 
     fn event_destroy(&self, event: EventHandle) -> Result<()> {

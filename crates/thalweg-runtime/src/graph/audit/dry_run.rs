@@ -280,6 +280,13 @@ impl DryRun {
         self.events.insert(event, record);
     }
 
+    /// Notes that a stream of the capture records an event of work outside, or waits for it: a node.
+    pub(super) fn met_outside(&mut self, place: StreamIdentity, by: &Caller) {
+        if let Some(member) = self.member(place) {
+            self.append(member, by.site);
+        }
+    }
+
     /// Forgets an event that was destroyed.
     pub(super) fn forget_event(&mut self, event: EventHandle) {
         self.events.remove(&event);
