@@ -1,4 +1,4 @@
-//! The recorded traces in `tests/data`, whose README says what they are.
+//! The recorded traces in `tests/data`, which its README describes.
 
 use std::fs;
 use std::io::Read;
@@ -50,7 +50,7 @@ impl Truth {
     }
 }
 
-/// Returns what PyTorch's allocator did, under each setting.
+/// Returns the results of PyTorch's allocator under each setting.
 pub fn truth() -> Vec<Truth> {
     let text = fs::read_to_string(path("truth.tsv")).expect("the figures are in the repository");
     let mut lines = text.lines().map(|line| line.split('\t').map(str::to_owned));
