@@ -48,7 +48,7 @@
 //!   guard may be dropped during the unwinding or not. But no thread continues with the mutex locked for ever, because the
 //!   process aborts when the unwinding reaches a catch of panics or a function that C calls.
 //!
-//! # What it costs
+//! # Cost
 //!
 //! The owner pays two loads and two stores. Revoking a bias costs a heavy barrier, which takes microseconds. So the second bias
 //! of a mutex is granted to a thread that has locked it [`FIRST_STREAK`] times in a row, each further one after twice as many,
@@ -90,7 +90,7 @@ enum Bias {
     Standing,
     /// The former owner can no longer enter by its flag, but may still be inside.
     Revoked,
-    /// There is no bias, or no thread is inside by it.
+    /// The bias is revoked or absent, and no thread is inside by it.
     Settled,
 }
 

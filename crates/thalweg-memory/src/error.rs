@@ -68,7 +68,7 @@ pub enum AddressProblem {
     Misaligned,
     /// Not all of the range is free: part of it is taken, or work on other streams still uses it, or it ends too soon.
     Occupied,
-    /// There is no cached memory at this address on this stream and in this pool.
+    /// No cached memory is at this address on this stream and in this pool.
     Unknown,
 }
 

@@ -69,7 +69,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order of their declaration.
+    /// All kinds, in the order of their declaration.
     const ALL: [Self; 11] = [
         Self::List,
         Self::Tuple,

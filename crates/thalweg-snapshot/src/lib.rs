@@ -56,12 +56,12 @@ pub use names::{PoolId, SizeClass, StreamId};
 pub use recording::{BlockView, Event, FrameId, FrameView, Remarks, SegmentView, StackId};
 pub use records::{Gap, Recording};
 
-/// One segment that was taken from the upstream.
+/// A segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentSnapshot {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub total_bytes: u64,
     /// The stream that all its blocks belong to.
     pub stream: StreamId,
@@ -71,16 +71,16 @@ pub struct SegmentSnapshot {
     pub pool: Option<PoolId>,
     /// Whether its pages are mapped and unmapped one by one; then this is one of its mapped ranges.
     pub is_expandable: bool,
-    /// Its blocks, in address order, without gaps.
+    /// The blocks, in address order, without gaps.
     pub blocks: Vec<BlockSnapshot>,
 }
 
-/// One block of a segment.
+/// A block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSnapshot {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
     /// The number of bytes that were requested; 0 if the block is inactive.
     pub requested_bytes: u64,

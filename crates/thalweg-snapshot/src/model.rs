@@ -34,7 +34,7 @@ impl Snapshot {
     }
 }
 
-/// One range that was taken from the driver.
+/// A range that was taken from the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Segment {
     /// `device`: the number of the device; -1 for the host.
@@ -89,7 +89,7 @@ impl Segment {
     }
 }
 
-/// One block of a [`Segment`].
+/// A block of a [`Segment`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentBlock {
     /// `address`: the address at which it begins.
@@ -119,7 +119,7 @@ impl SegmentBlock {
     }
 }
 
-/// One event of a trace.
+/// An event of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceEntry {
     /// `action`: the kind of event.
@@ -231,7 +231,7 @@ impl Action {
 /// A stack, innermost frame first. Cheap to copy.
 pub type Frames = Arc<[Frame]>;
 
-/// One frame of a stack.
+/// A frame of a stack.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Frame {
     /// `filename`: the source file.

@@ -63,7 +63,7 @@ impl fmt::Debug for PoolId {
 /// The kind of pool that a request belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum SizeClass {
-    /// Up to 1 MiB, from segments of 2 MiB.
+    /// Requests up to 1 MiB, from segments of 2 MiB.
     Small,
     /// Blocks above the small ones.
     Large,

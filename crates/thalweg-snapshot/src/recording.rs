@@ -8,7 +8,7 @@ use super::{Action, Annotation, BlockState, SettingValue};
 use crate::SizeClass;
 use crate::StreamId;
 
-/// One entry of a trace of a [`Recording`].
+/// An entry of a trace of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The kind of event.
@@ -60,7 +60,7 @@ impl FrameId {
     }
 }
 
-/// One frame of a stack of a [`Recording`].
+/// A frame of a stack of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FrameView<'r> {
     /// The source file.
@@ -71,14 +71,14 @@ pub struct FrameView<'r> {
     pub name: &'r str,
 }
 
-/// One segment of a [`Recording`]. Sizes are in bytes.
+/// A segment of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentView {
     /// The device's number.
     pub device: i32,
     /// The address at which it begins.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub total_bytes: u64,
     /// The stream that its blocks belong to.
     pub stream: StreamId,
@@ -90,12 +90,12 @@ pub struct SegmentView {
     pub is_expandable: bool,
 }
 
-/// One block of a [`Recording`]. Sizes are in bytes.
+/// A block of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockView {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub size_bytes: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,

@@ -54,11 +54,11 @@ pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'stati
 /// An answer to a question: yes, no, or perhaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// With no beginning.
+    /// The statement holds with neither beginning.
     No,
-    /// With one beginning, but not with the other.
+    /// The statement holds with only one of the beginnings.
     Perhaps,
-    /// With each beginning.
+    /// The statement holds with each beginning.
     Yes,
 }
 

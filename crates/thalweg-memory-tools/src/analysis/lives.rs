@@ -50,7 +50,7 @@ pub struct SegmentLife {
     pub returned: Option<usize>,
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
     /// The stream that it belongs to.
     pub stream: StreamId,

@@ -33,7 +33,7 @@ pub struct Stage {
     pub peak_own_bytes: u64,
 }
 
-/// One scope, with its start and end.
+/// A scope, with its start and end.
 struct Scope {
     name: Arc<str>,
     start_us: i64,

@@ -132,7 +132,7 @@ pub struct PoolUse {
 /// A request that failed. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutOfMemoryEntry {
-    /// Its number in the trace.
+    /// The number of the entry in the trace.
     pub entry: usize,
     /// The bytes that were requested.
     pub requested_bytes: u64,

@@ -1,7 +1,7 @@
 //! A driver's placement of segments, as far as it is known from recorded addresses.
 //!
 //! Among free blocks of one size the one at the lowest address serves, so addresses determine which blocks are neighbours, and
-//! thus how much is reserved in the end. A replay under the settings of the recording uses the recorded addresses. Under other
+//! so how much is reserved in the end. A replay under the settings of the recording uses the recorded addresses. Under other
 //! settings it requests segments that were not recorded, and their addresses are invented, by the rules that a driver's addresses
 //! show:
 //!

@@ -127,9 +127,9 @@ impl Figures {
 pub struct Divergence {
     /// The block's number.
     pub block: u32,
-    /// Its address in the trace.
+    /// The address in the trace.
     pub recorded: u64,
-    /// Its address in the replay.
+    /// The address in the replay.
     pub replayed: u64,
 }
 

@@ -8,7 +8,7 @@ use super::start::Layout;
 use thalweg_memory::{StreamId, settings::Settings};
 use thalweg_snapshot::{Event, Recording, Snapshot, SnapshotError};
 
-/// One request of a program. Blocks are numbered from 0.
+/// A request of a program. Blocks are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordedStep {
     /// Allocates memory.

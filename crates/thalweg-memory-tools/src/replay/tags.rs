@@ -23,9 +23,9 @@ struct Tag {
 /// The reason why a block may not be where it was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
-    /// This block is live at the same address.
+    /// The block that is live at the same address.
     Live(u32),
-    /// This block was at the same address, and the new one is not ordered after this stream's work with it.
+    /// The block that was at the same address, and the stream whose work with it the new block is not ordered after.
     Unordered(u32, StreamId),
 }
 

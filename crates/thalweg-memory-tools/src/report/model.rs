@@ -19,7 +19,7 @@ pub struct PageModel {
     pub categories: Vec<String>,
 }
 
-/// One stack.
+/// A stack.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Stack {
     /// Indices into [`PageModel::frames`], innermost first.
@@ -28,7 +28,7 @@ pub struct Stack {
     pub telling: u32,
 }
 
-/// One frame of a stack.
+/// A frame of a stack.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct StackFrame {
     /// The source file.
@@ -126,7 +126,7 @@ pub struct SegmentLife {
     pub returned: Option<u32>,
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
     /// The stream: an index into [`DevicePage::streams`].
     pub stream: u16,
@@ -169,7 +169,7 @@ pub struct Curve {
     pub steps: Vec<(Option<u32>, u64)>,
 }
 
-/// One figure of the headline.
+/// A figure of the headline.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
     /// The name of the figure in the output of `--json`.
@@ -200,11 +200,11 @@ pub enum FigureValue {
 /// The way in which a [`Figure`] is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Tone {
-    /// Like any other figure.
+    /// Without highlighting.
     #[default]
     Plain,
-    /// As one that needs attention.
+    /// Highlighted, because it needs attention.
     Warning,
-    /// As one that is wrong.
+    /// Highlighted, because it is wrong.
     Bad,
 }

@@ -45,7 +45,7 @@ fn a_gap_is_found_and_bridged() {
     }
 }
 
-/// `free_completed` can be left out of a recording: then a block is free when that is asked for.
+/// `free_completed` can be left out of a recording: then a block is free when its free is requested.
 #[test]
 fn without_ends_of_frees_a_request_is_the_end() {
     let mut snapshot = traces::snapshot("gpt_train");

@@ -26,7 +26,7 @@ pub fn snapshot(name: &str) -> Snapshot {
     Snapshot::from_pickle(&pickle(name)).expect("PyTorch wrote a snapshot")
 }
 
-/// One row of `truth.tsv`.
+/// A row of `truth.tsv`.
 pub struct Truth {
     pub workload: String,
     pub conf: String,

@@ -220,7 +220,7 @@ impl Arena {
         let mut streams = state.users.iter().chain([&self.key.stream]);
         let may_end = |stream: &&StreamId| self.common.upstream.may_end(**stream);
         if let Some(stream) = streams.clone().chain(&unrecorded).find(may_end) {
-            // This waits for the whole device, and therefore for the other streams too.
+            // This waits for the entire device, and therefore for the other streams too.
             return self.common.synchronize_stream(memory, *stream);
         }
         unrecorded.iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
@@ -351,7 +351,7 @@ pub(crate) struct ArenaState {
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
     pub(crate) log: Log,
-    /// Without a cache: blocks that were freed during a capture and must not be returned before its end.
+    /// The blocks that were freed during a capture and must not be returned before its end; only without a cache.
     pub(crate) deferred: Vec<BlockId>,
     /// The last-freed block. To callers it is free, but it is not merged yet: the next request is most often for the same size,
     /// so merging and splitting again would be wasted.

@@ -131,10 +131,10 @@ enum RecordState {
 struct Record<Tag> {
     address: u64,
     size_bytes: u64,
-    /// For a free block, the time since which it is free; for a taken one, the requested bytes.
+    /// The time since which a free block is free, or the requested bytes of a taken one.
     figure: u64,
     previous: BlockId,
-    /// In a vacant record, the next vacant record.
+    /// The next vacant record, in a vacant record.
     next: BlockId,
     segment: SegmentId,
     tag: Tag,

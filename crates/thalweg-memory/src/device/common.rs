@@ -39,7 +39,7 @@ pub(crate) struct Common {
     /// The number of searches for a free block of the shared pool, by class and on all streams: PyTorch's clock. Only
     /// `policy:pytorch` uses it, which checks all streams each time anyway.
     searches: [AtomicU64; 2],
-    /// The number of times that one stream was made to wait for another, so that memory could change hands.
+    /// The number of times that one stream was made to wait for another, so that memory could move between them.
     waits: AtomicU64,
     /// Streams that may use memory without a record of the use.
     unrecorded: RwLock<Vec<StreamId>>,

@@ -89,7 +89,7 @@ impl DeviceAllocator {
 pub(crate) enum Obstacle {
     /// A part of the range is not free.
     Occupied(String),
-    /// This arena has no memory there.
+    /// The arena has no memory there.
     Unknown,
 }
 
@@ -104,7 +104,7 @@ impl ArenaState {
         self.blocks.blocks_of(segment).find(lies_in)
     }
 
-    /// Returns the request for an address. If the pool never splits blocks, its size is that of the whole block.
+    /// Returns the request for an address. If the pool never splits blocks, its size is that of the entire block.
     fn request_at(&self, address: u64, bytes: u64) -> Result<Request, Obstacle> {
         let mut request = self.request(bytes);
         let free =

@@ -185,7 +185,7 @@ impl Stacks {
 
 /// History, snapshots and observers.
 impl DeviceAllocator {
-    /// Begins to record what happens to the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs less
+    /// Begins to record the events of the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs less
     /// than 100 ns per event. When recording ends, everything that was recorded is forgotten.
     pub fn record_memory_history(&self, settings: HistorySettings) {
         let ((), remembers) = self.common().watch.switch(|watch| watch.history.configure(settings));

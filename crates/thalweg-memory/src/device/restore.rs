@@ -1,6 +1,6 @@
 //! Recreating a recorded state: segments where there are none, and blocks at their recorded places.
 //!
-//! Only a replay of `thalweg-memory-tools` uses this, when its trace does not begin with the start of the program. Requests alone
+//! Only a replay of `thalweg-memory-tools` uses this, when its trace does not begin with the start of the program. Requests
 //! cannot recreate the state: they are rounded, merged and served by the best fit.
 //!
 //! Restoring a private pool that a graph has changed is in `checkpoint`.

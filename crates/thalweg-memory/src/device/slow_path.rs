@@ -1,6 +1,6 @@
 //! Finding memory for a request that no cached block serves, from the cheapest way to the last.
 //!
-//! | stage | what is tried | PyTorch |
+//! | stage | attempt | PyTorch |
 //! |---|---|---|
 //! | 1 | a cached block after all: another thread may have freed one, or a callback frees one | yes |
 //! | 2 | a block that waits for uses on other streams: the stream is made to wait for the oldest | |
@@ -48,7 +48,7 @@ use crate::upstream::{EventId, PageId, VirtualMemory};
 /// A block for the caller, and the arena that it belongs to.
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
-/// One request on the slow path.
+/// A request on the slow path.
 struct SlowPath<'a> {
     allocator: &'a DeviceAllocator,
     /// The locked central state; `None` only while the upstream is called without the lock.

@@ -5,7 +5,7 @@
 //! The first change with which the request fits is the advice. A setting that is already on, or that changes nothing, is never
 //! advised, since the request did not fit with it.
 //!
-//! | change | what it costs |
+//! | change | cost |
 //! |---|---|
 //! | wait for uses on other streams | time |
 //! | `empty_cache`, if nothing can be returned now | time |

@@ -24,7 +24,7 @@
 //! Invariants:
 //!
 //! - An alias is a taken block that no caller holds, and is part of no snapshot, checkpoint or sum.
-//! - Its pages belong to the pool, or are [spare](crate::device::spare) pages that serve this pool alone.
+//! - Its pages belong to the pool, or are [spare](crate::device::spare) pages that serve only this pool.
 //! - An arena whose aliases are as large as its pool's reserved memory creates pages as long as there is room: otherwise a
 //!   long-running program that captures nothing would accumulate more and more aliases.
 //! - Aliases are unmapped when free memory of the pool is returned, which only happens when it has no reference, or on request;

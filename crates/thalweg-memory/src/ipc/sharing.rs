@@ -44,9 +44,9 @@ use crate::upstream::{PageHandle, PageId};
 /// The kind of sharing that a block's memory allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SharingKind {
-    /// As one allocation, which is the block's segment.
+    /// The memory is shared as one allocation, the block's segment.
     Plain,
-    /// Page by page.
+    /// The memory is shared page by page.
     Pages,
 }
 

@@ -32,7 +32,7 @@ struct Inner {
     variable: Option<&'static str>,
 }
 
-/// One mistake at one position.
+/// A mistake at a position of the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
     /// The position, in bytes of the text. Empty at its end.

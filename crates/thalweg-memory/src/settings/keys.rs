@@ -26,7 +26,7 @@ pub enum Concerns {
     Pinned,
 }
 
-/// One key: its name and meaning, its form, its field in the [`Values`].
+/// A key: its name and meaning, its form, its field in the [`Values`].
 pub(super) struct Key<T: 'static> {
     pub name: &'static str,
     meaning: &'static str,

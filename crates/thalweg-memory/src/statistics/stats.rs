@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{PoolId, SizeClass};
 
-/// One quantity over time.
+/// A quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Statistic {
     /// The present value.
@@ -62,10 +62,10 @@ impl Statistic {
     }
 }
 
-/// One quantity for all requests, and separately for the small and the large ones.
+/// A quantity for all requests, and separately for the small and the large ones.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ByPool {
-    /// Both together. Its peak is the peak of the sum.
+    /// All requests. The peak is the peak of the sum.
     pub all: Statistic,
     /// Small requests.
     pub small_pool: Statistic,

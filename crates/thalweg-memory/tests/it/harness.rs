@@ -26,7 +26,7 @@ pub fn stream(number: u64) -> StreamId {
     StreamId::from_raw(number)
 }
 
-/// One step of a program. Blocks and pools are named by any number, which is taken modulo their count.
+/// A step of a program. Blocks and pools are named by any number, which is taken modulo their count.
 #[derive(Clone, Debug)]
 pub enum Op {
     Allocate { bytes: u64, stream: u64 },

@@ -12,7 +12,7 @@ use crate::harness::{STREAMS, stream};
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 
-/// One step of a program. Blocks and pools are named by any number, which is taken modulo their count.
+/// A step of a program. Blocks and pools are named by any number, which is taken modulo their count.
 #[derive(Clone, Debug)]
 pub enum Op {
     Allocate { bytes: u64, stream: u64 },

@@ -42,7 +42,7 @@ fn growth_goes_where_the_fewest_pages_are_missing() {
     drop((first, last, small));
 }
 
-/// Of the five missing pages four are free: they are not taken apart in vain, and the error does not promise them.
+/// Of the five missing pages four are free: they are not taken apart needlessly, and the error does not promise them.
 #[test]
 fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
     let world = World::new(64, "");
