@@ -1,25 +1,25 @@
-//! Two barriers that work together: one that costs nothing, for the side that comes often, and one that costs
-//! microseconds, for the side that comes seldom.
+//! Two barriers that work together: a light one that costs nothing, for the side that enters often, and a heavy one that costs
+//! microseconds, for the side that enters rarely.
 //!
-//! If one thread stores `x`, has a [`light`] barrier, and loads `y`, while another stores `y`, has a [`heavy`] barrier, and
-//! loads `x`, then at least one of them sees the other's store. With two full fences that is the textbook; here the heavy
-//! side makes the kernel run a full fence on every processor that runs a thread of this process
-//! (`membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)`), and a thread that does not run had one when it stopped. So wherever the
-//! light side is at that moment, its accesses fall before or behind a full fence, and all that it needs itself is that the
-//! compiler keeps them in order.
+//! If one thread stores `x`, executes a [`light`] barrier, and loads `y`, while another stores `y`, executes a [`heavy`] barrier,
+//! and loads `x`, then at least one of them sees the other's store. With two full fences this is the textbook pattern. Here the
+//! heavy side makes the kernel execute a full fence on every processor that runs a thread of this process
+//! (`membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)`); a thread that is not running executed one when it stopped. So wherever the
+//! light side is at that moment, each of its accesses happens before or after a full fence, and the light side itself needs only
+//! a compiler fence.
 //!
-//! Where there is no such call ([`is_available`]), there are no barriers here. Under the model checker, and under Miri, both
-//! are full fences.
+//! Where the system call does not exist ([`is_available`]), these barriers cannot be used. Under the model checker and under
+//! Miri, both are full fences.
 //!
 //! # When the call is refused later
 //!
-//! A program may forbid the call to itself when it has been used (a filter of seccomp). From then on it is not available, and
-//! for what was begun before, the heavy side has a full fence of its own and then waits [`LONG`](system::LONG). What the fence
-//! of the kernel would do at once has happened by then: a store that a processor has retired stands in its buffer, which
-//! drains by itself, in less than microseconds; so does all that it had begun ahead of order; an interrupt and a change of
-//! threads only make it faster. No manual bounds that time, and so the wait is some thousand times as long as what has been
-//! measured (Morrison and Afek, "Temporally Bounding TSO for Fence-Free Asymmetric Synchronization", 2015). The model checker
-//! does not know of time: this is argued here alone.
+//! A program may forbid the call to itself after it has been used (with a seccomp filter). From then on the call is not
+//! available. For biases granted before, the heavy side executes a full fence of its own and then waits [`LONG`](system::LONG).
+//! By then the effect of the kernel's fence has happened anyway: a store that a processor has retired is in its store buffer,
+//! which drains in less than microseconds. The same holds for everything that it executed out of order, and an interrupt or a
+//! context switch only makes it faster. No manual bounds that time, so the wait is some thousand times as long as the measured
+//! times (Morrison and Afek, "Temporally Bounding TSO for Fence-Free Asymmetric Synchronization", 2015). The model checker has no
+//! notion of time, so this argument is not checked by it.
 
 #[cfg(all(target_os = "linux", not(any(loom, miri))))]
 mod system {
@@ -28,14 +28,14 @@ mod system {
     use std::thread;
     use std::time::Duration;
 
-    /// The greatest time that a store takes until other processors see it.
+    /// An upper bound on the time until other processors see a store.
     pub(super) const LONG: Duration = Duration::from_millis(10);
 
-    /// The kernel has refused what it granted before.
+    /// Set once the kernel has refused the call that it granted before.
     static REFUSED: AtomicBool = AtomicBool::new(false);
 
     fn membarrier(command: libc::c_int) -> bool {
-        // SAFETY: the call takes two numbers beside the command, and touches no memory of ours.
+        // SAFETY: the call takes two numbers besides the command, and accesses no memory of ours.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
@@ -55,7 +55,7 @@ mod system {
     }
 
     pub(crate) fn heavy() {
-        // A process that was forked has its parent's registration on today's kernels; nothing promises that it must.
+        // A forked process inherits its parent's registration on today's kernels, but this is not guaranteed.
         if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) && !register() {
             REFUSED.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);

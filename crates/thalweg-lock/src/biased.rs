@@ -2,9 +2,9 @@
 //!
 //! # The protocol
 //!
-//! `owner` names the thread that the mutex is biased to, if any. Each bias that is ever granted has a flag of its own in
-//! `held`, and only the thread that it was granted to ever writes it. Beside them there is an ordinary mutex, `shared`, which
-//! all other threads take, and under which biases are granted and revoked.
+//! `owner` names the thread that the mutex is biased to, if any. Each bias that is granted has its own flag in `held`, and only
+//! the thread that it was granted to writes that flag. An ordinary mutex, `shared`, is taken by all other threads; biases are
+//! granted and revoked under it.
 //!
 //! ```text
 //! the owner                              another thread, with `shared` locked
@@ -20,39 +20,40 @@
 //!
 //! # Why two threads are never inside
 //!
-//! - *The owner enters while its bias is revoked.* It stores `held` and then loads `owner`; the other stores `owner` and then
-//!   loads `held`. With the two barriers between (`barrier`) at least one sees the other: the owner draws back, or the other
-//!   waits. Both may: then the other waits for the moment until the owner has drawn back.
-//! - *What the owner wrote is seen.* The other leaves its wait by an acquiring load of the `false` that the owner released.
-//!   Drawing back releases too: the load may read that store and not the one of the last unlock.
-//! - *The owner comes late.* A thread may stop between its first look at `owner` and its store to `held` for as long as it
-//!   likes. When it goes on, its bias may have been revoked long ago, and another granted. So no two biases share a flag: it
-//!   writes one that is no longer read, sees that `owner` is another, and draws back. That is why the number of biases
-//!   in a mutex's life is limited. (The same thread cannot be late for an old bias and have a new one.)
-//! - *A bias is granted* to a thread that has locked `shared`, and waited as above. It sets its flag, then `owner`, and only
-//!   then unlocks `shared`: it is inside by its flag without having left. A thread that waits for `shared` finds all three.
-//! - *Giving up*. A thread in `try_lock` that finds the flag set leaves the bias revoked, but *unsettled*: the next one with
-//!   `shared` locked looks at the flag again. Once it was seen down behind the heavy barrier it means nothing any more.
-//! - *The kernel refuses the barrier* all at once, because of a filter that was installed after the first use. Then the heavy
-//!   side waits instead, and no more biases are granted (`barrier`).
-//! - *The owner enters twice.* It finds its own flag set: [`lock`](BiasedMutex::lock) panics, `try_lock` fails. If its bias was
-//!   revoked meanwhile, `lock` blocks for ever, as that of the standard library may.
-//! - *The owner ends.* Its flag is down, unless it forgot a guard; then the mutex is locked for ever, like any other. Its token
-//!   is not given to another thread.
-//! - *The process forks.* The child has one thread, with the token that it had; a guard of a thread that is not there is as
-//!   stuck as that of an ordinary mutex.
-//! - *A panic with a guard* unlocks. There is no poison: users keep their value valid at each call that may panic, or ignore
-//!   poison today.
-//! - *A thread is cancelled, or exits, with a guard* (`pthread_cancel`, `pthread_exit`). Rust gives no meaning to that: the guard
-//!   may be dropped on the way or not. What is sure is that nothing goes on with the mutex locked for ever, since the process is
-//!   aborted where the unwinding comes to a catch of panics or to a function that C calls.
+//! - *The owner enters while its bias is revoked.* The owner stores `held` and then loads `owner`; the other thread stores
+//!   `owner` and then loads `held`. With the two barriers in between (`barrier`), at least one sees the other's store: the owner
+//!   backs out, or the other thread waits. If both do, the other thread waits only until the owner has backed out.
+//! - *The owner's writes are seen.* The other thread leaves its wait with an acquiring load of the `false` that the owner
+//!   released. Backing out releases too, because the load may read that store instead of the one of the last unlock.
+//! - *The owner is late.* A thread may stop between its first load of `owner` and its store to `held` for any time. When it
+//!   continues, its bias may have been revoked long ago, and another granted. So no two biases share a flag: the late thread
+//!   writes a flag that is no longer read, sees that `owner` is another thread, and backs out. This is why the number of biases
+//!   in a mutex's life is limited. (A thread cannot be late for an old bias and own a new one.)
+//! - *A bias is granted* to a thread that has locked `shared` and waited as described above. It sets its flag, then `owner`, and
+//!   only then unlocks `shared`, so it stays inside by its flag without having left. A thread that waits for `shared` sees all
+//!   three.
+//! - *Giving up.* A thread in `try_lock` that finds the flag set leaves the bias revoked, but *unsettled*: the next thread that
+//!   locks `shared` checks the flag again. Once the flag was seen cleared after the heavy barrier, it is ignored.
+//! - *The kernel suddenly refuses the barrier*, because a filter was installed after the first use. Then the heavy side waits
+//!   instead, and no more biases are granted (`barrier`).
+//! - *The owner enters twice.* It finds its own flag set: [`lock`](BiasedMutex::lock) panics, and `try_lock` fails. If its bias
+//!   was revoked meanwhile, `lock` blocks for ever, as the standard library's may.
+//! - *The owner ends.* Its flag is cleared, unless it leaked a guard; then the mutex is locked for ever, like any other. Its
+//!   token is never assigned to another thread.
+//! - *The process forks.* The child has one thread, which keeps its token. A mutex whose guard belongs to a thread that does not
+//!   exist in the child stays locked, as an ordinary mutex does.
+//! - *A panic with a guard* unlocks. There is no poison: users keep their value valid at each call that may panic, or already
+//!   ignore poison.
+//! - *A thread is cancelled, or exits, with a guard* (`pthread_cancel`, `pthread_exit`). Rust does not define this case: the
+//!   guard may be dropped during the unwinding or not. But no thread continues with the mutex locked for ever, because the
+//!   process aborts when the unwinding reaches a catch of panics or a function that C calls.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! The owner pays two loads and two stores. Taking a bias away costs a heavy barrier, microseconds. So the second bias of a
-//! mutex is granted to a thread that has locked it [`FIRST_STREAK`] times in a row, each further one after twice as many, and
-//! after the last flag the mutex is an ordinary one. All revocations together cost less than a fraction of the locks between
-//! them, and there are at most [`FLAGS`].
+//! The owner pays two loads and two stores. Revoking a bias costs a heavy barrier, which takes microseconds. So the second bias
+//! of a mutex is granted to a thread that has locked it [`FIRST_STREAK`] times in a row, each further one after twice as many,
+//! and after the last flag the mutex behaves like an ordinary one. All revocations together cost less than a fraction of the
+//! locks between them, and there are at most [`FLAGS`].
 
 use std::marker::PhantomData;
 use std::mem::{self, MaybeUninit};
@@ -69,7 +70,8 @@ use crate::sync::{
 
 /// The number of biases that a mutex grants in its life.
 const FLAGS: usize = if cfg!(loom) { 2 } else { token::STEP as usize };
-/// The number of locks in a row by one thread that the second bias takes; a heavy barrier is worth some hundred.
+/// The number of locks in a row by one thread after which the second bias is granted; a heavy barrier costs as much as some
+/// hundred locks.
 const FIRST_STREAK: u64 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
@@ -78,21 +80,21 @@ const FIRST_STREAK: u64 = if cfg!(loom) {
     1024
 };
 
-/// No thread owns the mutex. Far from every token.
+/// The value of `owner` when no thread owns the mutex; far from every token.
 const SHARED: u64 = u64::MAX;
 
 /// The state of the last bias.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bias {
-    /// Its thread may enter.
+    /// The owner may enter by its flag.
     Standing,
-    /// Its thread enters no more, but may be inside.
+    /// The former owner can no longer enter by its flag, but may still be inside.
     Revoked,
-    /// There is none.
+    /// The bias is revoked or absent, and no thread is inside by it.
     Settled,
 }
 
-/// The state that the ordinary mutex guards.
+/// The state that is guarded by the ordinary mutex.
 #[derive(Debug)]
 struct Shared {
     bias: Bias,
@@ -103,28 +105,29 @@ struct Shared {
     streak: u64,
 }
 
-/// A mutex that the thread that uses it locks without an atomic read-modify-write. See the [crate's essay](crate).
+/// A mutex that its owner, the thread that uses it most, locks without an atomic read-modify-write. See the [crate's
+/// essay](crate).
 ///
-/// It is not poisoned by a panic: what it guards should be valid whenever something may panic.
+/// A panic does not poison the mutex: the guarded value should be valid whenever something may panic.
 pub struct BiasedMutex<T> {
-    /// [`SHARED`], or the owner's token plus the place of its flag.
+    /// [`SHARED`], or the owner's token plus the index of its flag.
     owner: AtomicU64,
-    /// One for each bias.
+    /// The flags, one per bias.
     held: [AtomicBool; FLAGS],
     shared: Mutex<Shared>,
-    /// The guard of `shared` while a guard of ours stands for it, which only that guard reads: two words are all that it is
-    /// then, and it moves in registers. Never dropped from here: with a guard that was forgotten, this mutex may have moved.
+    /// The guard of `shared` while one of our guards represents it; only that guard reads it. Our guard is then only two words
+    /// and moves in registers. Never dropped from here: if a guard was leaked, this mutex may have moved.
     parked: std::cell::UnsafeCell<MaybeUninit<MutexGuard<'static, Shared>>>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value goes with the mutex, and nothing else in it belongs to a thread: a token is a name, and what is parked
-// is only read by a guard, for whose life the mutex stays where it is, and which stays on its thread.
+// SAFETY: the value moves with the mutex, and nothing else in it belongs to a thread: a token is only a name, and the parked
+// guard is only read by a guard of ours, which stays on its thread and during whose life the mutex does not move.
 unsafe impl<T: Send> Send for BiasedMutex<T> {}
-// SAFETY: a shared mutex gives the value to one thread at a time (the module's essay), which may take it away: hence `Send`.
+// SAFETY: a shared mutex lends the value to one thread at a time (see the module's essay), which may move it out: hence `Send`.
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
-/// The result of an owner's attempt.
+/// The result of an owner's attempt to enter.
 enum Entry {
     Entered(usize),
     Inside,
@@ -132,7 +135,7 @@ enum Entry {
 }
 
 impl<T> BiasedMutex<T> {
-    /// Creates a mutex around `value`. The first thread that locks it owns it until another comes.
+    /// Creates a mutex around `value`. The first thread that locks it owns it until another thread locks it.
     pub fn new(value: T) -> Self {
         Self {
             owner: AtomicU64::new(SHARED),
@@ -143,10 +146,10 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Locks. *Blocks* while another thread has it.
+    /// Locks the mutex. *Blocks* while another thread has it.
     ///
     /// # Panics
-    /// If the calling thread has it already, where that is noticed; else that blocks for ever.
+    /// If the calling thread has locked it already and this is detected; otherwise the call blocks for ever.
     #[inline]
     pub fn lock(&self) -> BiasedMutexGuard<'_, T> {
         match self.enter() {
@@ -156,7 +159,7 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Locks, unless it is held: another thread, or the calling one. It may fail, too, when its owner was just about to
+    /// Locks the mutex, unless a thread, possibly the calling one, has locked it. May also fail when the owner was just about to
     /// lock it.
     #[inline]
     pub fn try_lock(&self) -> Option<BiasedMutexGuard<'_, T>> {
@@ -167,15 +170,15 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Returns the value, without locking.
+    /// Returns the value without locking.
     pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: the code that has the mutex alone has the value alone.
+        // SAFETY: exclusive access to the mutex is exclusive access to the value.
         self.value.with_mut(|value| unsafe { &mut *value })
     }
 
     #[inline]
     fn enter(&self) -> Entry {
-        // A thread without a token is 0, and no owner is as small as a flag's place.
+        // The token of a thread without one is 0, and no owner is as small as a flag's index.
         let token = token::peek();
         let owner = self.owner.load(Relaxed);
         let flag = owner.wrapping_sub(token);
@@ -224,17 +227,17 @@ impl<T> BiasedMutex<T> {
         self.settle(&mut shared).then(|| self.admit(shared))
     }
 
-    /// Unlocks the ordinary mutex for a guard that stands for it, and is not used again.
+    /// Unlocks the ordinary mutex for a guard that represents it and is not used again.
     #[cold]
     #[inline(never)]
     fn unlock_shared(&self) {
-        // SAFETY: the guard was parked when the one that calls this was made, on this thread, and `shared` has been locked
-        // since. So this is the only one to look, and it is not read twice.
+        // SAFETY: the guard was parked when the calling guard was made, on this thread, and `shared` has been locked since. So no
+        // other thread accesses it, and it is not read twice.
         let shared = unsafe { (*self.parked.get()).assume_init_read() };
         drop(shared);
     }
 
-    /// Revokes the ownership: from here on no thread enters by its flag.
+    /// Revokes the ownership: from now on no thread enters by its flag.
     #[inline]
     fn revoke(&self, shared: &mut Shared) {
         if shared.bias == Bias::Standing {
@@ -253,7 +256,7 @@ impl<T> BiasedMutex<T> {
         shared.bias == Bias::Settled
     }
 
-    /// Notes that the calling thread has the value now. If it comes often, it is made the owner.
+    /// Records that the calling thread has the value now. A thread that locks often enough becomes the owner.
     #[inline]
     fn admit<'a>(&'a self, mut shared: MutexGuard<'a, Shared>) -> BiasedMutexGuard<'a, T> {
         let token = token::get();
@@ -269,8 +272,9 @@ impl<T> BiasedMutex<T> {
             self.owner.store(token + flag as u64, Relaxed);
             return self.entered(flag);
         }
-        // SAFETY: only the lifetime changes. For as long as the guard below lives, `self` stays where it is, and that guard
-        // alone, when it is dropped, reads what is parked. The thread that has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
+        // SAFETY: only the lifetime changes. While the guard below is alive, `self` does not move, and only that guard reads the
+        // parked guard, when it is dropped. Only the thread that has locked `shared` gets here, so no parked guard is
+        // overwritten.
         unsafe {
             let shared = mem::transmute::<MutexGuard<'a, Shared>, MutexGuard<'static, Shared>>(shared);
             (*self.parked.get()).write(shared);
@@ -279,7 +283,7 @@ impl<T> BiasedMutex<T> {
     }
 }
 
-/// Returns how many locks in a row come before the next bias, after so many.
+/// Returns the number of locks in a row that the next bias requires, after `granted` biases.
 fn wanted_streak(granted: usize) -> u64 {
     match granted {
         0 => 0,
@@ -288,7 +292,7 @@ fn wanted_streak(granted: usize) -> u64 {
     }
 }
 
-/// Waits a little for a thread that is inside, longer each time: most are out at once, some are in a driver's call.
+/// Waits briefly for a thread that is inside, longer each time: most leave at once, some are in a driver call.
 fn pause(looks: &mut u32) {
     *looks += 1;
     if cfg!(loom) || (64..128).contains(looks) {
@@ -312,7 +316,7 @@ impl<T> fmt::Debug for BiasedMutex<T> {
     }
 }
 
-/// The value of a [`BiasedMutex`], as long as this lives. It stays with the thread that locked.
+/// A locked [`BiasedMutex`], through which its value is accessed. It stays on the thread that locked.
 #[must_use = "the mutex is unlocked when the guard is dropped"]
 pub struct BiasedMutexGuard<'a, T> {
     raw: RawGuard<T>,
@@ -329,7 +333,7 @@ impl<'a, T> BiasedMutexGuard<'a, T> {
     /// Returns the guard without its lifetime.
     ///
     /// # Safety
-    /// The mutex stays alive, and where it is, until the guard is dropped.
+    /// The mutex stays alive and is not moved until the guard is dropped.
     #[inline]
     pub(crate) unsafe fn into_raw(self) -> RawGuard<T> {
         self.raw
@@ -352,21 +356,21 @@ impl<T> DerefMut for BiasedMutexGuard<'_, T> {
     }
 }
 
-/// A guard that borrows nothing: there is one only while its mutex is alive and stays where it is, by the lifetime of the
-/// [`BiasedMutexGuard`] around it or by the promise of [`BiasedMutexGuard::into_raw`].
+/// A guard that borrows nothing. While it exists, its mutex is alive and does not move, because of the lifetime of the
+/// [`BiasedMutexGuard`] around it or the promise of [`BiasedMutexGuard::into_raw`].
 ///
-/// It has pointers and no references, for a reference that a function was given must be good until it returns, and when a
-/// function unlocks, the mutex may be gone by then ([`unlocks_at_once`](Self::unlocks_at_once)).
+/// It has pointers instead of references: a reference that is passed to a function must stay valid until the function returns,
+/// and when a function unlocks, the mutex may be freed before that ([`unlocks_at_once`](Self::unlocks_at_once)).
 pub(crate) struct RawGuard<T> {
     mutex: NonNull<BiasedMutex<T>>,
-    /// That of the bias by which the thread is inside; `None` if it has the ordinary mutex. A flag is written by the thread
-    /// that it was granted to, and by no other: so it is well that a pointer is not sent.
+    /// The flag of the bias by which the thread is inside; `None` if it has the ordinary mutex. Only the thread that a flag was
+    /// granted to writes it, so it is right that a pointer is not `Send`.
     flag: Option<NonNull<AtomicBool>>,
 }
 
 impl<T> RawGuard<T> {
-    /// Returns whether to drop the guard touches the mutex for the last time in the moment that unlocks it. Where the mutex is
-    /// left to the threads that lock it next, the guard of another must be dropped while it is kept alive.
+    /// Returns whether dropping the guard touches the mutex for the last time at the moment that unlocks it. Otherwise, when the
+    /// mutex is left to the threads that lock it next, the mutex must be kept alive until the drop has returned.
     #[inline]
     pub(crate) fn unlocks_at_once(&self) -> bool {
         self.flag.is_some()
@@ -374,14 +378,15 @@ impl<T> RawGuard<T> {
 
     #[inline]
     pub(crate) fn value(&self) -> &T {
-        // SAFETY: the mutex is alive while the guard is (its type's promise). No other thread is inside (the module's essay),
-        // and this one has no second guard: by the flag it finds itself inside, by the ordinary mutex it has but one.
+        // SAFETY: the mutex is alive while the guard is (promised by its type). No other thread is inside (see the module's
+        // essay), and this thread has no second guard: by the flag it would find itself inside, and of the ordinary mutex it has
+        // only one guard.
         unsafe { (*self.mutex.as_ptr()).value.with(|value| &*value) }
     }
 
     #[inline]
     pub(crate) fn value_mut(&mut self) -> &mut T {
-        // SAFETY: as above; and the guard is borrowed alone.
+        // SAFETY: as above; and the guard is borrowed exclusively.
         unsafe { (*self.mutex.as_ptr()).value.with_mut(|value| &mut *value) }
     }
 }
@@ -390,7 +395,7 @@ impl<T> Drop for RawGuard<T> {
     #[inline]
     fn drop(&mut self) {
         match self.flag {
-            // SAFETY: the flag lies in the mutex, which is alive until this store.
+            // SAFETY: the flag is a field of the mutex, which is alive until this store.
             Some(held) => unsafe { held.as_ref() }.store(false, Release),
             // SAFETY: the mutex is alive until the guard is dropped, which is when this returns.
             None => unsafe { self.mutex.as_ref() }.unlock_shared(),

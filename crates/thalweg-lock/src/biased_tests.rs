@@ -1,4 +1,4 @@
-//! Tests of [`BiasedMutex`](super::BiasedMutex): with threads as they come, and with the model checker.
+//! Tests of [`BiasedMutex`](super::BiasedMutex), with real threads and with the model checker.
 
 use super::*;
 
@@ -85,7 +85,7 @@ mod plain {
         for _ in 0..3 {
             assert!(elsewhere(|| mutex.try_lock().is_none()));
         }
-        // The bias is gone, but the owner is still inside, and does not get in twice.
+        // The bias is revoked, but the owner is still inside, and cannot enter twice.
         assert!(mutex.try_lock().is_none());
         drop(guard);
         assert!(elsewhere(|| mutex.try_lock().is_some()));
@@ -102,7 +102,7 @@ mod plain {
             }));
             assert!(panicked.is_err());
             assert!(mutex.try_lock().is_some());
-            // The second time by the ordinary mutex.
+            // The second lock is by the ordinary mutex.
             elsewhere(|| drop(mutex.lock()));
         }
         assert_eq!(*mutex.lock(), 0);
@@ -115,7 +115,8 @@ mod plain {
         assert_eq!(*mutex.lock(), 2);
     }
 
-    /// Two halves that are only ever equal; turns of very different lengths, so that biases come and go all the time.
+    /// Threads write two halves that are equal outside of the lock; their turns have very different lengths, so that biases are
+    /// granted and revoked all the time.
     #[test]
     fn threads_that_come_and_go_never_meet_inside() {
         const THREADS: u64 = 4;
@@ -184,7 +185,7 @@ mod loom_tests {
 
     #[test]
     fn loom_a_bias_moves_while_the_old_owner_is_late() {
-        // The other comes often enough to own the mutex, while this thread may be anywhere in its own attempt.
+        // The other thread locks often enough to own the mutex, while this thread may be anywhere in its own attempt.
         check(5, || {
             let mutex = Arc::new(BiasedMutex::new(0));
             drop(mutex.lock());

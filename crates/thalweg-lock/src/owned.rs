@@ -1,11 +1,11 @@
-//! A guard that owns what its mutex lies in, and a place behind the lock for such owners.
+//! A guard that owns the value containing its mutex, and a store inside the mutex for such owners.
 //!
-//! Something counted, with a mutex inside, is handed about as an [`Arc`]; each user locks it, changes
-//! something, and drops the reference, and the next one to come clones another. Both are atomic. But behind the lock nothing
-//! else is there: a reference that is *left* there instead, and taken from there, costs no more than a plain counter.
+//! A counted value with a mutex inside is passed around as an [`Arc`]: each user locks it, changes something, and drops the
+//! reference, and the next user clones another. Both are atomic operations. But the code that holds the lock has exclusive
+//! access, so a reference that is *left* inside the mutex and taken from there costs no more than a plain counter.
 //!
-//! Leaving references makes a circle: what is counted now owns itself. It is broken by taking the [`Pile`] out, which is
-//! its user's duty.
+//! Leaving references makes a cycle: the counted value now owns itself. Taking the [`Pile`] out breaks the cycle, which is its
+//! user's duty.
 
 use std::fmt;
 use std::mem;
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use crate::BiasedMutex;
 use crate::biased::RawGuard;
 
-/// A locked mutex that lies in what `owner` refers to.
+/// A locked mutex inside the value that `owner` refers to.
 ///
-/// Owner and value borrow nothing (`'static`), so the mutex lies in what the owner keeps alive, and not in something that
-/// the owner only borrows, and that may be gone when the guard is dropped:
+/// Owner and value borrow nothing (`'static`), so the mutex is inside a value that the owner keeps alive, and not inside one that
+/// the owner only borrows, and that may have been dropped before the guard:
 ///
 /// ```compile_fail,E0597
 /// use std::sync::Arc;
@@ -31,57 +31,58 @@ use crate::biased::RawGuard;
 /// ```
 #[must_use = "the mutex is unlocked when the guard is dropped"]
 pub struct OwnedGuard<A: 'static, T: 'static> {
-    /// Dropped first: it points into what the owner keeps.
+    /// Dropped first: it points into the value that the owner keeps alive.
     guard: RawGuard<T>,
     owner: Arc<A>,
 }
 
 impl<A, T> OwnedGuard<A, T> {
-    /// Tries to lock the mutex `of` what `owner` refers to.
+    /// Tries to lock the mutex that `of` returns for the value of `owner`.
     ///
     /// # Errors
-    /// The owner again, if the mutex is locked ([`BiasedMutex::try_lock`]).
+    /// Returns the owner if the mutex is locked ([`BiasedMutex::try_lock`]).
     #[inline]
     pub fn try_lock(owner: Arc<A>, of: impl FnOnce(&A) -> &BiasedMutex<T>) -> Result<Self, Arc<A>> {
         let Some(guard) = of(&owner).try_lock() else { return Err(owner) };
-        // SAFETY: `of` takes a reference of any lifetime, up to all that the owner may be alive, and gives a mutex that is valid
-        // for as long: neither type borrows anything, so it cannot be one that goes earlier. The guard lives no longer than the
-        // owner beside it, which is dropped or given out after it, or left behind the lock (`leave`). And an `Arc` that moves
-        // does not move what it refers to.
+        // SAFETY: `of` takes a reference of any lifetime, up to all of the owner's life, and returns a mutex that is valid for
+        // that lifetime. Neither type borrows anything, so it cannot be a mutex that is dropped earlier. The guard does not
+        // outlive the owner in the same struct, which is dropped or returned after it, or left inside the mutex (`leave`). And
+        // moving an `Arc` does not move its value.
         let guard = unsafe { guard.into_raw() };
         Ok(Self { guard, owner })
     }
 
-    /// Returns the value, and what it lies in.
+    /// Returns the locked value, and the owner's value that contains the mutex.
     #[inline]
     pub fn parts(&mut self) -> (&mut T, &A) {
         (self.guard.value_mut(), &self.owner)
     }
 
-    /// Returns what the mutex lies in.
+    /// Returns the owner's value, which contains the mutex.
     #[inline]
     pub fn owner(&self) -> &A {
         &self.owner
     }
 
-    /// Unlocks and gives the owner back.
+    /// Unlocks, and returns the owner.
     pub fn unlock(self) -> Arc<A> {
         let Self { guard, owner } = self;
         drop(guard);
         owner
     }
 
-    /// Leaves the owner in a pile behind the lock, and unlocks.
+    /// Leaves the owner in a pile inside the mutex, and unlocks.
     ///
     /// # Panics
-    /// If the pile has references to something else; the mutex is unlocked then, and the owner dropped.
+    /// If the pile has references to another value; the mutex is then unlocked, and the owner dropped.
     #[inline]
     pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
-        // In this order: if `pile` panics, what is bound last is dropped first.
+        // The order of bindings matters: if `pile` panics, the last binding is dropped first.
         let Self { owner, mut guard } = self;
-        // What is left may be taken and dropped by others before the thread that unlocks an ordinary mutex has returned.
+        // Other threads may take and drop the owner left in the pile before the thread that unlocks an ordinary mutex has
+        // returned.
         let until_unlocked = (!guard.unlocks_at_once()).then(|| Arc::clone(&owner));
-        // The pile is in the value, by the type of `pile`, so nothing takes the owner from it before the mutex is unlocked.
+        // The pile is in the value, by the type of `pile`, so no thread takes the owner from it before the mutex is unlocked.
         let refused = pile(guard.value_mut()).try_push(owner);
         drop(guard);
         drop(until_unlocked);
@@ -111,15 +112,15 @@ impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
     }
 }
 
-/// Any number of references to one thing, kept as a number.
+/// References to one value, stored as a pointer and a count.
 pub struct Pile<A> {
     /// The pointer that [`Arc::into_raw`] returned, if there are references.
     of: *const A,
-    /// The number of references that are owned here.
+    /// The number of references that the pile owns.
     references: usize,
 }
 
-// SAFETY: it owns references, and is to be sent and shared where each of them is.
+// SAFETY: it owns references, and may be sent and shared where each of them may.
 unsafe impl<A: Send + Sync> Send for Pile<A> {}
 // SAFETY: as above.
 unsafe impl<A: Send + Sync> Sync for Pile<A> {}
@@ -128,13 +129,13 @@ impl<A> Pile<A> {
     /// Adds a reference.
     ///
     /// # Panics
-    /// If it refers to something else than those that are there.
+    /// If it refers to another value than the references in the pile.
     #[inline]
     pub fn push(&mut self, reference: Arc<A>) {
         assert!(self.try_push(reference).is_ok(), "a pile is of references to one thing");
     }
 
-    /// Adds a reference, or gives it back if it refers to something else than those that are there.
+    /// Adds a reference, or returns it if it refers to another value than the references in the pile.
     #[inline]
     fn try_push(&mut self, reference: Arc<A>) -> Result<(), Arc<A>> {
         if self.references > 0 && !ptr::eq(self.of, Arc::as_ptr(&reference)) {
@@ -149,21 +150,22 @@ impl<A> Pile<A> {
     #[inline]
     pub fn pop(&mut self) -> Option<Arc<A>> {
         self.references = self.references.checked_sub(1)?;
-        // SAFETY: `of` is what `into_raw` gave for as many references as were counted, and this one is counted no more.
+        // SAFETY: `of` is the pointer that `into_raw` returned for each of the counted references, and this one is no longer
+        // counted.
         Some(unsafe { Arc::from_raw(self.of) })
     }
 
-    /// Returns how many references there are.
+    /// Returns the number of references.
     pub fn len(&self) -> usize {
         self.references
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the pile is empty.
     pub fn is_empty(&self) -> bool {
         self.references == 0
     }
 
-    /// Takes all of them: drop the pile outside of the lock.
+    /// Takes all references, so that the pile can be dropped outside of the lock.
     pub fn take(&mut self) -> Self {
         mem::take(self)
     }

@@ -1,4 +1,4 @@
-//! Primitives of threads, from the standard library, or from the model checker in its place (`--cfg loom`).
+//! Synchronisation primitives of the standard library, or of the model checker in its place (`--cfg loom`).
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --profile loom -p thalweg-lock --lib loom_ --target-dir target/loom
@@ -21,7 +21,7 @@ pub(crate) use std::{
 pub(crate) use std::sync::TryLockError;
 pub(crate) use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// The standard library's, with the face of the model checker's.
+/// The standard library's cell, with the interface of the model checker's.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -43,8 +43,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Names of threads: multiples of `STEP`, never used twice, so that a thread that is gone is mistaken for no other. An
-/// address of something in the thread would be shorter, and would come back.
+/// Names of threads: multiples of `STEP`, never used twice, so that no thread is mistaken for one that has ended. The address of
+/// a thread-local would be shorter, but addresses are reused.
 pub(crate) mod token {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ pub(crate) mod token {
 
     #[cfg(not(loom))]
     thread_local! {
-        // A constant without a destructor: reading it is one instruction, at any time of the thread's life.
+        // A constant without a destructor: reading it is one instruction, and possible at any time of the thread's life.
         static TOKEN: Cell<u64> = const { Cell::new(0) };
     }
     #[cfg(loom)]

@@ -1,4 +1,4 @@
-//! Tests of `thalweg-lock` from outside, as one program.
+//! Integration tests of `thalweg-lock`, as one program.
 
 #[cfg(all(target_os = "linux", not(miri), not(loom)))]
 mod it {

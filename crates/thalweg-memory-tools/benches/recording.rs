@@ -1,11 +1,11 @@
-//! The cost of reading a large snapshot, summarising it and naming its places: seconds, and memory over the length of the
-//! file.
+//! The cost of reading a large snapshot, summarising it and naming its code locations: seconds, and memory in proportion to the
+//! length of the file.
 //!
-//! `cargo bench -p thalweg-memory-tools --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
-//! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of
-//! frames that are distinct too. They are written as Python's pickler does, and read back. `-- --only NAME` does one of them, `-- --mb 100` makes them smaller,
-//! `-- --keep` leaves them there, and `-- --json` prints one object per line (`name`, `value`, `unit`). Memory is this process's
-//! resident peak, which Linux tells.
+//! `cargo bench -p thalweg-memory-tools --bench recording` writes files of 1 GB to the folder for temporary files: without
+//! stacks, with 2,000 of them, and with stacks that are all distinct, of frames that are shared, of frames that are written out
+//! each time, and of frames that are distinct too. They are written as Python's pickler does, and read back. `-- --only NAME`
+//! does one of them, `-- --mb 100` makes them smaller, `-- --keep` does not delete them, and `-- --json` prints one object per
+//! line (`name`, `value`, `unit`). Memory is the resident peak of the process, as reported by Linux.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -42,7 +42,7 @@ fn main() {
         let path = std::env::temp_dir().join(format!("thalweg-bench-{name}-{}.pickle", std::process::id()));
         let file = BufWriter::new(File::create(&path).expect("the temporary folder can be written"));
         Generator::new(file, stacks).write(megabytes * 1_000_000).expect("there is room for the file");
-        // In a process of its own, whose peak is that of the reading alone.
+        // A separate process, so that its peak is that of the reading only.
         let mut reading = Command::new(std::env::current_exe().expect("this program has a path"));
         reading.arg("--read").arg(&path).args(["--name", name]);
         if has("--json") {
@@ -63,7 +63,7 @@ fn measure(path: &Path, name: &str, json: bool) {
     let summary = analysis::summarise(&recording, 0);
     let summarised_s = start.elapsed().as_secs_f64();
     assert!(summary.peak_live_bytes > 0);
-    // What `thalweg memory show` tells of both moments.
+    // The parts of both moments that `thalweg memory show` prints.
     let (mut telling, categories) = (Telling::of(&recording), Categories::default());
     let mut sorting = categories.over(&recording);
     let mut places = HashSet::new();
@@ -98,24 +98,24 @@ fn peak_resident_bytes() -> Option<f64> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stacks {
     None,
-    /// 2,000 of them, of 40 frames.
+    /// 2,000 distinct stacks of 40 frames.
     Repeated,
-    /// Each of 160 frames, one of 100 at each level.
+    /// Distinct stacks of 160 frames, one of 100 at each level.
     Distinct,
-    /// Each of 24 frames, one of 100 at each level, with a dictionary of its own for each.
+    /// Distinct stacks of 24 frames, one of 100 at each level, each frame with a dictionary of its own.
     Unshared,
-    /// Each of 24 frames that no other has, and 48 that all have.
+    /// Distinct stacks of 24 frames that no other stack has, and 48 that all have.
     DistinctFrames,
 }
 
-/// A writer of a trace that goes on until the file is large enough, as `pickle.dump` of protocol 4 does: every dictionary, list and
-/// text is remembered, and lists are appended to a thousand at a time.
+/// A writer of a trace that is extended until the file is large enough, in the way of `pickle.dump` with protocol 4: every
+/// dictionary, list and text is stored in the memo, and lists are appended to a thousand items at a time.
 struct Generator<W> {
     out: W,
     written: u64,
     memoised: u32,
     stacks: Stacks,
-    /// The numbers in the memo of the keys, and of the frames.
+    /// The memo numbers of the keys, and of the frames.
     texts: Vec<(&'static str, u32)>,
     frames: Vec<u32>,
     random: u64,

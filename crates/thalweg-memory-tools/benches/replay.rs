@@ -1,10 +1,10 @@
-//! How fast a trace is replayed: it should be 5 million events per second on one core, after reading.
+//! The speed of a replay, which should be 5 million events per second on one core, after reading.
 //!
-//! `cargo bench -p thalweg-memory-tools --bench replay` prints a table, with `-- --json` one object per line (`name`, `value`, `unit`,
-//! `samples`, `steps`). The trace has 10 million events and 1,000 live blocks of sizes 2^e + U(0, 2^e), e uniform in 9…22, of which
-//! a random one is replaced a step: three events. Each figure is the median over the samples; a sample replays the whole trace
-//! from its program on. On a machine that does other work too, the second figure is the one to look at: events by the time that
-//! this thread had a core (`/proc/thread-self/schedstat`; where there is none, the first again).
+//! `cargo bench -p thalweg-memory-tools --bench replay` prints a table, with `--
+//! --json` one object per line (`name`, `value`, `unit`, `samples`, `steps`). The trace has 10 million events and 1,000 live
+//! blocks of sizes 2^e + U(0, 2^e), e uniform in 9…22, of which each step replaces a random one: three events. Each figure is the
+//! median over the samples; a sample replays the entire trace from its program on. On a machine with other work, use the second
+//! figure: events by the time that this thread had a core (`/proc/thread-self/schedstat`; without that file it equals the first).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use thalweg_snapshot::{Action, Event};
 
 const SAMPLES: usize = 3;
 const EVENTS: u64 = 10_000_000;
-/// With tags there are fewer, since it takes long.
+/// The number of events with tags, fewer because tags are slow.
 const TAGGED_EVENTS: u64 = 1_000_000;
 const LIVE: u64 = 1_000;
 const DEVICE_BYTES: u64 = 1 << 37;
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// Returns the program of a trace of about so many events.
+/// Returns the program of a trace of about `events` events.
 fn program(events: u64) -> RecordedProgram {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let stream = StreamId::from_raw(0);
@@ -58,13 +58,13 @@ fn program(events: u64) -> RecordedProgram {
     RecordedProgram::from_trace(&trace).expect("it is a trace")
 }
 
-/// Returns how long this thread has had a core, where the system says it.
+/// Returns how long this thread has had a core, if the system reports it.
 fn core_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
-/// Millions of events a second: on the clock, and by the time on a core.
+/// Returns millions of events per second: by wall-clock time, and by the time on a core.
 fn replay(program: &RecordedProgram, events: u64, settings: &str, with_tags: bool) -> (f64, f64) {
     let new = if with_tags { Replay::new } else { Replay::without_tags };
     let settings = Settings::parse(settings).expect("these are settings");

@@ -1,5 +1,5 @@
-//! Writes a page with made-up events, to look at and to measure: `synthetic EVENTS OUT.html`. Open it with `?selftest=frames`
-//! behind the address, and the element `self-test` says how long the first picture and the frames took.
+//! Writes a page with invented events, for viewing and for measuring: `synthetic EVENTS OUT.html`. Open it with
+//! `?selftest=frames` after the address, and the element `self-test` shows how long the first picture and the frames took.
 
 #[path = "../tests/it/synthetic.rs"]
 mod synthetic;

@@ -1,8 +1,8 @@
-//! The cost of an allocation for the host, on the fake upstream: no device is needed, so that a regression shows anywhere.
+//! The host's cost of an allocation, on the fake upstream: no device is needed, so that a regression shows on any machine.
 //!
-//! `cargo bench -p thalweg-memory` prints a table, with `-- --json` one object a line (`name`, `value`, `least`, `unit`,
-//! `samples`, `steps`); a word after `--` runs only the rows that contain it. `value` is the median over the samples of the
-//! mean time of a step, `least` the smallest. Statistics are on, the history is off but where it says so.
+//! `cargo bench -p thalweg-memory` prints a table, with `-- --json` one object per line (`name`, `value`, `least`, `unit`,
+//! `samples`, `steps`); a word after `--` runs only the rows that contain it. `value` is the median over the samples of the mean
+//! time of a step, `least` the smallest. Statistics are on; the history is off unless the row says otherwise.
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
@@ -14,7 +14,7 @@ use thalweg_memory::{Block, DeviceAllocator, HostAllocator, HostSettings, Settin
 
 const SAMPLES: usize = 101;
 
-/// A small generator of random numbers (splitmix64), so that every run does the same.
+/// A small generator of random numbers (splitmix64), so that every run is the same.
 struct Random(u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// 2^e + U(0, 2^e), with e uniform in 9..=22.
+    /// Returns 2^e + U(0, 2^e), with e uniform in 9..=22.
     fn mixed_size(&mut self) -> u64 {
         let power = 1 << (9 + self.below(14));
         power + self.below(power)
@@ -49,11 +49,11 @@ fn allocate(allocator: &Arc<DeviceAllocator>, bytes: u64, stream: u64) -> Block 
 #[derive(Clone, Copy)]
 struct Measured {
     median: f64,
-    /// The quietest sample: what is left when other programs take their share of the machine.
+    /// The fastest sample, which is the least disturbed by other programs.
     least: f64,
 }
 
-/// Many short samples; the first warms up and does not count.
+/// Measures many short samples; the first one warms up and does not count.
 fn measure(steps: u64, mut sample: impl FnMut(u64)) -> Measured {
     let mut means: Vec<f64> = (0..=SAMPLES)
         .map(|_| {
@@ -76,7 +76,7 @@ fn pairs(bytes: u64, steps: u64) -> Measured {
     })
 }
 
-/// Three events a step: alloc, free_requested, free_completed.
+/// Records three events per step: alloc, free_requested, free_completed.
 fn pairs_with_a_history(steps: u64) -> Measured {
     let allocator = allocator();
     let settings =
@@ -141,7 +141,7 @@ fn host_pairs(bytes: u64, steps: u64) -> Measured {
     })
 }
 
-/// A bench: its name, how many steps a sample has, and what runs them.
+/// A benchmark: its name, the number of steps of a sample, and the function that runs them.
 type Bench = (&'static str, u64, fn(u64) -> Measured);
 
 const BENCHES: [Bench; 8] = [

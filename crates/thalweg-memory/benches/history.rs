@@ -1,7 +1,8 @@
 //! The cost of recording: nanoseconds per event, which must stay below 100 without stacks.
 //!
-//! `cargo bench -p thalweg-memory --bench history` prints a table, with `-- --json` one object a line (`name`, `value`, `unit`,
-//! `samples`, `steps`). Each figure is the median over the samples of the mean time of a step.
+//! `cargo bench -p thalweg-memory --bench history` prints a table, with `--
+//! --json` one object per line (`name`, `value`, `unit`, `samples`, `steps`). Each figure is the median over the samples of the
+//! mean time of a step.
 
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex};
@@ -14,7 +15,7 @@ use thalweg_snapshot::{Action, Snapshot};
 const SAMPLES: usize = 11;
 const STREAM: StreamId = StreamId::from_raw(1);
 
-/// The median over the samples of the nanoseconds per step; the first sample warms up and does not count.
+/// Returns the median over the samples of the nanoseconds per step; the first sample warms up and does not count.
 fn measure(steps: u64, mut sample: impl FnMut(u64)) -> f64 {
     let mut means: Vec<f64> = (0..=SAMPLES)
         .map(|_| {
@@ -48,7 +49,7 @@ fn push(history: &History, steps: u64) -> f64 {
     })
 }
 
-/// Each sample begins with an empty ring, so that all room is new.
+/// Each sample begins with an empty ring, so that all its memory is newly allocated.
 fn push_into_new_room(steps: u64) -> f64 {
     let history = history(usize::MAX);
     measure(steps, |steps| {
@@ -115,7 +116,7 @@ fn write(to: impl Fn(&Snapshot) -> usize) -> f64 {
     })
 }
 
-/// A bench: its name, how many steps a sample has, and what runs them.
+/// A benchmark: its name, the number of steps of a sample, and the function that runs them.
 type Bench = (&'static str, u64, fn(u64) -> f64);
 
 const BENCHES: [Bench; 8] = [

@@ -1,7 +1,7 @@
-//! One error for everything that an allocator may refuse.
+//! One error type for every failure of an allocator.
 //!
-//! [`AllocationError`] is opaque: ask its predicates what it is, its [`figures`](AllocationError::figures) what the memory
-//! looked like, and its source for what the upstream said.
+//! [`AllocationError`] is opaque: its predicates classify it, its [`figures`](AllocationError::figures) describe the memory at
+//! that time, and its source is the upstream's error.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::ids::PoolId;
 use crate::settings::SettingsError;
 use crate::upstream::{MemoryInfo, UpstreamError};
 
-/// The reason why an allocator refused.
+/// The reason why an allocator call failed.
 #[derive(Debug)]
 pub struct AllocationError(Box<Kind>);
 
@@ -20,7 +20,7 @@ pub struct AllocationError(Box<Kind>);
 pub(crate) enum Kind {
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    // The message of an upstream's error is part of ours, so the error is not this one's source: what is behind it is.
+    // The message of an upstream's error is part of ours, so this error's source is the source of the upstream's error.
     #[error("{call}: {error}")]
     Upstream { call: &'static str, error: UpstreamError },
     #[error(
@@ -68,12 +68,12 @@ pub enum AddressProblem {
     Misaligned,
     /// Not all of the range is free: part of it is taken, or work on other streams still uses it, or it ends too soon.
     Occupied,
-    /// There is no such memory on this stream and in this pool.
+    /// No cached memory is at this address on this stream and in this pool.
     Unknown,
 }
 
 impl AddressProblem {
-    /// Returns the problem in a word.
+    /// Returns the problem as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Misaligned => "misaligned",
@@ -87,50 +87,51 @@ impl AddressProblem {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// The owner of the memory, in words: `GPU 0`.
+    /// The owner of the memory, as text: `GPU 0`.
     pub label: String,
-    /// Its number; -1 for the host.
+    /// The number of the device; -1 for the host.
     pub device_number: i32,
-    /// The size that was asked for.
+    /// The size that was requested.
     pub requested_bytes: u64,
     /// The size of the segment that would have been taken from the upstream.
     pub segment_bytes: u64,
-    /// In the hands of callers.
+    /// Memory held by callers.
     pub allocated_bytes: u64,
-    /// Taken from the upstream.
+    /// Memory taken from the upstream.
     pub reserved_bytes: u64,
-    /// Freed, but held until work on other streams is done, or a capture is over.
+    /// Memory that was freed, but is held until work on other streams is done, or a capture is over.
     pub pending_bytes: u64,
-    /// In the hands of callers, or waiting, in private pools (graphs).
+    /// Memory of private pools (graphs) that callers hold, or that is pending.
     pub private_pool_bytes: u64,
-    /// Free in private pools, where only their own requests find it.
+    /// Free memory of private pools, which only serves their own requests.
     pub private_pool_cached_bytes: u64,
-    /// Free in the shared pool, on other streams than that of the request.
+    /// Free memory of the shared pool on other streams than that of the request.
     pub other_streams_cached_bytes: u64,
     /// The largest free block, wherever it is.
     pub largest_free_block_bytes: u64,
     /// The most that may be taken from the upstream, if there is such a limit.
     pub allowed_bytes: Option<u64>,
-    /// The device's figures, if the upstream could give them.
+    /// The device's figures, if the upstream could report them.
     pub device: Option<MemoryInfo>,
-    /// Whether a capture was under way, during which nothing cached goes back to the upstream.
+    /// Whether a capture was under way, during which no cached memory is returned to the upstream.
     pub capturing: bool,
-    /// Whether the request was refused for the memory fraction alone, without an attempt to make room
+    /// Whether the request was refused only because of the memory fraction, without an attempt to make room
     /// (`throw_on_cudamalloc_oom`).
     pub rejected: bool,
     /// The one change with which this request would have been served.
     pub advice: Option<Advice>,
-    /// The file of the snapshot that was asked for, or the reason why it was not written.
+    /// The file of the requested snapshot, or the reason why it was not written.
     pub snapshot: Option<Result<PathBuf, String>>,
 }
 
 impl OutOfMemory {
-    /// Returns how much is cached: taken from the upstream, and held by no caller.
+    /// Returns the size of the cached memory: taken from the upstream, and held by no caller.
     pub fn cached_bytes(&self) -> u64 {
         self.reserved_bytes.saturating_sub(self.allocated_bytes + self.pending_bytes)
     }
 
-    /// Returns what the device lacks and this allocator does not have: other processes, other libraries, the driver's own needs.
+    /// Returns the memory of the device that is used outside this allocator: by other processes, other libraries, and the driver
+    /// itself.
     pub fn outside_bytes(&self) -> Option<u64> {
         let MemoryInfo { free_bytes, total_bytes } = self.device?;
         Some(total_bytes.saturating_sub(free_bytes).saturating_sub(self.reserved_bytes))
@@ -142,13 +143,13 @@ impl AllocationError {
         Kind::Upstream { call, error }.into()
     }
 
-    /// Returns whether there was no room: freeing memory and trying again makes sense.
+    /// Returns whether there was no room: freeing memory and trying again may help.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(*self.0, Kind::OutOfMemory(_))
     }
 
-    /// Returns whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range, or was in
-    /// a function that the allocator calls with its locks held.
+    /// Returns whether an argument was invalid: a pool that does not exist or is in the wrong state, or a value out of its range.
+    /// Also `true` if the caller was in a function that the allocator calls with its locks held.
     pub fn is_invalid_argument(&self) -> bool {
         matches!(
             *self.0,
@@ -170,13 +171,13 @@ impl AllocationError {
         matches!(*self.0, Kind::Capturing { .. })
     }
 
-    /// Returns whether the upstream failed, for another reason than lack of memory. [`into_upstream`](Self::into_upstream) gives
+    /// Returns whether the upstream failed for another reason than lack of memory. [`into_upstream`](Self::into_upstream) returns
     /// its error.
     pub fn is_upstream(&self) -> bool {
         matches!(*self.0, Kind::Upstream { .. })
     }
 
-    /// Returns why there is no memory to be had at an address.
+    /// Returns the reason why an allocation at an address failed.
     pub fn address_problem(&self) -> Option<AddressProblem> {
         match *self.0 {
             Kind::Address { problem, .. } => Some(problem),
@@ -184,7 +185,7 @@ impl AllocationError {
         }
     }
 
-    /// Returns the figures of an error for lack of memory.
+    /// Returns the figures of an out-of-memory error.
     pub fn figures(&self) -> Option<&OutOfMemory> {
         match &*self.0 {
             Kind::OutOfMemory(figures) => Some(figures),
@@ -192,7 +193,7 @@ impl AllocationError {
         }
     }
 
-    /// Returns the figures of an error for lack of memory, to be completed.
+    /// Returns the figures of an out-of-memory error for modification.
     pub(crate) fn figures_mut(&mut self) -> Option<&mut OutOfMemory> {
         match &mut *self.0 {
             Kind::OutOfMemory(figures) => Some(figures),
@@ -200,10 +201,10 @@ impl AllocationError {
         }
     }
 
-    /// Returns the upstream's own error, unharmed.
+    /// Returns the upstream's own error, unchanged.
     ///
     /// # Errors
-    /// This error, if it is not one of the upstream.
+    /// Returns this error, if it is not one of the upstream.
     pub fn into_upstream(self) -> Result<UpstreamError, Self> {
         match *self.0 {
             Kind::Upstream { error, .. } => Ok(error),
@@ -303,22 +304,22 @@ impl fmt::Display for OutOfMemory {
 pub enum Advice {
     /// Let other streams finish with memory that was freed.
     WaitForUses {
-        /// The memory that they hold.
+        /// The size of that memory.
         bytes: u64,
     },
-    /// Give cached memory back, where that is not done by itself: before a capture begins, or before a request that
+    /// Release cached memory in cases where the allocator does not: before a capture begins, or before a request that
     /// `throw_on_cudamalloc_oom` would refuse.
     EmptyCache,
-    /// End the capture, which keeps what was freed during it.
+    /// End the capture, which keeps memory that was freed during it.
     EndCapture {
-        /// The memory that it keeps.
+        /// The size of that memory.
         bytes: u64,
     },
-    /// Release a private pool that has free memory and nothing else.
+    /// Release a private pool that contains only free memory.
     ReleasePool {
-        /// The pool.
+        /// The pool to release.
         pool: PoolId,
-        /// The memory that it keeps.
+        /// The size of its memory.
         bytes: u64,
     },
     /// Set `cross_stream_reuse:ordered`.
@@ -327,7 +328,7 @@ pub enum Advice {
     LastResort,
     /// Raise `max_split_size_mb`.
     RaiseMaxSplitSize {
-        /// To this, in MiB.
+        /// The new value in MiB.
         mebibytes: u64,
     },
     /// Set `expandable_segments:True` from the start.
@@ -336,25 +337,25 @@ pub enum Advice {
     SmallPages,
     /// Raise the memory fraction.
     RaiseMemoryFraction {
-        /// To this, in hundredths of the device.
+        /// The new value in percent of the device.
         percent: u32,
     },
-    /// Free memory that others have on the device.
+    /// Free memory that others use on the device.
     FreeOutside {
-        /// This much.
+        /// The size to free.
         bytes: u64,
     },
-    /// Ask for less.
+    /// Request less.
     AskForLess {
-        /// By this much.
+        /// The size by which to reduce the request.
         bytes: u64,
     },
-    /// Free memory that is in use here.
+    /// Free memory that this program uses.
     FreeLive {
-        /// This much.
+        /// The size to free.
         bytes: u64,
     },
-    /// Ask in parts: the request alone is larger than the device.
+    /// Divide the request: it is larger than the device.
     Divide,
 }
 
@@ -422,7 +423,7 @@ impl fmt::Display for Advice {
     }
 }
 
-/// A size for a person: `20.00 MiB`.
+/// A size in human-readable form: `20.00 MiB`.
 pub(crate) struct Size(pub(crate) u64);
 
 impl fmt::Display for Size {

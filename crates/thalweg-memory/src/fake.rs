@@ -1,14 +1,14 @@
 //! An upstream without a device, for tests and measurements.
 //!
-//! [`FakeUpstream`] invents addresses and touches no memory. It is strict: a call that breaks the contract (freeing what was
-//! not allocated, asking for a released event) panics, since it is a bug of the caller. It is fair: memory runs out at a
-//! capacity, any call can be made to fail, and events complete when the test says so, in the order of their stream. And it
-//! is unkind where a driver may be: it reuses addresses at once, the lowest first, so that segments touch each other.
+//! [`FakeUpstream`] invents addresses and touches no memory. It is strict: a call that breaks the contract (freeing memory that
+//! was not allocated, querying a released event) panics, since it is a bug of the caller. It is controllable: memory runs out at
+//! a capacity, any call can be made to fail, and events complete when the test decides, in the order of their stream. And it is
+//! as unkind as a driver may be: it reuses addresses at once, the lowest first, so that segments are adjacent.
 //!
-//! An allocator that answers failure by trying again for ever would hang a test; a *fuse* turns that into a failure: it
-//! blows after too many failed calls in a row.
+//! An allocator that answers a failure by trying again for ever would hang a test. A *fuse* turns that into a failure: it blows
+//! after too many failed calls in a row.
 //!
-//! This module is a hub: `driver_pool` and `graph` are parts of the same upstream.
+//! The modules `driver_pool` and `graph` are parts of the same upstream.
 
 mod driver_pool;
 mod graph;
@@ -134,7 +134,8 @@ impl Calls {
     }
 }
 
-/// Invented addresses: of pinned memory, of growing segments and of plain ones. What these regions lack is further up.
+/// Invented addresses: of pinned memory, of expandable segments and of plain ones. If a region is full, the further region for
+/// the same purpose follows.
 const HOST: Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
 const GROWING: Range<u64> = 0x4000_0000_0000..0x7000_0000_0000;
 const PLAIN: Range<u64> = 0x7000_0000_0000..1 << 48;
@@ -146,9 +147,9 @@ const MORE_PLAIN: Range<u64> = 1 << 56..1 << 57;
 struct Ranges {
     capacity_bytes: u64,
     used_bytes: u64,
-    /// Those that are out: their bytes, by address.
+    /// The ranges that are handed out: their bytes, by address.
     live: BTreeMap<u64, u64>,
-    /// The others. No two of them touch.
+    /// The free ranges. No two of them are adjacent.
     gaps: BTreeMap<u64, u64>,
 }
 
@@ -198,7 +199,7 @@ impl Ranges {
 
 #[derive(Debug, Default)]
 struct Timeline {
-    /// The number of events that were recorded here.
+    /// The number of events that were recorded on the stream.
     recorded: u64,
     /// The number of them that have passed.
     passed: u64,
@@ -213,7 +214,7 @@ struct Inner {
     host_methods: BTreeMap<u64, HostMethod>,
     /// Reserved addresses.
     addresses: Ranges,
-    /// Physical pages by name: their size, and at how many addresses they are mapped.
+    /// Physical pages by identifier: their size, and the number of addresses at which they are mapped.
     pages: BTreeMap<PageId, (u64, usize)>,
     next_page: u64,
     /// Mapped pages by address.
@@ -222,17 +223,17 @@ struct Inner {
     calls: Calls,
     faults: BTreeMap<u64, Fault>,
     timelines: BTreeMap<StreamId, Timeline>,
-    /// The live events: stream, and place on its timeline.
+    /// The live events: their stream, and their position on its timeline.
     events: BTreeMap<EventId, (StreamId, u64)>,
     next_event: u64,
     graphs: Graphs,
     failures_in_a_row: u64,
 }
 
-/// Failed calls in a row after which the fuse blows.
+/// The number of failed calls in a row after which the fuse blows.
 const FUSE: u64 = 1000;
 
-/// The fake itself. It serves a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator).
+/// A fake upstream. It serves a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator).
 #[derive(Debug)]
 pub struct FakeUpstream {
     inner: Mutex<Inner>,
@@ -241,7 +242,7 @@ pub struct FakeUpstream {
 }
 
 impl FakeUpstream {
-    /// Creates a device with `capacity_bytes`, and a host with as many to pin.
+    /// Creates a device with `capacity_bytes`, and a host with the same capacity of pinned memory.
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             inner: Mutex::new(Inner {
@@ -276,7 +277,7 @@ impl FakeUpstream {
         self.lock().mapped.iter().map(|(&address, &(bytes, page))| (address, bytes, page)).collect()
     }
 
-    /// Returns how many physical pages there are.
+    /// Returns the number of physical pages.
     pub fn live_pages(&self) -> usize {
         self.lock().pages.len()
     }
@@ -298,42 +299,42 @@ impl FakeUpstream {
         self.lock().faults.clear();
     }
 
-    /// Returns whether it offers virtual memory.
+    /// Returns whether the device offers virtual memory.
     pub fn has_virtual_memory(&self) -> bool {
         self.has_virtual_memory
     }
 
-    /// Returns how often each method was called so far.
+    /// Returns the number of calls of each method so far.
     pub fn calls(&self) -> Calls {
         self.lock().calls
     }
 
-    /// Returns the device segments that are out, as (address, bytes), in address order.
+    /// Returns the device segments that are allocated, as (address, bytes), in address order.
     pub fn live_segments(&self) -> Vec<(u64, u64)> {
         self.lock().device.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
-    /// Returns the pieces of pinned memory that are out, as (address, bytes), in address order.
+    /// Returns the pieces of pinned memory that are allocated, as (address, bytes), in address order.
     pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
         self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
-    /// Returns how the pinned memory that is out was pinned, in address order.
+    /// Returns how each allocated piece of pinned memory was pinned, in address order.
     pub fn live_host_methods(&self) -> Vec<HostMethod> {
         self.lock().host_methods.values().copied().collect()
     }
 
-    /// Returns how many events were recorded and not released.
+    /// Returns the number of events that were recorded and not released.
     pub fn live_events(&self) -> usize {
         self.lock().events.len()
     }
 
-    /// Returns how many events were recorded on `stream` so far.
+    /// Returns the number of events recorded on `stream` so far.
     pub fn recorded_events(&self, stream: StreamId) -> u64 {
         self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.recorded)
     }
 
-    /// Returns how many of the events recorded on `stream` the device has passed.
+    /// Returns the number of events recorded on `stream` that the device has passed.
     pub fn passed_events(&self, stream: StreamId) -> u64 {
         self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
     }
@@ -343,21 +344,21 @@ impl FakeUpstream {
         self.lock().timelines.entry(stream).or_default().may_end = true;
     }
 
-    /// Lets the device pass the next event on `stream`, if there is one to pass.
+    /// Makes the device pass the next event on `stream`, if there is one.
     pub fn complete_next(&self, stream: StreamId) {
         if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
             timeline.passed = timeline.recorded.min(timeline.passed + 1);
         }
     }
 
-    /// Lets the device pass all events recorded on `stream` so far.
+    /// Makes the device pass all events recorded on `stream` so far.
     pub fn complete_stream(&self, stream: StreamId) {
         if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
             timeline.passed = timeline.recorded;
         }
     }
 
-    /// Lets the device pass all events recorded so far.
+    /// Makes the device pass all events recorded so far.
     pub fn complete_all(&self) {
         self.lock().timelines.values_mut().for_each(|timeline| timeline.passed = timeline.recorded);
     }
@@ -366,7 +367,7 @@ impl FakeUpstream {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns one fallible call: counts it, and either fails it or does it.
+    /// Runs one fallible call: counts it, and then either fails or runs it.
     fn call<T>(
         &self,
         count: impl FnOnce(&mut Calls) -> &mut u64,
@@ -395,7 +396,8 @@ impl Inner {
         *self.events.get(&event).unwrap_or_else(|| panic!("{event:?} was never recorded, or was released"))
     }
 
-    /// Panics if an event is touched during a capture: the event would become part of a graph, or end its capture.
+    /// Checks that no capture is under way when an event is touched, and panics otherwise: the event would become part of a
+    /// graph, or end its capture.
     fn assert_events_may_be_touched(&self) {
         assert!(!self.graphs.are_under_way(), "an event is touched while a capture is under way");
     }
@@ -440,7 +442,7 @@ impl Events for FakeUpstream {
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
-        // No work is modelled: only memory that is freed in stream order has to wait. The event must exist all the same.
+        // Work is not modelled: only memory that is freed in stream order has to wait. But the event must exist.
         self.call(
             |calls| &mut calls.wait_event,
             |inner| {

@@ -1,4 +1,4 @@
-//! Names of what the allocators handle: streams, pools, arenas, and which requests go where.
+//! Names of the objects that the allocators handle: streams, pools, arenas; and the filter that directs requests to a pool.
 //!
 //! Every other module of the crate may use this one; it uses none of them.
 
@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 pub use thalweg_snapshot::{PoolId, SizeClass, StreamId};
 
-/// The requests that a private pool serves while allocations go to it.
+/// The requests that a private pool serves while allocations are directed to it.
 #[derive(Clone)]
 pub enum StreamFilter {
-    /// Those on every stream. Memory that unrelated work allocates meanwhile is overwritten by the next replay, if the capture
-    /// had used it before: choose this only if there is no such work.
+    /// The requests on every stream. Memory that unrelated work allocates meanwhile is overwritten by the next replay, if the
+    /// capture had used it before: choose this only if there is no such work.
     All,
-    /// Those on one stream.
+    /// The requests on one stream.
     Stream(StreamId),
-    /// Those on the streams for which the function holds: the streams that a capture has spread to, say. It is called
-    /// with the allocator's lock held and must not call the allocator.
+    /// The requests on the streams for which the function returns `true`, for example the streams that a capture has spread to.
+    /// The function is called with the allocator's lock held and must not call the allocator.
     Matching(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
 }
 
@@ -64,18 +64,18 @@ pub(crate) struct ArenaKey {
 }
 
 impl ArenaKey {
-    /// Returns what snapshots call the pool.
+    /// Returns the name of the pool in snapshots.
     pub(crate) fn pool_id(self) -> (u64, u64) {
         (0, self.owner.pool().map_or(0, PoolId::raw))
     }
 }
 
-/// The kind of a segment; all its blocks carry it.
+/// The kind of a segment; all its blocks have the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentKind {
     pub(crate) class: SizeClass,
-    /// Its pages come and go one by one.
+    /// Whether its pages are mapped and unmapped one by one.
     pub(crate) is_expandable: bool,
-    /// The rank of the segment among those of a pool whose addresses mean nothing; 0 elsewhere.
+    /// The rank of the segment among those of a pool whose addresses have no meaning; 0 elsewhere.
     pub(crate) registration: u32,
 }

@@ -1,26 +1,26 @@
 //! The caching allocators of Thalweg.
 //!
-//! Asking a GPU's driver for memory takes tens of microseconds, and giving it back waits for the device. A training step
-//! asks thousands of times, and asks for the same sizes in every step. So memory is taken from the driver in large
-//! pieces, cut to size, and kept when it is freed.
+//! Allocating memory from a GPU's driver takes tens of microseconds, and freeing it waits for the device. A training step
+//! allocates thousands of times, with the same sizes in every step. So memory is taken from the driver in large pieces, split to
+//! size, and kept when it is freed.
 //!
-//! What makes it more than a heap is time. Freeing happens on the host, while the device may not even have *begun* the work
-//! that uses the memory. On one stream that does not matter: whatever is put there later also runs later. Between streams it
-//! is the whole difficulty.
+//! The difference to a heap is time. Freeing happens on the host, while the device may not even have *begun* the work that uses
+//! the memory. On one stream that does not matter: work that is submitted later also runs later. All the difficulty is between
+//! streams.
 //!
 //! # The words
 //!
-//! - **Upstream**: where memory and events come from ([`Upstream`]): a driver, or a [fake](fake::FakeUpstream).
-//! - **Segment**: a range of addresses. A *plain* one is taken from the upstream as it is; in an *expandable* one, pages
-//!   of physical memory are mapped as they are needed. It belongs to one arena and one size class, for life.
-//! - **Block**: a part of a segment. Blocks tile their segment; the free ones never touch each other. A caller holds a block
-//!   as a [`Block`], which frees it when dropped.
-//! - **Pool**: the memory among which a request looks. There is the shared pool, and there are private ones ([`PoolId`]): for
-//!   captured graphs, whose addresses must stay put, and for programs that want memory of a certain kind, or to themselves.
-//! - **Arena**: one pool's memory on one stream, behind a lock of its own.
-//! - **Use**: a stream other than the block's own on which it was used ([`Block::record_use`], [`Block::record_stream`]).
+//! - **Upstream**: the source of memory and events ([`Upstream`]): a driver, or a [fake](fake::FakeUpstream).
+//! - **Segment**: a range of addresses. A *plain* one is taken from the upstream in one piece; in an *expandable* one, pages of
+//!   physical memory are mapped as they are needed. A segment belongs to one arena and one size class for life.
+//! - **Block**: a part of a segment. Blocks tile their segment; no two free ones are adjacent. A caller holds a block as a
+//!   [`Block`], which frees it when dropped.
+//! - **Pool**: the memory that may serve a request. There is the shared pool, and there are private ones ([`PoolId`]): for
+//!   captured graphs, whose addresses must stay valid, and for programs that need memory of a certain kind, or of their own.
+//! - **Arena**: one pool's memory on one stream, with a lock of its own.
+//! - **Use**: a use of a block on a stream other than its own ([`Block::record_use`], [`Block::record_stream`]).
 //! - **Pending free**: a block that was freed while it had uses. It waits for an event on each of their streams.
-//! - **Active**: in a caller's hands, or a pending free. **Inactive**: free.
+//! - **Active**: held by a caller, or a pending free. **Inactive**: free.
 //!
 //! # A block's life
 //!
@@ -48,40 +48,41 @@
 //! | `device/blocks`, `slots` | addresses: segments, split and merge | streams, pools, pages, the upstream |
 //! | `device/bins` | the free blocks by size | everything else |
 //! | `device/pending`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
-//! | `device/gauges`, `ledger` | sums, exact without a shared counter | why |
+//! | `device/gauges`, `ledger` | sums, exact without a shared counter | the reasons for changes |
 //! | `device/arena`, `references` | how a block moves through all of these, under one lock | other arenas |
-//! | `device/common` | what all arenas share, and which there are | what is in them |
-//! | `device/pages`, `expandable`, `spare` | pages, and how they move | where else there is memory |
-//! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |
+//! | `device/common` | the state that all arenas share, and the list of arenas | their contents |
+//! | `device/pages`, `expandable`, `spare` | pages, and how they move | other sources of memory |
+//! | `device/slow_path`, `release`, `failure` | the stages when memory is short, and which memory is returned; all arenas, one at a time | |
 //! | `device/directory`, `pools`, `scopes` | which arena serves which request | blocks |
 //! | `device/direct` | the same books for memory that is not cached here | |
-//! | `device/exact`, `restore` | blocks at an address, and a recorded state laid out again | |
+//! | `device/exact`, `restore` | blocks at an address, and the restoration of a recorded state | |
 //! | `device/recording`, `graph_pools`, `sharing` | the allocator's side of `trace`, `graph_pools` and `ipc` | |
-//! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; which threads are in a function of the program's with a lock held | |
-//! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held, and notices when one is given back (`liveness`) | graphs |
+//! | `device/inbox`, `reentry` | how a drop avoids a lock that is taken; which threads are in a function of the program with a lock held | |
+//! | `graph_pools` | pools of captured graphs: restoration to an earlier state (`checkpoint`), pages at two addresses (`aliases`), which blocks are held, and notifications when one is freed (`liveness`) | graphs |
 //! | `ipc` | memory for other processes, and theirs | |
 //! | `policy` | sizes: rounding, segments, when to split | state |
-//! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
-//! | `statistics` | what happened, in sums; the table for people | |
+//! | [`settings`] | every key of the configuration, and its text | how an allocator uses it |
+//! | `statistics` | the sums of events; the table for people | |
 //! | `trace` | each event, with its time and its place in the program ([`history`]); its observers ([`observe`]) | blocks |
 //! | `diagnose` | which setting would have helped | |
 //! | [`pinned`] | pinned host memory, from end to end | |
 //!
-//! `docs/memory.md` says why it is so, and what to do at two in the morning.
+//! See `docs/memory.md` for the design and for troubleshooting.
 //!
-//! # What holds
+//! # Guarantees
 //!
 //! - Live blocks never overlap, and no byte of a segment is lost.
-//! - A block is handed out on a stream only where its memory's last life is over for that stream: the same stream, or events
-//!   that have passed, or that the stream was made to wait for.
-//! - In steady state an allocation takes no lock that another stream takes, and calls no driver.
-//! - No request fails for lack of memory while an eligible free block exists (`device/slow_path` says which are eligible).
-//! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and works on.
+//! - A block is handed out on a stream only where its memory's last use is over for that stream: on the same stream, or after
+//!   events that have passed, or that the stream was made to wait for.
+//! - In steady state an allocation takes no lock that another stream takes, and makes no driver call.
+//! - No request fails for lack of memory while an eligible free block exists (`device/slow_path` defines which are eligible).
+//! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and stays usable.
 //! - Dropping a block neither fails nor waits.
-//! - With the same calls by one thread, the same decisions: nothing depends on hash order or a clock (but to report how long
-//!   something took).
+//! - The same calls by one thread lead to the same decisions: nothing depends on hash order or a clock (except reports of how
+//!   long something took).
 //!
-//! What is not here: kernels, tensors, devices, and any `unsafe`. The memory is never touched, only its addresses are.
+//! Not part of this crate: kernels, tensors, devices, and any `unsafe`. The memory itself is never accessed, only its addresses
+//! are handled.
 //!
 //! ```
 //! use std::sync::Arc;

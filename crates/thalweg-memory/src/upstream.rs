@@ -1,19 +1,18 @@
-//! The seam below: where segments and events come from.
+//! The interface to the layer below: the source of segments and events.
 //!
-//! The allocators know no driver. They speak to an [`Upstream`] (device memory) or a [`HostUpstream`] (pinned host
+//! The allocators do not depend on a driver. They call an [`Upstream`] (device memory) or a [`HostUpstream`] (pinned host
 //! memory), each of which is also a source of [`Events`]. The runtime implements all three over a driver; the
-//! [`fake`](crate::fake) implements them with invented addresses, so that everything in this crate is tested and measured
-//! without a device.
+//! [`fake`](crate::fake) implements them with invented addresses, so that everything in this crate is tested and measured without
+//! a device.
 //!
 //! # Contract
 //!
 //! - A call that fails has changed nothing.
-//! - Every method may be called from every thread at any time. The allocator calls with its lock held, so a method must
-//!   not call back into the allocator that it serves. (Dropping a block there is allowed: the drop is queued.)
-//! - The allocator's state is valid whenever it calls: a method that fails, or even panics, leaves an allocator that
-//!   goes on working.
+//! - Every method may be called from every thread at any time. The allocator calls with its lock held, so a method must not call
+//!   back into the allocator that it serves. (Dropping a block there is allowed: the drop is queued.)
+//! - The allocator's state is valid whenever it calls: if a method fails, or even panics, the allocator stays usable.
 //!
-//! This module does not say how memory is got (plain, mapped, stream-ordered): that is the implementer's choice.
+//! How memory is obtained (plain, mapped, stream-ordered) is the implementer's choice.
 
 use std::error::Error;
 use std::fmt;
@@ -25,7 +24,7 @@ thalweg_snapshot::identifiers! {
     EventId;
     /// A piece of physical memory of a [`VirtualMemory`], without an address of its own.
     PageId;
-    /// A capture under way. Two captures of a process never share a number.
+    /// A capture under way. Two captures of a process never have the same number.
     CaptureId;
     /// A node of the graph that a capture is building.
     NodeId;
@@ -36,18 +35,18 @@ thalweg_snapshot::identifiers! {
 pub struct MemoryInfo {
     /// The memory that an allocator could still take.
     pub free_bytes: u64,
-    /// All there is.
+    /// The total memory.
     pub total_bytes: u64,
 }
 
-/// The reason why an upstream refused.
+/// The reason why a call of an upstream failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
-    /// There is no room. The allocator gives back what it can spare and asks again.
+    /// There is no room. The allocator returns the memory that it can release and calls again.
     OutOfMemory,
-    /// Anything else. It is handed to the caller as it is: [`AllocationError::source`](crate::AllocationError) leads to
-    /// it, and it can be downcast there.
+    /// Any other error. It is passed to the caller unchanged: [`AllocationError::source`](crate::AllocationError) leads to it,
+    /// and it can be downcast there.
     Other(Box<dyn Error + Send + Sync>),
 }
 
@@ -69,46 +68,46 @@ impl Error for UpstreamError {
     }
 }
 
-/// Markers in streams, by which the host learns how far the device has come.
+/// Markers in streams, by which the host learns the progress of the device.
 ///
-/// None of these is called while a capture is under way (see
+/// None of these methods is called while a capture is under way (see
 /// [`DeviceAllocator::begin_allocate_to_pool`](crate::DeviceAllocator::begin_allocate_to_pool)), except
 /// [`release_event`](Self::release_event).
 pub trait Events: Send + Sync {
-    /// Records an event behind all work that `stream` has been given so far. Must not block.
+    /// Records an event after all work that `stream` has been given so far. Must not block.
     ///
     /// # Errors
-    /// Any. The allocator keeps the block and tries again at a later call.
+    /// Any error. The allocator keeps the block and tries again at a later call.
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError>;
 
     /// Returns whether the device has passed `event`. Must not block.
     ///
     /// # Errors
-    /// Any; it reads as "not yet".
+    /// Any error; it is treated as "not yet".
     fn query_event(&self, event: EventId) -> Result<bool, UpstreamError>;
 
     /// *Blocks* the host until the device has passed `event`.
     ///
     /// # Errors
-    /// Those of the work before the event, and the upstream's own.
+    /// Those of the work before the event, and the upstream's own errors.
     fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError>;
 
     /// Makes all later work of `stream` wait for `event`, on the device. Must not block.
     ///
     /// # Errors
-    /// Any; the order is then not established.
+    /// Any error; the order is then not established.
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError>;
 
-    /// Gives `event` back. It is called once for each event, and the upstream may reuse its number from then on.
+    /// Releases `event`. Called once for each event; the upstream may reuse its number from then on.
     fn release_event(&self, event: EventId);
 }
 
 /// A source of device memory.
 pub trait Upstream: Events {
-    /// Returns whether the stream may end at any moment without notice, since its owner is another library. Then it is named only
-    /// in calls that the caller of the allocator has named it in: its memory does not go to other streams behind an event, but
-    /// stays with it, or goes back behind [`VirtualMemory::synchronize_stream`], which has to wait for all of the device instead
-    /// of that stream.
+    /// Returns whether the stream may end at any moment without notice, since its owner is another library. Such a stream is only
+    /// used in calls in which the caller of the allocator has named it: its memory does not move to other streams after an event,
+    /// but stays with it, or is returned after [`VirtualMemory::synchronize_stream`], which then has to wait for the entire
+    /// device instead of that stream.
     fn may_end(&self, _stream: StreamId) -> bool {
         false
     }
@@ -117,24 +116,25 @@ pub trait Upstream: Events {
     /// work to use it will be on `stream`. May block, and must be allowed while a stream captures.
     ///
     /// # Errors
-    /// [`UpstreamError::OutOfMemory`] when there is no room: then the allocator gives back what it caches and asks again.
+    /// [`UpstreamError::OutOfMemory`] if there is no room: then the allocator returns its cached memory and calls again.
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
-    /// Gives a segment back: `address`, `bytes` and `stream` as [`allocate`](Self::allocate) had them. May block. All uses
-    /// by other streams are complete by then; work on the stream that the segment belongs to may still be running, and the
-    /// upstream waits for it or orders itself behind it, as `cudaFree` does.
+    /// Frees a segment: `address`, `bytes` and `stream` are those of [`allocate`](Self::allocate). May block. All uses by other
+    /// streams are complete by then; work on the segment's own stream may still be running, and the upstream waits for it or
+    /// orders the free after it, as `cudaFree` does.
     ///
     /// # Errors
-    /// Any; the segment is then still the allocator's, and is offered again later.
+    /// Any error; the segment then still belongs to the allocator, which tries to free it again later.
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 
     /// Returns the free and total memory of the device.
     ///
     /// # Errors
-    /// Any. An error message for lack of memory then leaves the figure out.
+    /// Any error. An out-of-memory message then leaves the figure out.
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError>;
 
-    /// Returns the means to reserve addresses apart from memory, if the device can do that. Segments can then grow, and pages can move.
+    /// Returns the functions for reserving addresses separately from memory, if the device supports this. Segments can then grow,
+    /// and pages can move.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }
@@ -144,154 +144,155 @@ pub trait Upstream: Events {
         None
     }
 
-    /// Returns what captures are building, if the upstream can say. Without it, memory that other streams used is never reused within
-    /// the capture that freed it.
+    /// Returns the interface for reading the graphs that captures are building, if the upstream has one. Without it, memory that
+    /// other streams used is never reused within the capture that freed it.
     fn captures(&self) -> Option<&dyn Captures> {
         None
     }
 
-    /// Returns the source of memory that several processes share, if the upstream has one.
+    /// Returns the interface for sharing memory between processes, if the upstream has one.
     fn sharing(&self) -> Option<&dyn MemorySharing> {
         None
     }
 }
 
-/// The place where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
+/// A source of the segments of one private pool, in place of the allocator's upstream: for example `ncclMemAlloc`, or a pluggable
 /// allocator of the user. Events still come from the upstream.
 pub trait SegmentSource: Send + Sync {
     /// Allocates a segment, as [`Upstream::allocate`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Upstream::allocate`].
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
     /// Frees a segment, as [`Upstream::free`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Upstream::free`].
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
-/// Address ranges and physical pages that are put together explicitly (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
+/// Functions for address ranges and physical pages that are combined explicitly (`cuMemAddressReserve`, `cuMemCreate`,
+/// `cuMemMap`).
 pub trait VirtualMemory: Send + Sync {
     /// Returns the granularity, of which all sizes and offsets below are multiples: 2 MiB on every GPU so far.
     fn granularity_bytes(&self) -> u64;
 
-    /// Reserves a range of addresses with no memory behind it.
+    /// Reserves a range of addresses without memory.
     ///
     /// # Errors
-    /// [`UpstreamError::OutOfMemory`] when there is no such range.
+    /// [`UpstreamError::OutOfMemory`] if there is no such range.
     fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError>;
 
-    /// Gives a range back; nothing is mapped in it.
+    /// Releases a range of addresses, in which nothing is mapped.
     ///
     /// # Errors
-    /// Any; the range is then still reserved.
+    /// Whatever the driver returns. The range stays reserved.
     fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
 
     /// Creates a page of physical memory.
     ///
     /// # Errors
-    /// [`UpstreamError::OutOfMemory`] when there is no room.
+    /// [`UpstreamError::OutOfMemory`] if there is no room.
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError>;
 
-    /// Gives a page back; it is mapped nowhere.
+    /// Destroys a page that is not mapped anywhere.
     ///
     /// # Errors
-    /// Any; the page is then still there.
+    /// Any error; the page then still exists.
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError>;
 
-    /// Maps pages of `page_bytes` each side by side from `address` on, and lets the device (and its peers) touch them. A page
+    /// Maps pages of `page_bytes` each side by side from `address` on, and lets the device (and its peers) access them. A page
     /// may be mapped at several addresses at a time. Must not block.
     ///
     /// # Errors
-    /// Any; then none of them is mapped there.
+    /// Any error; then none of the pages is mapped there.
     fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError>;
 
     /// Unmaps whole pages. No work in flight touches them *at this address*. Must not block.
     ///
     /// # Errors
-    /// Any; then all of them are still mapped.
+    /// Any error; then all pages are still mapped.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
 
-    /// *Blocks* until all work that `stream` was given so far is done, so that pages it used can be unmapped. It is not called
-    /// for a stream that [may end](Upstream::may_end) while a capture is under way.
+    /// *Blocks* until all work that `stream` was given so far is done, so that pages that it used can be unmapped. Not called for
+    /// a stream that [may end](Upstream::may_end) while a capture is under way.
     ///
     /// # Errors
-    /// Those of the work, and the upstream's own.
+    /// Those of the work, and the upstream's own errors.
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
-/// The memory that a driver's pool holds, in use or not.
+/// The memory that a driver's pool has, in use or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reserved {
-    /// The bytes that it holds now.
+    /// The present size in bytes.
     pub current_bytes: u64,
-    /// The most since the pool was made, or since its peak was reset.
+    /// The greatest size since the pool was created, or since its peak was reset.
     pub peak_bytes: u64,
 }
 
-/// A driver's allocator whose memory comes and goes in stream order.
+/// A driver's allocator that allocates and frees memory in stream order.
 pub trait StreamOrdered: Send + Sync {
-    /// Allocates `bytes` for work that comes later on `stream`. Must not block.
+    /// Allocates `bytes` for later work on `stream`. Must not block.
     ///
     /// # Errors
-    /// [`UpstreamError::OutOfMemory`] when there is no room.
+    /// [`UpstreamError::OutOfMemory`] if there is no room.
     fn allocate_async(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
     /// Frees once earlier work on `stream` is done. Must not block.
     ///
     /// # Errors
-    /// Any; the memory is then still allocated.
+    /// Any error; the memory is then still allocated.
     fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError>;
 
-    /// Gives unused memory back to the device, down to `keep_bytes`. May block.
+    /// Returns unused memory to the device, down to `keep_bytes`. May block.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError>;
 
-    /// Returns what the driver's pool holds, in use or not.
+    /// Returns the size of the driver's pool, in use or not.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn reserved(&self) -> Result<Reserved, UpstreamError>;
 
-    /// Sets the peak of what the driver's pool holds to what it holds now.
+    /// Sets the peak of the driver's pool to its present size.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn reset_reserved_peak(&self) -> Result<(), UpstreamError>;
 
     /// *Blocks* until the device is idle.
     ///
     /// # Errors
-    /// Those of the work, and the upstream's own.
+    /// Those of the work, and the upstream's own errors.
     fn synchronize(&self) -> Result<(), UpstreamError>;
 }
 
-/// The graphs that captures are building, as far as order is concerned. Nothing here waits or changes a graph.
+/// The graphs that captures are building, as far as order is concerned. No method waits or changes a graph.
 pub trait Captures: Send + Sync {
     /// Returns the capture that `stream` is part of, if any.
     ///
     /// # Errors
-    /// Any; the stream then counts as capturing something unknown, within which nothing is reused early.
+    /// Any error; the stream then counts as part of an unknown capture, within which nothing is reused early.
     fn capture_of(&self, stream: StreamId) -> Result<Option<CaptureId>, UpstreamError>;
 
     /// Returns the nodes that the next command on the capturing `stream` will depend on.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError>;
 
-    /// Returns the nodes that `node` depends on directly. The graph it belongs to is still being captured, on `stream` among others.
+    /// Returns the nodes that `node` depends on directly. Its graph is still being captured, on `stream` among others.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError>;
 }
 
-/// The way in which pinned host memory is got.
+/// The way in which pinned host memory is obtained.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HostMethod {
     /// The driver allocates it (`cudaHostAlloc`).
@@ -299,32 +300,32 @@ pub enum HostMethod {
     /// Ordinary memory is allocated, its pages are touched by `threads` threads, and it is registered with the driver
     /// (`cudaHostRegister`).
     Register {
-        /// From 1 to 128.
+        /// The number of threads, from 1 to 128.
         threads: u32,
     },
 }
 
 /// A source of pinned host memory.
 ///
-/// Pinning and unpinning are called with no lock of the allocator held, but for the reserve segment's. A block whose event
-/// cannot be asked for, or cannot be recorded when the block is freed, is never used again and stays pinned.
+/// Pinning and unpinning are called with no lock of the allocator held, except for the reserve segment. A block whose event
+/// cannot be queried, or cannot be recorded when the block is freed, is never used again and stays pinned.
 pub trait HostUpstream: Events {
-    /// Takes `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be allowed
-    /// while a stream captures. An upstream that knows one method only may use that.
+    /// Allocates `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be
+    /// allowed while a stream captures. An upstream that has only one method may use that.
     ///
     /// # Errors
-    /// [`UpstreamError::OutOfMemory`] when the host has no more, anything else as it is.
+    /// [`UpstreamError::OutOfMemory`] if the host has no more memory, otherwise any error.
     fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError>;
 
-    /// Gives pinned memory back: `address`, `bytes` and `method` as [`allocate_host`](Self::allocate_host) had them. No
-    /// device work uses it any more. May block.
+    /// Frees pinned memory: `address`, `bytes` and `method` are those of [`allocate_host`](Self::allocate_host). No device work
+    /// uses it any more. May block.
     ///
     /// # Errors
-    /// Any; the memory is then still the allocator's, and is offered again later.
+    /// Any error; the memory then still belongs to the allocator, which tries to free it again later.
     fn free_host(&self, address: u64, bytes: u64, method: HostMethod) -> Result<(), UpstreamError>;
 }
 
-/// A page as something that another process can be given.
+/// The handle of a page that can be sent to another process.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum PageHandle {
     /// A file descriptor of the process that exported it.
@@ -333,44 +334,45 @@ pub enum PageHandle {
     Fabric(Box<[u8; 64]>),
 }
 
-/// Memory that several processes have. What is exported must stay as long as another process has it open.
+/// Functions for memory that several processes share. Exported memory must stay allocated as long as another process has it open.
 pub trait MemorySharing: Send + Sync {
-    /// Returns what another process needs to open what [`Upstream::allocate`] gave: `base_address` is its first address.
+    /// Returns the handle with which another process can open memory of [`Upstream::allocate`]; `base_address` is its first
+    /// address.
     ///
     /// # Errors
-    /// Any: memory of some kinds cannot be shared.
+    /// Any error: memory of some kinds cannot be shared.
     fn export_allocation(&self, base_address: u64) -> Result<[u8; 64], UpstreamError>;
 
-    /// Opens what another process exported: the address of its beginning here. May block.
+    /// Opens memory that another process exported, and returns its address in this process. May block.
     ///
     /// # Errors
-    /// Any: the other process may be gone, or be this one.
+    /// Any error: the other process may have ended, or may be this one.
     fn import_allocation(&self, handle: &[u8; 64]) -> Result<u64, UpstreamError>;
 
-    /// Closes what [`import_allocation`](Self::import_allocation) opened, once for each time. No work in flight touches it.
-    /// May block.
+    /// Closes memory that [`import_allocation`](Self::import_allocation) opened, once per call of that. No work in flight touches
+    /// it. May block.
     ///
     /// # Errors
-    /// Any; it is then still open.
+    /// Any error; the memory is then still open.
     fn close_allocation(&self, address: u64) -> Result<(), UpstreamError>;
 
-    /// Returns a page of [`VirtualMemory`] for another process. A file descriptor stays the upstream's: it is the same each time, and
-    /// open until the page is destroyed.
+    /// Exports a page of [`VirtualMemory`] for another process. A file descriptor belongs to the upstream: it is the same at each
+    /// call, and open until the page is destroyed.
     ///
     /// # Errors
-    /// Any.
+    /// Any error.
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError>;
 
-    /// Returns a number that is another whenever a file descriptor that was exported has been closed, so that its number may be
-    /// another's since; and another in every process.
+    /// Returns a number that changes whenever an exported file descriptor has been closed, since its number may then be reused;
+    /// and that differs between processes.
     fn serial(&self) -> u64 {
         0
     }
 
-    /// Returns a page of `bytes` that `process` exported, to be mapped as one's own, and given back by
+    /// Imports a page of `bytes` that `process` exported. It is mapped like the process's own pages, and destroyed with
     /// [`VirtualMemory::destroy_page`].
     ///
     /// # Errors
-    /// Any: the process may be gone, or not let this one have its file descriptors.
+    /// Any error: the process may have ended, or may deny access to its file descriptors.
     fn import_page(&self, process: u32, bytes: u64, handle: &PageHandle) -> Result<PageId, UpstreamError>;
 }

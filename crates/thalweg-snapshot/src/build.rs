@@ -1,13 +1,13 @@
-//! Values of a file on their way to a [`Recording`].
+//! The values of a file on their way to a [`Recording`].
 //!
-//! Both forms of a file, pickle and JSON, say the same: begin a dictionary, set these keys, append it to that list. The
-//! builder takes a dictionary apart *as soon as its keys are set* and keeps a record of a few dozen bytes in its place; stacks
-//! are kept once each. So a file of any size is read in less memory than it has, and a list that occurs many times
-//! costs nothing: values refer to each other by number, nothing is copied and nothing recurses.
+//! Both forms of a file, pickle and JSON, consist of the same operations: begin a dictionary, set these keys, append it to that
+//! list. The builder converts a dictionary *as soon as its keys are set* to a record of a few dozen bytes; stacks are stored once
+//! each. So a file of any size is read in less memory than its own size, and a list that occurs many times costs nothing: values
+//! refer to each other by number, nothing is copied and nothing recurses.
 //!
-//! # What holds
-//! - What was taken apart is complete: to change it afterwards is an error. No writer of plain data does that.
-//! - Memory is bounded by a multiple of the bytes read so far ([`check_size`](Builder::check_size)), whatever they say.
+//! # Guarantees
+//! - A converted dictionary is complete: changing it afterwards is an error. No writer of plain data does that.
+//! - Memory is bounded by a multiple of the bytes read so far ([`check_size`](Builder::check_size)), whatever their content.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use super::stacks::StackIds;
 use super::{Action, BlockState};
 use crate::SizeClass;
 
-/// The limit of a file's size in memory: so much for a start, and then this multiple of its bytes. Real files come to less
-/// than once their bytes.
+/// The memory that any file may use; the limit is this plus a multiple of the file's bytes. Real files need less memory than
+/// their own size.
 const FREE_BYTES: u64 = 64 << 20;
 const BYTES_PER_BYTE: u64 = 8;
 
-/// No dictionary of any version has nearly as many keys, but for the settings.
+/// A number of keys that no dictionary of any version comes near, except for the settings.
 const MOST_KEYS: usize = 256;
 
-/// So many kinds of things that are left out are told apart.
+/// The number of kinds of skipped values that are distinguished.
 const MOST_REMARKS: usize = 16;
 
 pub(super) type BuildResult<T> = Result<T, String>;
@@ -42,20 +42,20 @@ pub(super) enum Value {
     Float(f64),
     Text(u32),
     Object(u32),
-    /// A frame that was read whole, without an object for its dictionary.
+    /// A frame that was read in one step, without an object for its dictionary.
     Frame(u32),
-    /// A value that no snapshot has a use for: bytes, a number of more than 64 bits.
+    /// A value that no snapshot uses: bytes, or a number of more than 64 bits.
     Opaque,
 }
 
-/// The kind of an object; its index is into the table of that kind.
+/// The kind of an object; its index refers to the table of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Kind {
     /// A list of anything, or a tuple: an index into `lists`.
     List,
     Tuple,
-    /// A list of nothing but entries, or nothing but blocks: an index into `runs`.
+    /// A list of only entries, or of only blocks: an index into `runs`.
     Entries,
     Blocks,
     Dict,
@@ -64,12 +64,12 @@ enum Kind {
     Segment,
     Frame,
     Stack,
-    /// An entry that says nothing that is known.
+    /// An entry that contains nothing known.
     LeftOut,
 }
 
 impl Kind {
-    /// All of them, in the order of their declaration.
+    /// All kinds, in the order of their declaration.
     const ALL: [Self; 11] = [
         Self::List,
         Self::Tuple,
@@ -114,7 +114,7 @@ impl Object {
     }
 }
 
-/// See the [module](self).
+/// The state of reading a file. See the [module's essay](self).
 pub(super) struct Builder {
     pub(super) recording: Recording,
     text_ids: FxHashMap<Arc<str>, u32>,
@@ -126,18 +126,18 @@ pub(super) struct Builder {
     last_context: u32,
     objects: Vec<Packed>,
     lists: Vec<Vec<Value>>,
-    /// Lists that became something smaller; their places serve again.
+    /// Lists that were converted to something smaller; their slots are reused.
     spare_lists: Vec<u32>,
     runs: Vec<Vec<Range<u32>>>,
     dicts: Vec<Vec<(Value, Value)>>,
     spare_dicts: Vec<u32>,
     segments: Vec<RecordedSegment>,
     blocks_without_address: bool,
-    /// The bytes that texts, lists and dictionaries take beside their tables.
+    /// The bytes that texts, lists and dictionaries take in addition to their tables.
     loose_bytes: usize,
 }
 
-/// The keys that mean something, in the order of their texts' numbers.
+/// The keys that have a meaning, in the order of the numbers of their texts.
 macro_rules! keys {
     ($($name:ident = $text:literal),* $(,)?) => {
         #[repr(u32)]
@@ -200,7 +200,7 @@ impl Pairs {
         }
     }
 
-    /// Returns an address or a handle: its bits, since Python may have taken it for negative.
+    /// Returns an address or a handle as unsigned bits, since Python may have stored it as a negative number.
     fn handle(&self, key: Key) -> BuildResult<Option<u64>> {
         Ok(self.int(key)?.map(|value| value as u64))
     }
@@ -274,12 +274,12 @@ impl Builder {
         this
     }
 
-    /// Returns what was recorded so far, and nothing else.
+    /// Returns the records so far, and drops everything else.
     pub(super) fn into_recording(self) -> Recording {
         self.recording
     }
 
-    /// Refuses to go on with a file that adds up to more than any honest one of its size would.
+    /// Returns an error if a file has become larger in memory than any valid one of its size.
     pub(super) fn check_size(&self, own_bytes: usize, offset: u64) -> BuildResult<()> {
         let recording = &self.recording;
         let tables = size_of_val(&self.objects[..])
@@ -404,7 +404,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Sets keys of a dictionary. `at_once`: they come all at once, so that it is known from now on what it is.
+    /// Sets keys of a dictionary. With `at_once` all its keys are set at once, so that its kind is known from now on.
     pub(super) fn set(&mut self, dict: Value, pairs: &[[Value; 2]], at_once: bool) -> BuildResult<()> {
         let Some(Object { kind: Kind::Dict, index }) = self.kind(dict) else {
             let known = self.kind(dict).is_some_and(|object| {
@@ -424,7 +424,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Takes a dictionary apart whose keys were set one by one.
+    /// Converts a dictionary whose keys were set one by one.
     #[inline]
     fn complete(&mut self, item: Value) -> BuildResult<()> {
         match self.kind(item) {
@@ -447,7 +447,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Makes a record of a dictionary that is one of those that there are many of; false if it is something else.
+    /// Converts a dictionary of one of the frequent kinds to a record. Returns `false` if it is something else.
     fn take_apart(&mut self, dict: Value, pairs: &[[Value; 2]]) -> BuildResult<bool> {
         let Value::Object(id) = dict else { return Ok(false) };
         let pairs = Pairs::of(pairs);
@@ -471,7 +471,7 @@ impl Builder {
         Ok(true)
     }
 
-    /// Reads an entry; `None` if it is left out: a later version may know actions that are not known here.
+    /// Reads an entry; `None` if it is left out, because a later version may have actions that are unknown here.
     fn entry(&mut self, pairs: &Pairs) -> BuildResult<Option<u32>> {
         let name = pairs.text(Key::Action)?.ok_or_else(|| missing(Key::Action))?;
         let name = &self.recording.texts[name as usize];
@@ -505,7 +505,7 @@ impl Builder {
         number(self.recording.entries.len() - 1).map(Some)
     }
 
-    /// Reads a text beside an entry. Another type is left out.
+    /// Reads a text of an entry. A value of another type is left out.
     fn remark(&mut self, pairs: &Pairs, key: Key) -> Option<u32> {
         match pairs.get(key) {
             Value::None => None,
@@ -522,7 +522,7 @@ impl Builder {
         match left_out.iter().position(|(known, _)| *known == what) {
             Some(at) => left_out[at].1 += 1,
             None if left_out.len() < MOST_REMARKS => left_out.push((what, 1)),
-            // A file can make up any number of names.
+            // A file can contain any number of names.
             None => left_out[MOST_REMARKS - 1].1 += 1,
         }
     }
@@ -575,7 +575,7 @@ impl Builder {
         matches!(value, Value::Text(text) if keys.contains(&text))
     }
 
-    /// Returns the frame of a dictionary with these pairs, if it has its three texts and numbers and nothing else.
+    /// Returns the frame of a dictionary with these pairs, if it has exactly the three values of a frame.
     #[inline]
     pub(super) fn whole_frame(&mut self, pairs: &[[Value; 2]; 3]) -> BuildResult<Option<Value>> {
         let (mut filename, mut line, mut name) = (None, None, None);
@@ -593,7 +593,7 @@ impl Builder {
         self.frame_at(Function { filename, name }, line).map(|frame| Some(Value::Frame(frame)))
     }
 
-    /// Returns the stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
+    /// Returns the stack for a list of frames. The list becomes the stack: from then on it is known, and takes no memory.
     fn frames(&mut self, value: Value, key: Key) -> BuildResult<Option<u32>> {
         let Some(object) = self.kind(value) else {
             return match value {
@@ -622,7 +622,7 @@ impl Builder {
         Ok(Some(stack))
     }
 
-    /// Returns the frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
+    /// Returns the frame for a value: a converted one, or one of an old version, which lacks keys.
     #[inline]
     pub(super) fn frame_of(&mut self, item: Value) -> BuildResult<u32> {
         match self.kind(item) {
@@ -689,7 +689,7 @@ impl Builder {
         number(self.segments.len() - 1)
     }
 
-    /// Places the blocks of old versions, which do not say where a block is: it begins where the one before it ends.
+    /// Sets the addresses of blocks of old versions, which do not contain them: each begins where the one before it ends.
     fn place_blocks(&mut self, address: u64, blocks: &[Range<u32>]) {
         let mut end = address;
         for block in blocks.iter().cloned().flatten() {
@@ -724,7 +724,7 @@ impl Builder {
         number(self.recording.blocks.len() - 1)
     }
 
-    /// Reads the stack of old versions, which have a history of owners, the newest first, each with its stack.
+    /// Reads the stack of old versions, which have a history of owners, newest first, each with its stack.
     fn frames_of_history(&mut self, history: Value) -> BuildResult<Option<u32>> {
         let Some(&newest) = self.items(history).and_then(|owners| owners.first()) else { return Ok(None) };
         match self.pairs(newest) {
@@ -742,7 +742,7 @@ impl Builder {
         self.objects.len()
     }
 
-    /// Returns the items of a list or a tuple that holds neither entries nor blocks.
+    /// Returns the items of a list or tuple that is neither of entries nor of blocks.
     pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
         match self.kind(value)? {
             Object { kind: Kind::List | Kind::Tuple, index } => Some(&self.lists[index as usize]),
@@ -750,7 +750,7 @@ impl Builder {
         }
     }
 
-    /// Returns the pairs of a dictionary that was not taken apart.
+    /// Returns the pairs of a dictionary that was not converted.
     pub(super) fn pairs(&self, value: Value) -> Option<&[(Value, Value)]> {
         match self.kind(value)? {
             Object { kind: Kind::Dict, index } => Some(&self.dicts[index as usize]),
@@ -758,7 +758,7 @@ impl Builder {
         }
     }
 
-    /// Returns the entries of a list of nothing else.
+    /// Returns the entries of a list of only entries.
     pub(super) fn trace(&self, value: Value) -> Option<Trace> {
         match self.kind(value)? {
             Object { kind: Kind::Entries, index } => Some(Trace(self.runs[index as usize].clone())),
@@ -777,7 +777,7 @@ impl Builder {
     }
 }
 
-/// Returns a place in a table of lists: one that is spare, or a new one.
+/// Returns an index into a table of lists: a spare one, or a new one.
 fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
     if let Some(index) = spare.pop() {
         return Ok(index);
@@ -786,7 +786,7 @@ fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
     number(table.len() - 1)
 }
 
-/// Returns a number of 30 bits, so that the memo has two left to say of what.
+/// Returns a number of 30 bits, so that the memo has two bits left for its kind.
 fn number(value: usize) -> BuildResult<u32> {
     let small = u32::try_from(value).ok().filter(|&value| value < 1 << 30);
     small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())

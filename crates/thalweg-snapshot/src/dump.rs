@@ -1,12 +1,12 @@
-//! A [`Snapshot`] as a dictionary, key by key, for whatever form it is written in.
+//! Writing a [`Snapshot`] as a dictionary, key by key, in any form.
 //!
-//! This is the one place that says which keys there are. A [`Dump`] receives values in the order of the file, and knows
-//! how a file is made of them: [`PickleWriter`](super::pickle::PickleWriter), [`JsonWriter`](super::json::JsonWriter).
+//! This is the only place that defines which keys there are. A [`Dump`] receives values in the order of the file, and writes them
+//! in its form: [`PickleWriter`](super::pickle::PickleWriter), [`JsonWriter`](super::json::JsonWriter).
 
 use super::{Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
 use crate::SizeClass;
 
-/// A writer that takes a value apart and writes it down. `'a` is the life of the snapshot, whose texts need not be copied.
+/// A writer of values. `'a` is the lifetime of the snapshot, whose texts need not be copied.
 pub(crate) trait Dump<'a> {
     fn none(&mut self);
     fn bool(&mut self, value: bool);
@@ -20,12 +20,12 @@ pub(crate) trait Dump<'a> {
     fn begin_dict(&mut self);
     fn end_dict(&mut self);
     fn key(&mut self, key: &'a str);
-    /// Writes two numbers, as a tuple where there is such a thing.
+    /// Writes two numbers, as a tuple if the form has tuples.
     fn pair(&mut self, pair: (u64, u64));
-    /// Writes a stack; the writer may write it once and refer to it from then on.
+    /// Writes a stack; the writer may write it once and refer to it later.
     fn frames(&mut self, frames: &'a Frames);
 
-    /// Writes a number that is an address, a size or a handle: it is written as a signed one with the same bits.
+    /// Writes a number that is an address, a size or a handle, as a signed number with the same bits.
     fn unsigned(&mut self, value: u64) {
         self.int(value as i64);
     }

@@ -1,4 +1,4 @@
-//! How snapshots are read from files, and written.
+//! Reading snapshots from files, and writing them.
 
 use std::io::Read;
 
@@ -10,10 +10,10 @@ use super::{Recording, Snapshot, SnapshotError};
 use super::{dump, sniff, undump};
 
 impl Recording {
-    /// Reads a snapshot: a pickle of protocol 2 to 5, or JSON. It is read as a stream, in less memory than the file has.
+    /// Reads a snapshot: a pickle of protocol 2 to 5, or JSON. The file is read as a stream, in less memory than its size.
     ///
     /// # Errors
-    /// If it cannot be read, is broken, or is something else. The message has the offset, in bytes, of what is wrong.
+    /// If the file cannot be read, is broken, or is not a snapshot. The message contains the offset of the mistake, in bytes.
     pub fn read(reader: impl Read) -> Result<Self, SnapshotError> {
         let mut source = Source::new(reader);
         let mut builder = Builder::new();
@@ -37,23 +37,24 @@ impl Recording {
 }
 
 impl Snapshot {
-    /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the whole dictionary, or a plain list of segments.
+    /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the complete dictionary, or a plain list of
+    /// segments.
     ///
     /// # Errors
-    /// If it is not such a file. The message says where in the file, and what was expected there.
+    /// If the bytes are not such a file. The message contains the offset, and what was expected there.
     pub fn from_pickle(bytes: &[u8]) -> Result<Self, SnapshotError> {
         Recording::read(bytes).map(|recording| recording.to_snapshot())
     }
 
-    /// Returns the pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
+    /// Returns a pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut writer = PickleWriter::new();
         dump::snapshot(self, &mut writer);
         writer.finish()
     }
 
-    /// Returns the dictionary as JSON, which late versions of the web viewer open. Infinities and NaN, which JSON lacks, are
-    /// null.
+    /// Returns the dictionary as JSON, which recent versions of the web viewer open. Infinities and NaN, which JSON lacks, are
+    /// written as null.
     pub fn to_json(&self) -> String {
         let mut writer = JsonWriter::default();
         dump::snapshot(self, &mut writer);

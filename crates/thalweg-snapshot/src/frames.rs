@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::ids::Ids;
 
-/// See the [module](self). Equal frames have one number.
+/// The frames of a recording. See the [module's essay](self). Equal frames have one number.
 #[derive(Default, Debug)]
 pub(super) struct Frames {
     functions: Vec<Function>,
@@ -27,7 +27,7 @@ struct Line {
     line: u32,
 }
 
-/// The tables that are needed beside [`Frames`] while there may be more of them.
+/// The tables that [`Frames`] needs as long as frames are added.
 #[derive(Default)]
 pub(super) struct FrameIds {
     functions: FxHashMap<Function, u32>,
@@ -35,7 +35,7 @@ pub(super) struct FrameIds {
 }
 
 impl Frames {
-    /// Returns the number of a frame, which is a new one if there was none like it; `None` if there is no room for more.
+    /// Returns the number of a frame; adds the frame if it is new. Returns `None` if there is no room for more.
     pub(super) fn intern(&mut self, known: &mut FrameIds, function: Function, line: u32) -> Option<u32> {
         let next = u32::try_from(self.functions.len()).ok()?;
         let function = *known.functions.entry(function).or_insert_with(|| {
@@ -64,12 +64,12 @@ impl Frames {
         self.lines[frame as usize].function
     }
 
-    /// Returns how many functions there are.
+    /// Returns the number of functions.
     pub(super) fn functions(&self) -> usize {
         self.functions.len()
     }
 
-    /// Returns how many frames there are.
+    /// Returns the number of frames.
     pub(super) fn len(&self) -> usize {
         self.lines.len()
     }
@@ -85,7 +85,7 @@ impl FrameIds {
     }
 }
 
-/// Hashes a line. Sixteen lines that follow each other lie side by side in [`Ids`], which is one access to memory for all of them.
+/// Hashes a line. Sixteen consecutive lines are adjacent in [`Ids`], so that finding all of them takes one access to memory.
 fn hash(Line { function, line }: Line) -> u64 {
     use std::hash::Hasher;
     let mut hasher = rustc_hash::FxHasher::default();

@@ -1,22 +1,24 @@
-//! Numbers of things by what the things are.
+//! Numbers of values, found by the values themselves.
 //!
-//! A file can have millions of distinct stacks and frames. They lie in tables of their own already, so all that is kept here is
-//! their numbers: four bytes a place, found by hash. A number needs no more bits than count the places, and the others hold bits of
-//! the hash, so that a thing is hardly ever looked at in vain.
+//! A file can have millions of distinct stacks and frames. They are stored in tables of their own, so only their numbers are
+//! stored here: four bytes per slot, found by hash. A number needs no more bits than the number of slots, and the other bits of a
+//! slot hold bits of the hash, so that a value is hardly ever compared in vain.
 
-/// The things of one table by hash. The hashes of a table and what is asked for are the caller's, and must agree.
+/// The numbers of the values of one table, by hash. The caller computes the hashes of the table and of the searched value, which
+/// must agree.
 #[derive(Default)]
 pub(super) struct Ids {
-    /// A number plus one in the lowest bits of each, and bits of its hash above them; 0 is empty. Their count is a power of two, or 0.
+    /// The slots: the lowest bits hold a number plus one, the others bits of its hash; 0 is empty. The length is a power of two,
+    /// or 0.
     places: Vec<u32>,
     used: u32,
 }
 
 impl Ids {
-    /// The number of numbers that there can be.
+    /// The greatest number of values.
     pub(super) const MOST: u32 = 1 << 31;
 
-    /// Returns the number with this hash of which `is` holds, or where it would stand.
+    /// Returns the number with this hash for which `is` returns `true`, or the slot where it would be stored.
     #[inline]
     pub(super) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Result<u32, Vacant> {
         let Some(mask) = self.mask() else { return Err(Vacant { hash, at: 0 }) };
@@ -31,13 +33,14 @@ impl Ids {
         }
     }
 
-    /// Adds the next number, to where it was looked for last; they count up from 0. `hash_of` gives the hash of every number before it.
+    /// Adds the next number, at the slot that was found last; numbers count up from 0. `hash_of` returns the hash of each earlier
+    /// number.
     pub(super) fn insert(&mut self, Vacant { hash, at }: Vacant, id: u32, hash_of: impl Fn(u32) -> u64) {
         assert!(id == self.used && id < Self::MOST, "numbers count up");
-        // At most three quarters are full, so that a search ends soon.
+        // At most three quarters of the slots are full, so that searches are short.
         if self.used as usize >= self.places.len() / 4 * 3 {
             let count = (self.places.len() * 2).max(64);
-            // The old ones are given back first: they are a quarter of all that a file takes.
+            // The old slots are freed first: they are a quarter of all the memory that a file takes.
             self.places = Vec::new();
             self.places = vec![0; count];
             for id in 0..=id {
@@ -67,18 +70,18 @@ impl Ids {
     }
 }
 
-/// The place where a thing that is not there yet would stand. Another insertion makes it worthless.
+/// The slot where a missing value would be stored. Any other insertion invalidates it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Vacant {
     hash: u64,
     at: u32,
 }
 
-/// From a place that is taken to the next that is tried. Sixteen that have places side by side then have them so again, and all places are
-/// come by.
+/// The distance from an occupied slot to the next that is tried. With this step, sixteen adjacent values whose slots are taken
+/// get adjacent slots again, and all slots are visited.
 const STEP: u32 = 17;
 
-/// Returns the bits of a hash that stand beside a number.
+/// Returns the bits of a hash that are stored with a number.
 #[inline]
 fn tag(hash: u64, mask: u32) -> u32 {
     (hash >> 32) as u32 & !mask

@@ -1,21 +1,21 @@
 //! The JSON form of a snapshot.
 //!
-//! It is written value by value, and not by `serde_json`: a snapshot can have gigabytes, which a tree of values would hold once
-//! more, and its keys stand in one place for this form and for pickles ([`dump`]).
+//! The form is written value by value, and not by `serde_json`: a snapshot can have gigabytes, which a tree of values would hold
+//! a second time, and the keys are defined in one place for this form and for pickles ([`dump`]).
 //!
-//! One line, no spaces. Numbers that JSON lacks are null. Integers are written in full: a reader that keeps them as doubles
-//! has them exact up to 2^53, which addresses stay below.
+//! The output is one line without spaces. Numbers that JSON lacks are null. Integers are written in full: a reader that stores
+//! them as doubles has them exact up to 2^53, which addresses do not reach.
 
 use std::fmt::Write;
 
 use super::Frames;
 use super::dump::{self, Dump};
 
-/// A writer of values one after another, and the commas between them.
+/// A writer of consecutive values, with the commas between them.
 #[derive(Default)]
 pub(crate) struct JsonWriter {
     out: String,
-    /// Whether the value or key to come has one before it, in the same list or dictionary.
+    /// Whether the next value or key has one before it, in the same list or dictionary.
     follows: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Reading the JSON form of a snapshot.
 //!
-//! The lists and dictionaries that are open are kept on a stack of our own, so that depth costs memory in proportion to
-//! the file and never the program's stack.
+//! The open lists and dictionaries are kept on a stack of our own, so that depth costs memory in proportion to the file and never
+//! the program's stack.
 
 use std::io::Read;
 
@@ -9,10 +9,10 @@ use super::SnapshotError;
 use super::build::{Builder, Value};
 use super::source::Source;
 
-/// Reads the one value of a file into `builder`, and returns it.
+/// Reads the single value of a file into `builder`, and returns it.
 ///
 /// # Errors
-/// If it is not JSON, or adds up to more than a snapshot can. The message has the offset.
+/// If the file is not JSON, or becomes larger in memory than a snapshot can be. The message contains the offset.
 pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut reader = Reader { source, builder, open: Vec::new(), pairs: Vec::new(), text: Vec::new() };
     let root = reader.document()?;
@@ -24,10 +24,10 @@ pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Res
     }
 }
 
-/// A list or dictionary that has begun.
+/// A list or dictionary whose end has not been read yet.
 struct Open {
     value: Value,
-    /// The number of the waiting pairs that belong to those around it; `None` for a list.
+    /// The number of pairs in `pairs` that belong to enclosing dictionaries; `None` for a list.
     pairs_below: Option<usize>,
 }
 
@@ -35,7 +35,7 @@ struct Reader<'m, R> {
     source: &'m mut Source<R>,
     builder: &'m mut Builder,
     open: Vec<Open>,
-    /// The pairs of all open dictionaries. The value of the last one of each may still be to come.
+    /// The pairs of all open dictionaries. The last value of each may not have been read yet.
     pairs: Vec<[Value; 2]>,
     text: Vec<u8>,
 }
@@ -47,7 +47,7 @@ impl<R: Read> Reader<'_, R> {
         let mut values = 0_u32;
         loop {
             let mut done = self.begin_value()?;
-            // A value that is whole may end those around it.
+            // A complete value may end those around it.
             while let Some(value) = done {
                 let Some(open) = self.open.last() else { return Ok(value) };
                 match open.pairs_below {
@@ -68,7 +68,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Reads a value, or the beginning of one that holds others; `None` then.
+    /// Reads a value, or the beginning of a list or dictionary; returns `None` for the latter.
     fn begin_value(&mut self) -> ReadResult<Option<Value>> {
         let first = self.next()?;
         self.source.mark();
@@ -98,7 +98,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(None)
     }
 
-    /// Returns what follows a value inside another: the next, if there is one; else the other is whole, and returned.
+    /// Continues after a value inside another: returns the next value, or the enclosing one if it is complete.
     fn after_value(&mut self) -> ReadResult<Option<Value>> {
         let next = self.next()?;
         self.source.mark();
@@ -145,7 +145,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// Returns the next byte that is not a space, which stays to be read.
+    /// Returns the next byte that is not a space, without taking it.
     fn next(&mut self) -> ReadResult<Option<u8>> {
         loop {
             match self.source.peek()? {
@@ -172,7 +172,7 @@ impl<R: Read> Reader<'_, R> {
         if let Ok(value) = text.parse() {
             return Ok(Value::Int(value));
         }
-        // A handle of 64 bits: its bits are what counts.
+        // A handle of 64 bits: only its bits matter.
         if let Ok(value) = text.parse::<u64>() {
             return Ok(Value::Int(value as i64));
         }
@@ -213,7 +213,8 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// Reads `\u0041`, or two of them for a character beyond 16 bits. A half of such a pair alone is shown as replaced.
+    /// Reads `\u0041`, or two of them for a character beyond 16 bits. A single half of such a pair is replaced by the replacement
+    /// character.
     fn escaped_character(&mut self) -> ReadResult<()> {
         let mut code = self.four_digits()?;
         if (0xd800..0xdc00).contains(&code) && self.source.peek()? == Some(b'\\') {

@@ -2,9 +2,9 @@
 //!
 //! There are two views of it:
 //!
-//! - [`SegmentSnapshot`], [`BlockSnapshot`]: what an allocator says of its own memory. For programs and tests.
-//! - [`Snapshot`]: the whole dictionary that PyTorch's `_snapshot()` returns, with traces, stacks and settings, of one
-//!   process with all its devices. For files, for tools, and for people who look at either.
+//! - [`SegmentSnapshot`], [`BlockSnapshot`]: an allocator's description of its own memory. For programs and tests.
+//! - [`Snapshot`]: the complete dictionary that PyTorch's `_snapshot()` returns, with traces, stacks and settings, of one process
+//!   with all its devices. For files, for tools, and for people who read either.
 //!
 //! A snapshot is a copy: it holds no memory, and it is out of date as soon as the allocator is used again. Its length is
 //! proportional to the number of blocks, so it is for people and tests, not for every step.
@@ -17,15 +17,15 @@
 //!     └──────── Recording ◀── any program's _dump_snapshot, of any age; our JSON
 //! ```
 //!
-//! A [`Recording`] is what a file says in little memory; tools work on it. A [`Snapshot`] is the same as plain Rust types, to
-//! be made and written.
+//! A [`Recording`] is the content of a file in little memory; tools work on it. A [`Snapshot`] is the same content as plain Rust
+//! types, for creating and writing snapshots.
 //!
-//! Writing follows PyTorch 2.15 to the key. Reading is generous with the form (keys that are missing or unknown, tuples
-//! where lists were expected, a bare list of segments) and strict with what remains (a size is a number and not negative):
-//! a file may come from anywhere, so whatever it contains, reading it runs nothing, neither panics nor recurses, and takes no
-//! more memory than some multiple of the file's own size.
+//! Writing follows PyTorch 2.15 to the key. Reading is tolerant of the form (keys that are missing or unknown, tuples where lists
+//! were expected, a bare list of segments) and strict with the rest (a size is a number and not negative). A file may come from
+//! anywhere, so whatever it contains, reading it executes nothing, neither panics nor recurses, and takes no more memory than
+//! some multiple of the file's own size.
 //!
-//! What is not here: recording (`thalweg-memory`), and any drawing.
+//! Recording is in `thalweg-memory`; drawing is not part of this crate.
 #![forbid(unsafe_code)]
 
 mod build;
@@ -56,12 +56,12 @@ pub use names::{PoolId, SizeClass, StreamId};
 pub use recording::{BlockView, Event, FrameId, FrameView, Remarks, SegmentView, StackId};
 pub use records::{Gap, Recording};
 
-/// One segment that was taken from the upstream.
+/// A segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentSnapshot {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub total_bytes: u64,
     /// The stream that all its blocks belong to.
     pub stream: StreamId,
@@ -69,33 +69,33 @@ pub struct SegmentSnapshot {
     pub class: SizeClass,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,
-    /// Whether its pages come and go one by one; then this is one of its mapped ranges.
+    /// Whether its pages are mapped and unmapped one by one; then this is one of its mapped ranges.
     pub is_expandable: bool,
-    /// Its blocks, in address order, without a gap.
+    /// The blocks, in address order, without gaps.
     pub blocks: Vec<BlockSnapshot>,
 }
 
-/// One block of a segment.
+/// A block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSnapshot {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// The number of them that were asked for; 0 if it is inactive.
+    /// The number of bytes that were requested; 0 if the block is inactive.
     pub requested_bytes: u64,
-    /// The holder of the block.
+    /// The state of the block.
     pub state: BlockState,
 }
 
-/// The holder of a block.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockState {
-    /// A caller.
+    /// A caller holds the block.
     ActiveAllocated,
-    /// Nothing, but work on other streams may still use it.
+    /// No caller holds the block, but work on other streams may still use it.
     ActivePendingFree,
-    /// Nothing. It serves the next request that it fits.
+    /// The block is free, and serves the next request that fits.
     Inactive,
 }
 
@@ -109,7 +109,7 @@ impl BlockState {
         }
     }
 
-    /// Returns the state with PyTorch's name, or with the name that its documentation has (`active_awaiting_free`).
+    /// Returns the state with PyTorch's name, or with the name in its documentation (`active_awaiting_free`).
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "active_allocated" => Some(Self::ActiveAllocated),
@@ -125,7 +125,7 @@ impl BlockState {
 pub struct SnapshotError(String);
 
 impl SnapshotError {
-    /// Makes an error of its text.
+    /// Creates an error with this text.
     pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }

@@ -1,17 +1,18 @@
-//! Histories with a part missing in the middle.
+//! Repair of histories in whose middle a part is missing.
 //!
 //! A history can be switched off and on again, and some actions can be left out of it. Then a block is allocated where one is
-//! live, or freed where none is. A reader of the trace would count blocks that are long gone, and a replay could not go on.
-//! So the entries that must have been are put in:
+//! live, or freed where there is none. A reader of the trace would count blocks that were freed long ago, and a replay could not
+//! continue. So the missing entries are inserted:
 //!
-//! - If one gap explains all, it is looked for: behind the last entry that knows nothing of it and before the first that shows
-//!   it, where the most time passed. What was freed in it is freed there, and what came in it is allocated there. Then the end of
-//!   the file counts as well: what is not live there and was never freed went in the gap.
-//! - If not, each entry is put right before the one that shows that it is missing.
+//! - If one gap can explain everything, it is searched for: after the last entry that does not show it and before the first that
+//!   does, at the longest interval between two entries. Blocks that were freed in the gap are freed there, and blocks that were
+//!   allocated in it are allocated there. In this case the end of the file counts as well: a block that is not live there and was
+//!   never freed was freed in the gap.
+//! - Otherwise, each entry is inserted right before the one that shows that it is missing.
 //!
-//! Where a trace never says when a free is over, it is over when it is requested.
+//! If a trace never records when a free is complete, a free is complete when it is requested.
 //!
-//! What is not here: what was taken from the driver and given back during a gap. Nothing shows it.
+//! Segments that were taken from the driver and returned during a gap are not inserted, because nothing shows them.
 
 use rustc_hash::FxHashMap;
 
@@ -25,7 +26,7 @@ enum RepairState {
     Free,
 }
 
-/// The last event at an address: the number of an entry, and its place in the trace. There can be as many addresses as
+/// The last event at an address: the number of an entry, and its position in the trace. There can be as many addresses as
 /// entries.
 #[derive(Clone, Copy)]
 struct Seen {
@@ -33,7 +34,7 @@ struct Seen {
     index: u32,
 }
 
-/// An entry that must have been behind `from` and at `until` at the latest, counted in entries of the trace.
+/// A missing entry, which happened after position `from` and at position `until` at the latest, counted in entries of the trace.
 struct Missing {
     from: usize,
     until: usize,
@@ -65,7 +66,7 @@ impl Mended {
             Some(place) => missing.iter_mut().for_each(|entry| entry.until = place),
             None => missing.truncate(shown),
         }
-        // Frees first: what came may lie where something went.
+        // Frees come first: a new block may be at the address of one that was freed.
         missing.sort_by_key(|entry| (entry.until, entry.action == Action::Alloc));
         let of = |action| missing.iter().filter(|entry| entry.action == action).count();
         let gap = Gap {
@@ -86,7 +87,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Returns what an entry leaves its block as.
+    /// Returns the state of a block after an entry.
     fn state(&self, entry: &Entry) -> Option<RepairState> {
         match entry.action() {
             Action::Alloc => Some(RepairState::Live),
@@ -104,7 +105,7 @@ impl Walk {
         match (self.state(&recording.entries[before.index as usize]), state) {
             (Some(RepairState::Live), RepairState::Live) => self.freed(before, until, recording),
             (Some(RepairState::Free), RepairState::Pending | RepairState::Free) => {
-                // Its free says on which stream it was, and nothing of where it was allocated.
+                // The free contains the stream of the block, but not where it was allocated.
                 let Entry { address, size_bytes, .. } = *entry;
                 let (from, action, context) = (before.at as usize, Action::Alloc, entry.context());
                 let stack = None;
@@ -122,7 +123,7 @@ impl Walk {
         self.missing.push(Missing { from, until, action, address, size_bytes, context, stack });
     }
 
-    /// Finds what went, and what came, without an entry that shows it: the segments at the end do.
+    /// Finds missing frees and allocations that no entry shows, but the segments at the end do.
     fn compare_with_end(&mut self, recording: &mut Recording, device: usize, length: usize) {
         let mut live: FxHashMap<u64, (u64, Option<u32>)> = FxHashMap::default();
         let of_device =
@@ -138,7 +139,7 @@ impl Walk {
             }
         }
         if is_empty {
-            // The file says nothing of its end.
+            // The file contains no state at the end.
             return;
         }
         let mut seen: Vec<Seen> = self.seen.values().copied().collect();
@@ -176,13 +177,13 @@ fn add_context(recording: &mut Recording, context: Context) -> u32 {
     recording.contexts.len() as u32 - 1
 }
 
-/// Returns where the one gap is that explains all, if there can be one.
+/// Returns the position of the one gap that explains everything, if there can be one.
 fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<usize> {
     let first = missing.iter().map(|entry| entry.from).max()? + 1;
     let last = missing.iter().map(|entry| entry.until).min()?;
     let times = || trace.indices().map(|index| recording.entries[index as usize].time_us);
     let waits = times().zip(times().skip(1)).map(|(before, behind)| behind.saturating_sub(before));
-    // Of equal ones the first.
+    // Of equal intervals the first one counts.
     let places = waits.enumerate().skip(first - 1).take((last + 1).saturating_sub(first));
     let longest = places.fold(None, |best: Option<(usize, i64)>, (at, wait)| match best {
         Some((_, longest)) if longest >= wait => best,
@@ -194,7 +195,7 @@ fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<
     }
 }
 
-/// Returns the trace with the entries that it lacks.
+/// Returns the trace with the missing entries inserted.
 fn insert(recording: &mut Recording, trace: &Trace, missing: &[Missing]) -> Trace {
     let mut ranges = trace.0.iter().cloned();
     let mut range = ranges.next().unwrap_or(0..0);

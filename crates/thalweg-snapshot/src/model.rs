@@ -1,7 +1,7 @@
 //! The dictionary of PyTorch's `_snapshot()`, as Rust types.
 //!
-//! Each field says which key it is. What old versions leave out is optional here where its absence says something (an entry
-//! without a time, without stacks), and has a plain default elsewhere. Texts and stacks are shared: a trace has a million
+//! Each field names its key. Values that old versions leave out are optional here if their absence is information (an entry
+//! without a time, without stacks), and have a plain default otherwise. Texts and stacks are shared: a trace has a million
 //! entries and a few thousand distinct stacks.
 
 use std::sync::Arc;
@@ -10,46 +10,46 @@ use super::{BlockState, SegmentSnapshot};
 use crate::SizeClass;
 use crate::StreamId;
 
-/// The memory of a process: what there is, and what happened.
+/// The memory of a process: its present state, and the events that led to it.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Snapshot {
     /// `segments`: of all devices.
     pub segments: Vec<Segment>,
-    /// `device_traces`: for each device what happened, oldest first.
+    /// `device_traces`: the events of each device, oldest first.
     pub device_traces: Vec<Vec<TraceEntry>>,
-    /// `allocator_settings`: how the allocator was configured, by name.
+    /// `allocator_settings`: the configuration of the allocator, by name.
     pub allocator_settings: Vec<(Arc<str>, SettingValue)>,
     /// `external_annotations`: scopes that a profiler or a user marked.
     pub external_annotations: Vec<Annotation>,
     /// `host_segments`: pinned host memory, one block each.
     pub host_segments: Vec<Segment>,
-    /// `host_traces`: what happened to pinned host memory, oldest first.
+    /// `host_traces`: the events of pinned host memory, oldest first.
     pub host_traces: Vec<TraceEntry>,
 }
 
 impl Snapshot {
-    /// Adds the memory of one device, as its allocator describes it. The result stays sorted if devices come in order.
+    /// Adds the memory of one device, as described by its allocator. The result stays sorted if devices are added in order.
     pub fn add_segments(&mut self, device: i32, segments: &[SegmentSnapshot]) {
         self.segments.extend(segments.iter().map(|segment| Segment::of(device, segment)));
     }
 }
 
-/// One range that was taken from the driver.
+/// A range that was taken from the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// `device`: its number; -1 for the host.
+    /// `device`: the number of the device; -1 for the host.
     pub device: i32,
-    /// `address`: where it begins.
+    /// `address`: the address at which it begins.
     pub address: u64,
-    /// `total_size`: its size, in bytes.
+    /// `total_size`: the size, in bytes.
     pub total_bytes: u64,
-    /// `allocated_size`: of these, in the hands of callers.
+    /// `allocated_size`: the bytes that callers hold.
     pub allocated_bytes: u64,
-    /// `active_size`: of these, in the hands of callers or pending.
+    /// `active_size`: the bytes that callers hold or that are pending.
     pub active_bytes: u64,
-    /// `requested_size`: what was asked for of the active ones, before rounding.
+    /// `requested_size`: the requested bytes of the active blocks, before rounding.
     pub requested_bytes: u64,
-    /// `stream`: that all its blocks belong to.
+    /// `stream`: the stream that all its blocks belong to.
     pub stream: StreamId,
     /// `segment_type`: whether it serves small or large requests.
     pub class: SizeClass,
@@ -57,9 +57,9 @@ pub struct Segment {
     pub pool_id: (u64, u64),
     /// `is_expandable`: whether it is a mapped range that may grow.
     pub is_expandable: bool,
-    /// `frames`: where it was taken.
+    /// `frames`: the stack of the call that took it from the driver.
     pub frames: Frames,
-    /// `blocks`: in address order, without a gap.
+    /// `blocks`: its blocks in address order, without gaps.
     pub blocks: Vec<SegmentBlock>,
 }
 
@@ -89,20 +89,20 @@ impl Segment {
     }
 }
 
-/// One block of a [`Segment`].
+/// A block of a [`Segment`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentBlock {
-    /// `address`: where it begins.
+    /// `address`: the address at which it begins.
     pub address: u64,
-    /// `size`: in bytes.
+    /// `size`: the size, in bytes.
     pub size_bytes: u64,
-    /// `requested_size`: of these, asked for; of an inactive block, when it was last used.
+    /// `requested_size`: the requested bytes; of an inactive block, those of its last use.
     pub requested_bytes: u64,
-    /// `state`: what has it.
+    /// `state`: the state of the block.
     pub state: BlockState,
-    /// `frames`: where it was allocated.
+    /// `frames`: the stack of its allocation.
     pub frames: Frames,
-    /// `forward_frames`: where the forward pass made what this belongs to the backward pass of.
+    /// `forward_frames`: for a block of a backward pass, the stack of the corresponding call in the forward pass.
     pub forward_frames: Option<Frames>,
 }
 
@@ -119,35 +119,35 @@ impl SegmentBlock {
     }
 }
 
-/// One thing that happened.
+/// An event of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceEntry {
-    /// `action`: what.
+    /// `action`: the kind of event.
     pub action: Action,
-    /// `addr`: to which memory. Of [`Action::Oom`] it is `device_free`: how many bytes the device had left.
+    /// `addr`: the address of the memory. For [`Action::Oom`], `device_free`: the number of bytes that were left on the device.
     pub address: u64,
-    /// `size`: in bytes. Of allocations and frees it is what was asked for, before rounding; of segments it is their size.
+    /// `size`: the size in bytes. For allocations and frees the requested size, before rounding; for segments their size.
     pub size_bytes: u64,
-    /// `stream`: that the memory belongs to.
+    /// `stream`: the stream that the memory belongs to.
     pub stream: StreamId,
     /// `time_us`: microseconds since 1970.
     pub time_us: Option<i64>,
     /// `compile_context`: the compiled region that was running; `N/A` if there was none.
     pub compile_context: Option<Arc<str>>,
-    /// `user_metadata`: what the thread had been told to write beside its entries.
+    /// `user_metadata`: the text that the program had attached to the thread's entries.
     pub user_metadata: Option<Arc<str>>,
-    /// `pool_id`: of the pool.
+    /// `pool_id`: the pool of the memory.
     pub pool_id: Option<(u64, u64)>,
-    /// `internal_metadata`: what the allocator itself has to say.
+    /// `internal_metadata`: the allocator's own remark.
     pub internal_metadata: Option<Arc<str>>,
-    /// `frames`: where in the program.
+    /// `frames`: the stack of the event.
     pub frames: Option<Frames>,
     /// `forward_frames`: see [`SegmentBlock::forward_frames`].
     pub forward_frames: Option<Frames>,
 }
 
 impl TraceEntry {
-    /// Creates an entry that says no more than what happened to which memory.
+    /// Creates an entry with only an action and its memory.
     pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,
@@ -171,13 +171,13 @@ impl TraceEntry {
 pub enum Action {
     /// A caller got a block.
     Alloc,
-    /// The caller gave it back. Uses on other streams may keep it from being free.
+    /// The caller freed it. Uses on other streams may delay its becoming free.
     FreeRequested,
-    /// It is free.
+    /// The block is free.
     FreeCompleted,
     /// A segment was taken from the driver.
     SegmentAlloc,
-    /// A segment was given back to the driver.
+    /// A segment was returned to the driver.
     SegmentFree,
     /// Memory was mapped into an expandable segment.
     SegmentMap,
@@ -187,12 +187,12 @@ pub enum Action {
     Snapshot,
     /// A request failed for lack of memory.
     Oom,
-    /// Something was said of a block after the fact.
+    /// A text was attached to an existing block.
     Annotate,
 }
 
 impl Action {
-    /// All of them, in the order of their declaration.
+    /// All actions, in the order of their declaration.
     pub const ALL: [Self; 10] = [
         Self::Alloc,
         Self::FreeRequested,
@@ -231,7 +231,7 @@ impl Action {
 /// A stack, innermost frame first. Cheap to copy.
 pub type Frames = Arc<[Frame]>;
 
-/// One frame of a stack.
+/// A frame of a stack.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Frame {
     /// `filename`: the source file.
@@ -247,9 +247,9 @@ pub struct Frame {
 pub struct Annotation {
     /// `name`: of the scope.
     pub name: Arc<str>,
-    /// `stage`: `START` or `END`.
+    /// `stage`: `START` or `END` of the scope.
     pub stage: Arc<str>,
-    /// `device`: that it concerns.
+    /// `device`: the device that the scope concerns.
     pub device: i32,
     /// `time_us`: microseconds since 1970.
     pub time_us: i64,
@@ -258,7 +258,7 @@ pub struct Annotation {
 /// The value of one of the [`allocator_settings`](Snapshot::allocator_settings).
 #[derive(Clone, PartialEq, Debug)]
 pub enum SettingValue {
-    /// Nothing was set.
+    /// No value is set.
     None,
     /// A switch.
     Bool(bool),
@@ -268,6 +268,6 @@ pub enum SettingValue {
     Float(f64),
     /// A text.
     Text(Arc<str>),
-    /// Numbers by name: `roundup_power2_divisions` by the size in MiB that they hold for.
+    /// Numbers by name: `roundup_power2_divisions`, by the size in MiB that each applies to.
     Table(Vec<(Arc<str>, i64)>),
 }

@@ -1,9 +1,9 @@
-//! The names that a snapshot and an allocator share: streams, private pools, size classes.
+//! The names that snapshots and allocators share: streams, private pools, size classes.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Defines identifiers: numbers of a type of their own, for this crate and the allocators.
+/// Defines identifiers: numbers with a type of their own, for this crate and the allocators.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! identifiers {
@@ -13,7 +13,7 @@ macro_rules! identifiers {
         pub struct $name(u64);
 
         impl $name {
-            /// Creates the identifier with this number. Only the upstream gives the number a meaning.
+            /// Creates the identifier with this number, whose meaning is known only to the upstream.
             pub const fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
@@ -33,11 +33,11 @@ macro_rules! identifiers {
 }
 
 identifiers! {
-    /// A stream: a queue of device work that runs in order. Two streams of one upstream never share a number.
+    /// A stream: a queue of device work that runs in order. Two streams of one upstream never have the same number.
     StreamId;
 }
 
-/// The name of a private pool. No two pools of a process share a name, whatever allocator they belong to.
+/// The name of a private pool. No two pools of a process have the same name, whatever allocator they belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(u64);
 
@@ -60,17 +60,17 @@ impl fmt::Debug for PoolId {
     }
 }
 
-/// The one of the two kinds of pools that a request belongs to.
+/// The kind of pool that a request belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum SizeClass {
-    /// Up to 1 MiB, from segments of 2 MiB.
+    /// Requests up to 1 MiB, from segments of 2 MiB.
     Small,
     /// Blocks above the small ones.
     Large,
 }
 
 impl SizeClass {
-    /// Returns the class that this is not.
+    /// Returns the opposite class.
     #[must_use]
     pub fn other(self) -> Self {
         match self {

@@ -1,4 +1,4 @@
-//! Views of the records of a [`Recording`].
+//! Functions that read the records of a [`Recording`].
 
 use std::sync::Arc;
 
@@ -8,37 +8,37 @@ use super::{Action, Annotation, BlockState, SettingValue};
 use crate::SizeClass;
 use crate::StreamId;
 
-/// One entry of a trace of a [`Recording`].
+/// An entry of a trace of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The kind of event.
     pub action: Action,
-    /// To which memory; of [`Action::Oom`], how many bytes the device had left.
+    /// The address of the memory; for [`Action::Oom`], the number of bytes that were left on the device.
     pub address: u64,
-    /// Of allocations and frees what was asked for, of segments their size, in bytes.
+    /// The size in bytes: for allocations and frees the requested size, for segments their size.
     pub size_bytes: u64,
     /// The stream that the memory belongs to.
     pub stream: StreamId,
-    /// The pool, where the version says it.
+    /// The pool, if the version records it.
     pub pool_id: Option<(u64, u64)>,
-    /// Microseconds since 1970, where the version says it.
+    /// Microseconds since 1970, if the version records it.
     pub time_us: Option<i64>,
     /// The stack, for [`Recording::stack`].
     pub stack: Option<StackId>,
 }
 
-/// The remarks of the program and the allocator beside an entry of a trace of a [`Recording`].
+/// The remarks of the program and the allocator on an entry of a trace of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Remarks<'r> {
     /// The compiled region that was running.
     pub compile_context: Option<&'r str>,
-    /// The text that the program had the thread write beside its entries.
+    /// The text that the program had attached to the thread's entries.
     pub user_metadata: Option<&'r str>,
     /// The allocator's own remark.
     pub internal_metadata: Option<&'r str>,
 }
 
-/// The name of a stack of a [`Recording`]. Equal stacks have equal names.
+/// The identifier of a stack of a [`Recording`]. Equal stacks have equal identifiers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub(super) u32);
 
@@ -49,7 +49,7 @@ impl StackId {
     }
 }
 
-/// The name of a frame of the stacks of a [`Recording`]. Equal frames have equal names.
+/// The identifier of a frame of the stacks of a [`Recording`]. Equal frames have equal identifiers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FrameId(u32);
 
@@ -60,58 +60,58 @@ impl FrameId {
     }
 }
 
-/// One frame of a stack of a [`Recording`].
+/// A frame of a stack of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FrameView<'r> {
     /// The source file.
     pub filename: &'r str,
-    /// From 1; 0 if it is not known.
+    /// The line, from 1; 0 if it is not known.
     pub line: u32,
     /// The function.
     pub name: &'r str,
 }
 
-/// One segment of a [`Recording`]. Sizes are in bytes.
+/// A segment of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentView {
     /// The device's number.
     pub device: i32,
     /// The address at which it begins.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub total_bytes: u64,
     /// The stream that its blocks belong to.
     pub stream: StreamId,
     /// The class of the requests that it serves: small or large.
     pub class: SizeClass,
-    /// (0, 0) for the shared pool.
+    /// The pool; (0, 0) for the shared one.
     pub pool_id: (u64, u64),
     /// Whether it is a mapped range that may grow.
     pub is_expandable: bool,
 }
 
-/// One block of a [`Recording`]. Sizes are in bytes.
+/// A block of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockView {
     /// The address at which it begins.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub size_bytes: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// The holder of the block.
+    /// The state of the block.
     pub state: BlockState,
-    /// The place where it was allocated.
+    /// The stack of its allocation.
     pub stack: Option<StackId>,
 }
 
 impl Recording {
-    /// Returns the length of the file as a pickle or JSON, in bytes: before it was packed, if it was.
+    /// Returns the length of the pickle or JSON in bytes, after decompression.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Returns the devices that the file says something of, in order.
+    /// Returns the devices that appear in the file, in order.
     pub fn devices(&self) -> Vec<usize> {
         let traced = (0..self.traces.len()).filter(|&device| self.traces[device].len() > 0);
         let mut devices: Vec<usize> = self
@@ -125,14 +125,14 @@ impl Recording {
         devices
     }
 
-    /// Returns how many entries the trace of a device has; 0 if there is none.
+    /// Returns the number of entries of a device's trace; 0 if there is none.
     pub fn trace_len(&self, device: usize) -> usize {
         self.mended.get(device).map_or(0, |mended| mended.trace.len())
     }
 
-    /// Returns the trace of a device, oldest first; empty if there is none. Where it has a [gap](Self::gap), the frees and
-    /// allocations that must have been in it are there; where it never says when a free is over, a request to free is the end
-    /// of it.
+    /// Returns the trace of a device, oldest first; empty if there is none. If it has a [gap](Self::gap), the frees and
+    /// allocations that must have happened in it are included; if it never records when a free is complete, a free is complete
+    /// when it is requested.
     pub fn trace(&self, device: usize) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         static NONE: Mended = Mended { trace: Trace(Vec::new()), gap: None, ends_at_request: false };
         let Mended { trace, ends_at_request, .. } = self.mended.get(device).unwrap_or(&NONE);
@@ -145,7 +145,7 @@ impl Recording {
         })
     }
 
-    /// Returns what was said beside each entry of the trace of a device, in the same order.
+    /// Returns the remarks on each entry of a device's trace, in the same order.
     pub fn remarks(&self, device: usize) -> impl Iterator<Item = Remarks<'_>> + '_ {
         let indices = self.mended.get(device).into_iter().flat_map(|mended| mended.trace.indices());
         indices.map(|index| {
@@ -159,23 +159,24 @@ impl Recording {
         })
     }
 
-    /// Returns where the trace of a device does not fit together, since entries in its middle are missing.
+    /// Returns the position where the trace of a device is inconsistent because entries in its middle are missing.
     pub fn gap(&self, device: usize) -> Option<Gap> {
         self.mended.get(device)?.gap
     }
 
-    /// Returns whether the trace of a device never says when a free is over (`free_completed` was left out of the recording).
+    /// Returns whether the trace of a device never records when a free is complete (`free_completed` was left out of the
+    /// recording).
     pub fn leaves_out_ends(&self, device: usize) -> bool {
         self.mended.get(device).is_some_and(|mended| mended.ends_at_request)
     }
 
-    /// Returns what in the file was not understood and is left out, and how often: entries with an action that a later version
-    /// has, say.
+    /// Returns the parts of the file that were not understood and left out, with their counts: for example entries with an action
+    /// of a later version.
     pub fn left_out(&self) -> &[(String, u64)] {
         &self.left_out
     }
 
-    /// Returns what happened to pinned host memory, oldest first.
+    /// Returns the events of pinned host memory, oldest first.
     pub fn host_trace(&self) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         self.host_trace.indices().map(|index| self.event(&self.entries[index as usize]))
     }
@@ -189,19 +190,19 @@ impl Recording {
         self.segments.iter().filter(of_device).map(|segment| self.segment_view(segment))
     }
 
-    /// Returns pinned host memory, where its history was recorded.
+    /// Returns pinned host memory, if its history was recorded.
     pub fn host_segments(
         &self,
     ) -> impl Iterator<Item = (SegmentView, impl Iterator<Item = BlockView> + '_)> + '_ {
         self.host_segments.iter().map(|segment| self.segment_view(segment))
     }
 
-    /// Returns how the allocator was configured, by name; empty where the version does not say it.
+    /// Returns the configuration of the allocator, by name; empty if the version does not record it.
     pub fn settings(&self) -> &[(Arc<str>, SettingValue)] {
         &self.settings
     }
 
-    /// Returns scopes that a profiler or a user marked.
+    /// Returns the scopes that a profiler or a user marked.
     pub fn annotations(&self) -> &[Annotation] {
         &self.annotations
     }
@@ -211,29 +212,29 @@ impl Recording {
         self.stack_frames(stack).map(|frame| self.frame(frame))
     }
 
-    /// Returns the names of the frames of a stack, innermost first.
+    /// Returns the identifiers of the frames of a stack, innermost first.
     pub fn stack_frames(&self, stack: StackId) -> impl Iterator<Item = FrameId> + '_ {
         self.stacks.frames(stack.0).map(FrameId)
     }
 
-    /// Returns a frame by its name.
+    /// Returns a frame by its identifier.
     pub fn frame(&self, frame: FrameId) -> FrameView<'_> {
         let (Function { filename, name }, line) = self.frames.get(frame.0);
         FrameView { filename: &self.texts[filename as usize], line, name: &self.texts[name as usize] }
     }
 
-    /// Returns how many distinct frames there are.
+    /// Returns the number of distinct frames.
     pub fn frame_count(&self) -> usize {
         self.frames.len()
     }
 
-    /// Returns the number of a frame's function, from 0 and below [`function_count`](Self::function_count). Frames of one function have
-    /// the same file and name.
+    /// Returns the number of a frame's function, from 0 and below [`function_count`](Self::function_count). Frames of one
+    /// function have the same file and name.
     pub fn function(&self, frame: FrameId) -> u32 {
         self.frames.function(frame.0)
     }
 
-    /// Returns how many distinct functions the frames belong to.
+    /// Returns the number of distinct functions of the frames.
     pub fn function_count(&self) -> usize {
         self.frames.functions()
     }

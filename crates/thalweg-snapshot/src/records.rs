@@ -1,8 +1,8 @@
-//! A snapshot as it lies in a file, in little memory.
+//! The content of a snapshot's file, in little memory.
 //!
-//! A [`Snapshot`](super::Snapshot) has an entry of 150 bytes, which is right for what one process wrote a minute ago, and too much
-//! for files of a gigabyte. Here an entry has 32 bytes: where, how much, when, a number for its stack, and one for all that few
-//! entries differ in (stream, pool, texts).
+//! A [`Snapshot`](super::Snapshot) has entries of 150 bytes, which is adequate for the snapshot of a running process, and too
+//! much for files of a gigabyte. Here an entry has 32 bytes: address, size, time, a number for its stack, and one for everything
+//! in which few entries differ (stream, pool, texts).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Action, Annotation, BlockState, SettingValue, frames, stacks};
 use crate::SizeClass;
 
-/// A snapshot that was read from a file, as columns of small records.
+/// A snapshot that was read from a file, stored as columns of small records.
 #[derive(Default, Debug)]
 pub struct Recording {
     pub(super) texts: Vec<Arc<str>>,
@@ -21,19 +21,19 @@ pub struct Recording {
     pub(super) blocks: Vec<RecordedBlock>,
     pub(super) segments: Vec<RecordedSegment>,
     pub(super) traces: Vec<Trace>,
-    /// The entries to mend, with what they lack.
+    /// The traces to repair, with their missing entries.
     pub(super) mended: Vec<Mended>,
     pub(super) host_segments: Vec<RecordedSegment>,
     pub(super) host_trace: Trace,
     pub(super) settings: Vec<(Arc<str>, SettingValue)>,
     pub(super) annotations: Vec<Annotation>,
     pub(super) file_bytes: u64,
-    /// The parts that were not understood and left out, and how often.
+    /// The parts that were not understood and left out, with their counts.
     pub(super) left_out: Vec<(String, u64)>,
 }
 
 impl Recording {
-    /// Returns how many bytes the columns take.
+    /// Returns the bytes that the columns take.
     pub(super) fn heap_bytes(&self) -> usize {
         size_of_val(&self.texts[..])
             + self.frames.heap_bytes()
@@ -60,7 +60,7 @@ pub(super) struct Context {
 pub(super) struct Entry {
     pub(super) address: u64,
     pub(super) size_bytes: u64,
-    /// 0 where the context is not timed.
+    /// The time in microseconds; 0 if the context has no times.
     pub(super) time_us: i64,
     /// The number of its stack plus one; 0 if it has none.
     stack: u32,
@@ -71,7 +71,7 @@ pub(super) struct Entry {
 impl Entry {
     const ACTION_BITS: u32 = 4;
 
-    /// The number of contexts that there can be.
+    /// The greatest number of contexts.
     pub(super) const MOST_CONTEXTS: usize = 1 << (32 - Self::ACTION_BITS);
 
     pub(super) fn new(
@@ -125,7 +125,7 @@ pub(super) struct RecordedSegment {
     pub(super) blocks: Vec<Range<u32>>,
 }
 
-/// Entries by number, in order: nearly always one range.
+/// The numbers of entries, in order: nearly always one range.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Trace(pub(super) Vec<Range<u32>>);
 
@@ -139,24 +139,24 @@ impl Trace {
     }
 }
 
-/// The trace of a device with what it lacks.
+/// The trace of a device with its missing entries inserted.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Mended {
     pub(super) trace: Trace,
     pub(super) gap: Option<Gap>,
-    /// Whether frees are over when they are requested.
+    /// Whether frees are complete when they are requested.
     pub(super) ends_at_request: bool,
 }
 
-/// A part of a history that is missing in its middle: see [`Recording::gap`].
+/// A part that is missing in the middle of a history: see [`Recording::gap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
-    /// The entry before which it is; the first of several.
+    /// The entry before which the gap is; the first of several.
     pub entry: usize,
-    /// Whether one gap explains all that does not fit together.
+    /// Whether one gap explains all inconsistencies.
     pub is_one: bool,
-    /// The number of blocks that must have been freed meanwhile.
+    /// The number of blocks that must have been freed in the gap.
     pub freed_blocks: usize,
-    /// The number of blocks that must have been allocated meanwhile.
+    /// The number of blocks that must have been allocated in the gap.
     pub allocated_blocks: usize,
 }

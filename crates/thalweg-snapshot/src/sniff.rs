@@ -1,4 +1,4 @@
-//! Files that are taken for snapshots and are something else, by how they begin.
+//! Recognition of files that are mistaken for snapshots, by their first bytes.
 
 const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"PK\x03\x04", "a zip archive, as torch.save writes"),
@@ -15,7 +15,7 @@ const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"Traceback (most recent", "the text of a Python error"),
 ];
 
-/// Returns what a file is that begins with these bytes, if that is known and it is not a snapshot.
+/// Returns the kind of file that begins with these bytes, if it is known and not a snapshot.
 pub(super) fn what_else(beginning: &[u8]) -> Option<&'static str> {
     if let Some((_, what)) = BEGINNINGS.iter().find(|(magic, _)| beginning.starts_with(magic)) {
         return Some(what);

@@ -1,26 +1,25 @@
 //! A file, read from its beginning to its end.
 //!
-//! What reads a snapshot sees the file through a window of it, and knows at every moment at which offset it stands. A length
-//! that the file declares is never believed: the window grows as bytes arrive, so that a length beyond the file's end costs no
-//! more than the file has.
+//! The readers of snapshots see the file through a window, and know at every moment the present offset. A declared length is
+//! never trusted: the window grows as bytes arrive, so that a length beyond the file's end costs no more than the file has.
 
 use std::io::{ErrorKind, Read};
 
 use super::SnapshotError;
 
-/// The number of bytes that are read at once.
+/// The number of bytes that are read in one call.
 const WINDOW_BYTES: usize = 256 << 10;
 
-/// See the [module](self).
+/// A file that is being read. See the [module's essay](self).
 pub(super) struct Source<R> {
     reader: R,
     window: Vec<u8>,
-    /// The beginning of the part of the window that is still to be read.
+    /// The beginning of the part of the window that has not been consumed.
     at: usize,
     end: usize,
     /// The offset of the window's first byte.
     base: u64,
-    /// The place where the instruction or value that is being read begins, for messages.
+    /// The offset at which the present instruction or value begins, for messages.
     start: u64,
 }
 
@@ -29,18 +28,18 @@ impl<R: Read> Source<R> {
         Self { reader, window: vec![0; WINDOW_BYTES], at: 0, end: 0, base: 0, start: 0 }
     }
 
-    /// Returns how many bytes were read so far.
+    /// Returns the number of bytes consumed so far.
     pub(super) fn offset(&self) -> u64 {
         self.base + self.at as u64
     }
 
-    /// Makes messages from now on be about what begins here.
+    /// Marks the present offset as the one that messages refer to.
     #[inline]
     pub(super) fn mark(&mut self) {
         self.start = self.base + self.at as u64;
     }
 
-    /// Returns an error about what was marked last.
+    /// Returns an error about the marked offset.
     pub(super) fn error(&self, what: &str) -> SnapshotError {
         SnapshotError::new(format!("offset {}: {what}", self.start))
     }
@@ -54,7 +53,7 @@ impl<R: Read> Source<R> {
         Ok(self.window[self.at - 1])
     }
 
-    /// Returns the next byte, which stays to be read; `None` at the end.
+    /// Returns the next byte without consuming it; `None` at the end.
     pub(super) fn peek(&mut self) -> Result<Option<u8>, SnapshotError> {
         if self.at == self.end && !self.more()? {
             return Ok(None);
@@ -71,13 +70,13 @@ impl<R: Read> Source<R> {
         Ok(self.window[self.at - N..self.at].try_into().expect("that many were taken"))
     }
 
-    /// Returns what is at hand of the bytes to come: some, or none.
+    /// Returns the bytes in the window that have not been consumed, possibly none.
     #[inline]
     pub(super) fn ahead(&self) -> &[u8] {
         &self.window[self.at..self.end]
     }
 
-    /// Passes bytes that are at hand.
+    /// Consumes bytes that are in the window.
     #[inline]
     pub(super) fn pass(&mut self, count: usize) {
         debug_assert!(count <= self.end - self.at);
@@ -117,7 +116,7 @@ impl<R: Read> Source<R> {
         Ok(())
     }
 
-    /// Reads on; false at the end of the file.
+    /// Reads more of the file. Returns `false` at its end.
     fn more(&mut self) -> Result<bool, SnapshotError> {
         if self.at > 0 {
             self.window.copy_within(self.at..self.end, 0);

@@ -1,29 +1,29 @@
 //! Many stacks in little memory.
 //!
-//! Frames are numbered in the order in which a file first names them, so that the numbers of neighbours in a stack are mostly close
-//! to each other. A stack is kept as their differences, in groups of seven bits, lowest first, the top bit set on all but the last:
-//! one byte or two per frame, where the file has five.
+//! Frames are numbered in the order in which they first appear in a file, so that the numbers of neighbours in a stack are mostly
+//! close to each other. A stack is stored as the differences, in groups of seven bits, lowest first, with the top bit set on all
+//! but the last: one or two bytes per frame, where the file has five.
 
 use super::ids::Ids;
 
-/// See the [module](self). Equal stacks have one number.
+/// The stacks of a recording. See the [module's essay](self). Equal stacks have one number.
 #[derive(Default, Debug)]
 pub(super) struct Stacks {
     bytes: Vec<u8>,
-    /// The place where each stack ends.
+    /// The end position of each stack.
     ends: Vec<u32>,
 }
 
-/// The tables that are needed beside [`Stacks`] while there may be more of them.
+/// The tables that [`Stacks`] needs as long as stacks are added.
 #[derive(Default)]
 pub(super) struct StackIds {
     ids: Ids,
-    /// The stack that is being looked for.
+    /// The stack that is being searched for.
     wanted: Vec<u8>,
 }
 
 impl Stacks {
-    /// Returns the number of a stack, which is a new one if there was none like it; `None` if there is no room for more.
+    /// Returns the number of a stack; adds the stack if it is new. Returns `None` if there is no room for more.
     pub(super) fn intern(&mut self, known: &mut StackIds, frames: &[u32]) -> Option<u32> {
         let StackIds { ids, wanted } = known;
         encode(frames, wanted);
@@ -44,7 +44,7 @@ impl Stacks {
         Frames { bytes: self.slice(stack).iter(), last: 0 }
     }
 
-    /// Returns how many stacks there are.
+    /// Returns the number of stacks.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -85,7 +85,7 @@ impl Iterator for Frames<'_> {
             folded |= u32::from(byte & 0x7f) << shift;
             shift += 7;
         }
-        // Differences of either sign are folded: 0, -1, 1, -2, …
+        // The sign of a difference is folded in: 0, -1, 1, -2, …
         let difference = (folded >> 1) ^ (folded & 1).wrapping_neg();
         self.last = self.last.wrapping_add(difference);
         Some(self.last)

@@ -1,8 +1,8 @@
-//! The dictionary of a file, out of the values that were read, as a [`Recording`].
+//! Conversion of the values of a file's dictionary to a [`Recording`].
 //!
-//! A file from anywhere may use one list in many places, and so stand for far more than it holds. What is in a recording is
-//! therefore paid for: each segment, block and entry costs one of a budget, which is the length of the file. No honest file
-//! comes near it, since each of these takes dozens of bytes to write.
+//! A file may use one list in many places, and so describe far more than it contains. So each segment, block and entry of a
+//! recording is charged against a budget, which is the length of the file. No valid file comes near it, since each of these takes
+//! dozens of bytes to write.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::build::{BuildResult, Builder, Value};
 use super::records::{Mended, RecordedSegment, Recording, Trace};
 use super::{Annotation, SettingValue};
 
-/// Makes the recording of which `root` is the dictionary, or the list of segments; the file has `file_bytes`.
+/// Creates the recording from `root`, which is the dictionary or the list of segments; the file has `file_bytes`.
 pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> BuildResult<Recording> {
     let mut reader = Reader { builder: &builder, budget: file_bytes };
     let mut recording = if builder.items(root).is_some() {
@@ -30,7 +30,7 @@ pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> BuildRes
         settings,
         annotations,
         file_bytes,
-        // What the builder knew beside it is given back before more is made.
+        // The builder's other tables are freed before more memory is allocated.
         ..builder.into_recording()
     };
     whole.mended = (0..whole.traces.len()).map(|device| Mended::of(&mut whole, device)).collect();
@@ -58,7 +58,7 @@ impl<'b> Reader<'b> {
         })
     }
 
-    /// Returns the value of a key; of the last, if there are several. Python's `None` counts as no value.
+    /// Returns the value of a key; of the last, if there are several. Python's `None` counts as a missing value.
     fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let is_key = |name| self.text(name).is_some_and(|text| **text == *key);
         let (_, value) = *self.builder.pairs(dict)?.iter().rev().find(|&&(name, _)| is_key(name))?;
@@ -134,7 +134,7 @@ impl<'b> Reader<'b> {
         let mut annotations = Vec::new();
         for &item in self.items(value)? {
             let pairs = self.builder.pairs(item).ok_or("expected a list of dictionaries")?;
-            // One dictionary can stand in many places, and is gone through in each.
+            // One dictionary can appear in many places, and is read in each.
             self.pay(pairs.len())?;
             let text = |key| self.get(item, key).and_then(|value| self.text(value)).cloned();
             let int = |key| match self.get(item, key) {
@@ -151,7 +151,7 @@ impl<'b> Reader<'b> {
         Ok(annotations)
     }
 
-    /// Returns the settings of the kinds that settings have had so far; what is of another kind is left out.
+    /// Returns the settings of the types that settings have had so far; values of other types are left out.
     fn settings(&mut self, value: Value) -> BuildResult<Vec<(Arc<str>, SettingValue)>> {
         let pairs = self.builder.pairs(value).unwrap_or_default();
         self.pay(pairs.len())?;

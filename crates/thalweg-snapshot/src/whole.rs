@@ -1,4 +1,4 @@
-//! A [`Recording`] as a whole [`Snapshot`].
+//! Conversion of a [`Recording`] to a complete [`Snapshot`].
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Frame, Frames, Recording, Segment, SegmentBlock, Snapshot, TraceEntr
 use crate::StreamId;
 
 impl Recording {
-    /// Returns the whole as a [`Snapshot`], with everything that the file says. It takes about five times the memory.
+    /// Returns a [`Snapshot`] with the complete content of the file. It takes about five times the memory.
     pub fn to_snapshot(&self) -> Snapshot {
         let mut stacks = Stacks { recording: self, built: vec![None; self.stacks.len()] };
         let segments = |stacks: &mut Stacks<'_>, segments: &[RecordedSegment]| {
@@ -25,7 +25,7 @@ impl Recording {
     }
 }
 
-/// The stacks of a recording that a [`Snapshot`] was given already.
+/// The stacks of a recording that have been converted for a [`Snapshot`] already.
 struct Stacks<'r> {
     recording: &'r Recording,
     built: Vec<Option<Frames>>,
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::Action;
 
-    /// Stacks cost what their frames cost, and nothing that few entries differ in is written for each of them.
+    /// Stacks cost only as much as their frames, and values in which few entries differ are not stored for each entry.
     #[test]
     fn distinct_stacks_take_less_than_half_of_their_file() {
         let text = |text: &str| Arc::<str>::from(text);

@@ -19,7 +19,7 @@ fn child() -> ! {
     let cancelled = std::thread::spawn(move || {
         let mut guard = own.lock();
         *guard += 1;
-        // SAFETY: a thread may cancel itself; it takes effect at the next point at which it may, which is here.
+        // SAFETY: a thread may cancel itself; this takes effect at the next cancellation point, which is here.
         unsafe {
             pthread_cancel(libc::pthread_self());
             pthread_testcancel();
@@ -27,7 +27,7 @@ fn child() -> ! {
         *guard += 1;
     });
     let _ = cancelled.join();
-    // It hangs here if the lock is held by a thread that is gone.
+    // This hangs if a thread that has ended still holds the lock.
     let value = *mutex.lock();
     std::process::exit(value);
 }

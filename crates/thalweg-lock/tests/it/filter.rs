@@ -1,6 +1,6 @@
-//! A program that forbids `membarrier(2)` to itself when mutexes have owners already, as sandboxes do that begin late.
+//! A program that forbids `membarrier(2)` to itself when mutexes already have owners, as sandboxes do that start late.
 //!
-//! What is forbidden is never allowed again, so it is a process of its own: this program, started anew.
+//! A call that was forbidden is never allowed again, so the test runs in a process of its own: this program, started anew.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ fn a_filter_that_comes_late_takes_no_lock_away() {
 }
 
 fn in_the_child() {
-    // Two halves that are only ever equal.
+    // The two halves are equal outside of the lock.
     let mutexes: [BiasedMutex<(u64, u64)>; 3] = Default::default();
     let visit = |mutex: &BiasedMutex<(u64, u64)>| {
         let mut halves = mutex.lock();
@@ -38,7 +38,7 @@ fn in_the_child() {
     };
     mutexes.iter().for_each(visit);
     deny_membarrier().expect("a process may give a filter to itself");
-    // SAFETY: the call takes two numbers beside the command, and touches no memory of ours.
+    // SAFETY: the call takes two numbers besides the command, and accesses no memory of ours.
     let answer = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
     assert_eq!(answer, -1, "the filter forbids it");
     let stop = AtomicBool::new(false);
@@ -59,7 +59,7 @@ fn in_the_child() {
     for mutex in &mutexes {
         assert_eq!(*mutex.lock(), (visits, visits));
     }
-    // One that was not owned before is an ordinary mutex from its first lock on.
+    // A mutex that was not owned before is an ordinary mutex from its first lock on.
     let late = BiasedMutex::default();
     visit(&late);
     thread::scope(|scope| scope.spawn(|| visit(&late)).join().expect("no lock panics"));
@@ -67,7 +67,7 @@ fn in_the_child() {
     println!("{DONE}");
 }
 
-/// Makes the system refuse all threads of the process `membarrier(2)` from now on.
+/// Makes the system refuse `membarrier(2)` to all threads of the process from now on.
 fn deny_membarrier() -> io::Result<()> {
     let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = [
@@ -82,7 +82,7 @@ fn deny_membarrier() -> io::Result<()> {
         step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: the first takes numbers alone; the second reads the program and its steps, which live until it returns.
+    // SAFETY: the first call takes only numbers; the second reads the program and its steps, which are alive until it returns.
     let refused = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::syscall(

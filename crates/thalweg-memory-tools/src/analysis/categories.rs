@@ -1,24 +1,25 @@
-//! Categories of blocks: what memory is for, as far as the stack tells that allocated it.
+//! Categories of blocks: the purpose of memory, as far as the stack of its allocation shows it.
 //!
-//! The allocator does not know a parameter from an activation. The functions that asked for the memory mostly do: an optimizer's `step`,
-//! the backward pass, a module's `forward`. Rules of the user come first, so that a program with names of its own can say better.
+//! The allocator cannot distinguish a parameter from an activation. The functions that requested the memory mostly can: an
+//! optimizer's `step`, the backward pass, a module's `forward`. Rules of the user come first, for programs with names of their
+//! own.
 
 use thalweg_snapshot::{FrameView, Recording, StackId};
 
 use super::places::backward_node;
 
-/// The names of the categories that need no rule, in the order in which a stack is tried: the first with a frame that fits is it.
+/// The names of the built-in categories, in the order in which a stack is tried: the first with a matching frame is used.
 const BUILT_IN: [&str; 6] =
     ["optimizer state", "gradients", "communication", "parameters", "activations", "other"];
 
-/// For blocks of which no stack was recorded.
+/// The category of blocks without a recorded stack.
 const NO_STACK: &str = "no stack recorded";
 
-/// A way to tell blocks apart.
+/// Rules that assign categories to blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Categories {
     names: Vec<String>,
-    /// For each rule of the user its category and the text that a frame must contain.
+    /// For each rule of the user, its category and the text that a frame must contain.
     rules: Vec<(usize, String)>,
 }
 
@@ -29,9 +30,9 @@ impl Default for Categories {
 }
 
 impl Categories {
-    /// Creates the built-in categories, behind rules of the user's own: a block belongs to the category if its stack has a
-    /// frame in which, written as `file:line function`, the text occurs. Of several rules that fit the first counts; several
-    /// may have one category.
+    /// Creates the built-in categories, after the user's own rules: a block belongs to the category if its stack has a frame in
+    /// which, written as `file:line function`, the text occurs. Of several matching rules the first counts; several rules may
+    /// have the same category.
     pub fn new<'r>(rules: impl IntoIterator<Item = (&'r str, &'r str)>) -> Self {
         let mut names: Vec<String> = std::iter::once(NO_STACK).chain(BUILT_IN).map(str::to_owned).collect();
         let mut list = Vec::new();
@@ -46,12 +47,12 @@ impl Categories {
         Self { names, rules: list }
     }
 
-    /// Returns the names, by number.
+    /// Returns the names of the categories, by number.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Sorts what a recording has.
+    /// Returns a table that assigns categories to the stacks of a recording.
     pub fn over<'c>(&'c self, recording: &'c Recording) -> Sorting<'c> {
         let ruled = if self.rules.is_empty() { 0 } else { recording.frame_count() };
         Sorting {
@@ -62,15 +63,15 @@ impl Categories {
         }
     }
 
-    /// Returns the first rule that a frame fits, by its place in the list, or what is above all of them.
+    /// Returns the index of the first rule that matches a frame, or a greater number than any index.
     fn rule(&self, frame: &FrameView<'_>) -> u16 {
         let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
         let rule = self.rules.iter().position(|(_, part)| text.contains(part));
-        // More rules than that are not written by hand.
+        // Lists of rules that are written by hand are shorter than this.
         rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the category that the frames of a stack vote for.
+    /// Returns the category that results from the votes of a stack's frames.
     fn elected(&self, votes: impl Iterator<Item = Vote>) -> usize {
         let mut best = Vote { rule: u16::MAX, built_in: BUILT_IN.len() as u8 };
         for vote in votes {
@@ -78,34 +79,34 @@ impl Categories {
         }
         match (self.rules.get(usize::from(best.rule)), usize::from(best.built_in)) {
             (Some((category, _)), _) => *category,
-            // An empty stack says no more than none.
+            // An empty stack carries no more information than none.
             (None, built_in) if built_in == BUILT_IN.len() => 0,
             (None, built_in) => built_in + 1,
         }
     }
 }
 
-/// The category that one frame votes for: the lowest of each counts. The rule is by its place in the list, or above it for
-/// none.
+/// The categories that one frame votes for: over all frames, the lowest of each counts. The rule is given by its index, or by a
+/// greater number if none matches.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     rule: u16,
     built_in: u8,
 }
 
-/// [`Categories`] of the stacks of one recording. Each function is looked at once, however many stacks its lines are in; and each frame,
-/// if the user has rules, which can name a line.
+/// The [`Categories`] of the stacks of one recording. Each function is classified once, however many stacks contain its lines; if
+/// the user has rules, which can name a line, each frame is classified once too.
 #[derive(Debug)]
 pub struct Sorting<'c> {
     categories: &'c Categories,
     recording: &'c Recording,
     by_function: Vec<Option<u8>>,
-    /// Empty if there are no rules.
+    /// The rule of each frame; empty if there are no rules.
     by_frame: Vec<Option<u16>>,
 }
 
 impl Sorting<'_> {
-    /// Returns the number of the category of what was allocated at a stack.
+    /// Returns the number of the category of memory that was allocated at a stack.
     pub fn category(&mut self, stack: Option<StackId>) -> usize {
         let Self { categories, recording, by_function, by_frame } = self;
         let Some(stack) = stack else { return 0 };
@@ -121,7 +122,7 @@ impl Sorting<'_> {
     }
 }
 
-/// Returns the built-in category that one frame speaks for, by its place among them.
+/// Returns the index of the built-in category that matches one frame.
 fn built_in_of(frame: &FrameView<'_>) -> usize {
     let FrameView { filename: file, name, .. } = *frame;
     let is_in = |part: &str| file.contains(part) || file.replace('\\', "/").contains(part);
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the category of a stack in a recording that also has the same functions at another line.
+    /// Returns the category of a stack in a recording that also contains the same functions at another line.
     fn named(categories: &Categories, frames: &[(&'static str, &'static str)]) -> String {
         let stack = |line| {
             frames.iter().map(move |&(filename, name)| Frame {

@@ -1,4 +1,4 @@
-//! The memory that one recording has and another has not.
+//! The memory that one recording has and another does not have.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use super::summary::Moment;
 pub struct Growth<K> {
     /// The key that the blocks of the group share.
     pub key: K,
-    /// The number of them in the first recording, and in the second.
+    /// The number of blocks in the first recording, and in the second.
     pub blocks: (usize, usize),
-    /// The bytes that were requested with them, in the first recording and in the second.
+    /// The requested bytes of these blocks, in the first recording and in the second.
     pub bytes: (u64, u64),
 }
 
 impl<K> Growth<K> {
-    /// Returns how much more the second has; negative if it has less.
+    /// Returns how many more bytes the second recording has; negative if it has fewer.
     pub fn change_bytes(&self) -> i128 {
         i128::from(self.bytes.1) - i128::from(self.bytes.0)
     }
 }
 
-/// Returns what is live in moment `b` compared with moment `a`: by size, and by stack (no frames where it is not known). What
-/// grew most is first, and what is the same in both is left out.
+/// Returns the live blocks at moment `b` compared with moment `a`: by size, and by stack (no frames if it is not known). Groups
+/// with the largest growth come first, and groups that are equal in both are left out.
 pub fn diff<'r>(
     (a, in_a): (&'r Recording, &Moment),
     (b, in_b): (&'r Recording, &Moment),

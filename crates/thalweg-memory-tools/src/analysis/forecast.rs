@@ -1,47 +1,48 @@
-//! The forecast of a program under other settings, where its beginning may not be known.
+//! The forecast of a program under other settings, even if its beginning is not known.
 //!
-//! If a trace begins with its program, a replay says all. If not, what the settings had reserved by then cannot be known. Three
-//! things are known all the same:
+//! If a trace begins with its program, a replay determines everything. If not, the memory that the settings had reserved by then
+//! cannot be known. Three things are known nevertheless:
 //!
-//! - What is live must be reserved: no settings can have less ([`Forecast::least_reserved_bytes`]).
-//! - What the recorded part comes to where it begins *tidy*, with its live blocks put where the settings would put them now.
-//! - What it comes to where it begins *worn*, with all memory that the recording had reserved by then, live blocks where they
-//!   were.
+//! - Live memory must be reserved: no settings can have less ([`Forecast::least_reserved_bytes`]).
+//! - The result for the recorded part with a *tidy* beginning, in which its live blocks are placed where the settings would place
+//!   them now.
+//! - The result with a *worn* beginning, with all memory that the recording had reserved by then, and live blocks at their
+//!   recorded addresses.
 //!
-//! The two beginnings are the same for all settings, so their outcomes are compared each with its like. What one of them does not
-//! show is not claimed.
+//! The two beginnings are the same for all settings, so outcomes with the same beginning are compared. Nothing is claimed that
+//! does not hold for both of them.
 
 use thalweg_memory::{settings::Backend, settings::Settings};
 
 use super::what_if::{self, ReplayFigures};
 use crate::replay::{RecordedProgram, StartState};
 
-/// The smallest GPU is looked for to this part of what is reserved at most.
+/// The precision of the search for the smallest GPU, as a divisor of the reserved memory.
 const TOLERANCE: u64 = 128;
-/// It is a multiple of this, in bytes.
+/// The granularity of the smallest GPU, in bytes.
 const GPU_GRANULE_BYTES: u64 = 1 << 20;
 
-/// A program with more streams and private pools is served once and not so often.
+/// The number of streams and private pools above which a program is replayed only once.
 const MOST_ARENAS: usize = 256;
 
-/// The prediction for a program under some settings, as far as it is known.
+/// The prediction for a program under given settings, as far as it is known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Forecast {
-    /// The program from its beginning; if that is not in the trace, the recorded part, from a tidy beginning.
+    /// The result for the complete program; if its beginning is not in the trace, for the recorded part with a tidy beginning.
     pub tidy: ReplayFigures,
-    /// The recorded part from a worn beginning, if the trace does not begin with its program. Under the settings of the recording it
-    /// is what was.
+    /// The result for the recorded part with a worn beginning, if the trace does not begin with its program. Under the settings
+    /// of the recording this is what happened.
     pub worn: Option<ReplayFigures>,
-    /// Whether these are the settings of the recording.
+    /// Whether the settings are those of the recording.
     pub is_recorded: bool,
     /// A lower bound of the program's peak of reserved memory, in bytes.
     pub least_reserved_bytes: u64,
-    /// A GPU of so many bytes is enough, and one that is smaller by a hundredth is not; of the recorded part. `None` if that is
+    /// The size of a GPU that is enough for the recorded part, while one that is smaller by a hundredth is not. `None` if this is
     /// not known.
     pub fits_from_bytes: Option<u64>,
 }
 
-/// Returns why nothing can be said of a program under some settings, if so.
+/// Returns the reason why no forecast is possible for a program under given settings, if there is one.
 pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'static str> {
     let is_estimate = settings.backend() == Backend::CudaMallocAsync;
     (is_estimate && !program.pools().is_empty()).then_some(
@@ -50,20 +51,20 @@ pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'stati
     )
 }
 
-/// An answer to a question: yes, no, or unknown.
+/// An answer to a question: yes, no, or perhaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It is not.
+    /// The statement holds with neither beginning.
     No,
-    /// It is from one beginning, and not from the other.
+    /// The statement holds with only one of the beginnings.
     Perhaps,
-    /// It is.
+    /// The statement holds with each beginning.
     Yes,
 }
 
 impl Forecast {
-    /// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `is_recorded`: these settings led
-    /// to the state in which the trace begins. `progress` is called now and then with how many steps were served.
+    /// Replays `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `is_recorded` means that these
+    /// settings led to the state in which the trace begins. `progress` is called now and then with the number of steps served.
     ///
     /// # Errors
     /// Those of [`what_if::run`].
@@ -90,7 +91,7 @@ impl Forecast {
         Ok(Self { tidy, worn, is_recorded, least_reserved_bytes, fits_from_bytes: None })
     }
 
-    /// Looks for the smallest GPU that is enough. It takes several replays.
+    /// Searches for the smallest GPU that is enough. This takes several replays.
     ///
     /// # Errors
     /// Those of [`what_if::run`].
@@ -121,13 +122,13 @@ impl Forecast {
         }
         let mut enough = most.next_multiple_of(GPU_GRANULE_BYTES);
         if !fits(Some(enough))?.0 {
-            // Garbage collection knows how large the GPU is.
+            // Garbage collection depends on the size of the GPU.
             enough += enough / 4;
             if !fits(Some(enough))?.0 {
                 return Ok(());
             }
         }
-        // What is live at once does not fit in less.
+        // The memory that is live at once does not fit in less.
         let mut too_small = program.least_reserved_bytes(settings).saturating_sub(1);
         while enough - too_small > (enough / TOLERANCE).max(2 * GPU_GRANULE_BYTES) {
             let middle = (too_small + (enough - too_small) / 2).next_multiple_of(GPU_GRANULE_BYTES);
@@ -146,12 +147,13 @@ impl Forecast {
         self.worn.is_some()
     }
 
-    /// Returns the outcome that is nearest to what would have been.
+    /// Returns the outcome that is closest to what would have happened.
     pub fn nearest(&self) -> &ReplayFigures {
         self.worn.as_ref().filter(|_| self.is_recorded).unwrap_or(&self.tidy)
     }
 
-    /// Returns what is reserved at most over the recorded part, in bytes: the least and the most that it can be taken for.
+    /// Returns bounds on the peak of the reserved memory over the recorded part, in bytes: the least and the greatest possible
+    /// value.
     pub fn recorded_part_bytes(&self) -> (u64, u64) {
         let nearest = self.nearest().peak_reserved_bytes;
         match &self.worn {
@@ -172,7 +174,8 @@ impl Forecast {
         }
     }
 
-    /// Returns how much less than `first` is reserved at most, from each beginning, in bytes; the smaller one first.
+    /// Returns by how many bytes the peak of the reserved memory is below that of `first`, with each beginning; the smaller one
+    /// first.
     fn saved_bytes(&self, first: &Self) -> (i128, i128) {
         let saved = |first: &ReplayFigures, other: &ReplayFigures| {
             i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)
@@ -188,32 +191,32 @@ impl Forecast {
     }
 }
 
-/// The recommendation of a forecast.
+/// A recommendation derived from forecasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recommendation {
     /// None of the settings fits the GPU.
     NoneFits,
-    /// None is known to reserve less than the first.
+    /// No settings are known to reserve less than the first.
     NoChange,
-    /// These fit where the first does not.
+    /// Other settings fit where the first do not.
     Fits {
-        /// The place of the settings in the list.
+        /// The index of the settings in the list.
         index: usize,
     },
-    /// These reserve less than the first.
+    /// Other settings reserve less than the first.
     Saves {
-        /// The place of the settings in the list.
+        /// The index of the settings in the list.
         index: usize,
-        /// At least so much, in bytes.
+        /// The least saving, in bytes.
         least_bytes: u64,
-        /// At most so much, in bytes.
+        /// The greatest saving, in bytes.
         most_bytes: u64,
     },
 }
 
-/// Returns which of some settings to use instead of the first, if any: the one that fits and saves most, and of those that
-/// save about as much (to 1 %) the one that calls the driver least. Of a program of which only a part is known, a saving
-/// counts only if it is seen from both beginnings.
+/// Returns which of several settings to use instead of the first, if any: those that fit and save most, and among those that save
+/// about the same (to 1 %) those that call the driver least. If only a part of the program is known, a saving counts only if it
+/// appears with both beginnings.
 pub fn recommend(forecasts: &[Forecast]) -> Recommendation {
     let fits = |forecast: &Forecast| forecast.out_of_memory() == Answer::No && !forecast.tidy.is_estimate;
     let Some(first) = forecasts.first().filter(|_| forecasts.iter().any(fits)) else {

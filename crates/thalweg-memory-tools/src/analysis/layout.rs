@@ -1,4 +1,4 @@
-//! In which ways reserved memory is of no use.
+//! The ways in which reserved memory is unusable.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use thalweg_memory::StreamId;
 
 use super::walk::{MemoryState, Taken};
 
-/// Reserved memory at one moment: what is active, and why the rest serves no request. All in bytes; they add up to what is
-/// reserved.
+/// Reserved memory at one moment: the active part, and the reasons why the rest serves no request. All in bytes; the sum is the
+/// reserved memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Fragmentation {
-    /// In blocks that are live or pending, after rounding.
+    /// The bytes of blocks that are live or pending, after rounding.
     pub active_bytes: u64,
-    /// Free, in segments where live blocks lie between: no request larger than the gaps can have it, and the driver cannot
-    /// have it back.
+    /// Free bytes in segments that also contain live blocks: no request larger than the gaps can use them, and they cannot be
+    /// returned to the driver.
     pub hard_bytes: u64,
-    /// Free, in segments of which nothing is live: they can go back to the driver, and be taken again in one piece.
+    /// Free bytes in segments without live blocks: they can be returned to the driver, and taken again in one piece.
     pub soft_bytes: u64,
-    /// Free, in segments of other streams than the one that asks.
+    /// Free bytes in segments of other streams than the requesting one.
     pub stream_bytes: u64,
-    /// Free, in segments of private pools: for a graph or a program that has them to itself.
+    /// Free bytes in segments of private pools, which belong to a graph or a program.
     pub pool_bytes: u64,
-    /// The largest free range of the stream that asks, in the shared pool.
+    /// The largest free range of the requesting stream, in the shared pool.
     pub largest_free_bytes: u64,
 }
 
 impl Fragmentation {
-    /// Returns the layout of a state in which `asking` asks for memory of the shared pool.
+    /// Returns the layout of a state in which the stream `asking` requests memory of the shared pool.
     pub(super) fn of(state: &MemoryState, asking: StreamId) -> Self {
         let mut live: Vec<(u64, u64)> =
             state.live.iter().map(|(&address, live)| (address, live.size_bytes)).collect();
@@ -58,13 +58,13 @@ impl Fragmentation {
         result
     }
 
-    /// Returns all that is reserved.
+    /// Returns all reserved bytes.
     pub fn reserved_bytes(&self) -> u64 {
         self.active_bytes + self.hard_bytes + self.soft_bytes + self.stream_bytes + self.pool_bytes
     }
 }
 
-/// Returns the segments; mapped ranges that touch each other are one.
+/// Returns the segments; adjacent mapped ranges are merged.
 fn merged(taken: &BTreeMap<u64, Taken>) -> Vec<(u64, Taken)> {
     let mut merged: Vec<(u64, Taken)> = Vec::new();
     for (&start, &taken) in taken {
@@ -77,7 +77,7 @@ fn merged(taken: &BTreeMap<u64, Taken>) -> Vec<(u64, Taken)> {
             {
                 last.end = taken.end;
             }
-            // What overlaps cannot be, and is cut off.
+            // Overlaps are impossible in a valid file, and are cut off.
             Some((_, last)) if last.end > start => {
                 if taken.end > last.end {
                     let start = last.end;

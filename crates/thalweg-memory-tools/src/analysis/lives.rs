@@ -8,12 +8,13 @@ use super::walk::{FirstPass, Live, MemoryState, Taken};
 use thalweg_memory::StreamId;
 use thalweg_snapshot::{Action, Event, Recording, StackId};
 
-/// All that was ever live or taken from the driver, on one device. Entries of the trace are named by their number.
+/// All blocks that were ever live and all segments that were ever taken from the driver, on one device. Entries of the trace are
+/// given by their number.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Lives {
     /// The blocks: first those that were live before the trace, by address, then in order of allocation.
     pub blocks: Vec<BlockLife>,
-    /// The segments, in the same order. A mapped range that lost a part goes on as what is left of it.
+    /// The segments, in the same order. A mapped range of which a part was unmapped continues as the rest.
     pub segments: Vec<SegmentLife>,
 }
 
@@ -22,40 +23,40 @@ pub struct Lives {
 pub struct BlockLife {
     /// The entry that allocated it; `None` if it was live before the trace.
     pub allocated: Option<usize>,
-    /// The entry with which its owner gave it up.
+    /// The entry in which its owner freed it.
     pub freed: Option<usize>,
-    /// The entry with which it was free.
+    /// The entry in which it became free.
     pub completed: Option<usize>,
-    /// The address at which it began.
+    /// The address at which it begins.
     pub address: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// The bytes that it took in its segment; rounded by rule where the trace does not say.
+    /// The bytes that it takes in its segment; computed by the rounding rule if the trace does not contain them.
     pub size_bytes: u64,
-    /// The stream that it belonged to.
+    /// The stream that it belongs to.
     pub stream: StreamId,
     /// The pool of its segment.
     pub pool_id: (u64, u64),
-    /// The place where it was allocated.
+    /// The stack of its allocation.
     pub stack: Option<StackId>,
 }
 
 /// The life of a segment, or of a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLife {
-    /// The entry that took it from the driver; `None` if it was there before the trace.
+    /// The entry that took it from the driver; `None` if it existed before the trace.
     pub taken: Option<usize>,
-    /// The entry that gave it back.
+    /// The entry that returned it.
     pub returned: Option<usize>,
-    /// The address at which it began.
+    /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// The stream that it belonged to.
+    /// The stream that it belongs to.
     pub stream: StreamId,
-    /// PyTorch's number of its pool; (0, 0) is the shared one, and where the file does not say.
+    /// PyTorch's number of its pool; (0, 0) for the shared one, and if the file does not contain the pool.
     pub pool_id: (u64, u64),
-    /// Whether it is mapped into a range that may grow.
+    /// Whether it is mapped into an expandable range.
     pub is_expandable: bool,
 }
 
@@ -77,11 +78,11 @@ pub fn lives(recording: &Recording, device: usize) -> Lives {
     walk.finish(&MemoryState::at_end(recording, device))
 }
 
-/// The blocks and segments that were seen so far, and by address which of it still exists.
+/// The blocks and segments seen so far, and those that still exist, by address.
 #[derive(Default)]
 struct Walk {
     lives: Lives,
-    /// The segment that each block lies in.
+    /// The segment that contains each block.
     segments_of_blocks: Vec<Option<usize>>,
     live: FxHashMap<u64, usize>,
     taken: BTreeMap<u64, usize>,
@@ -109,7 +110,7 @@ impl Walk {
 
     fn allocate(&mut self, entry: Option<usize>, address: u64, live: Live) {
         if let Some(entry) = entry {
-            // Its free is not in the trace if something is still there.
+            // If a block still exists at this address, its free is missing in the trace.
             self.complete(entry, address);
         }
         let segment = self.taken.range(..=address).next_back().map(|(_, segment)| *segment);
@@ -155,7 +156,7 @@ impl Walk {
         });
     }
 
-    /// Ends what lies in a range; what sticks out of it on either side goes on.
+    /// Ends the segments in a range; the parts outside of it continue.
     fn give_back(&mut self, entry: usize, start: u64, end: u64) {
         while let Some((&address, &segment)) = self.taken.range(..end).next_back() {
             let life = self.lives.segments[segment];
@@ -180,7 +181,7 @@ impl Walk {
         }
     }
 
-    /// Returns what only the end of the file says: exact sizes, and the pools of segments that are still there.
+    /// Adds the data that only the end of the file contains: exact sizes, and the pools of segments that still exist.
     fn finish(mut self, end: &MemoryState) -> Lives {
         for (address, &segment) in &self.taken {
             if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken)

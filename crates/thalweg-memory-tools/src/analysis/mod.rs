@@ -1,5 +1,5 @@
-//! The analysis of a [`Recording`](thalweg_snapshot::Recording): how much memory was live and reserved, when, by which code,
-//! and why the rest was of no use.
+//! The analysis of a [`Recording`](thalweg_snapshot::Recording): how much memory was live and reserved, when, by which code, and
+//! why the rest was unusable.
 //!
 //! ```text
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong
@@ -10,20 +10,20 @@
 //!                  └────────▶ Forecast    the same, where its beginning may not be known
 //! ```
 //!
-//! It is here, and not in the command line, because it is about memory and about nothing else: it opens no file and prints no
-//! text, so that a page, a notebook and a test see the same figures.
+//! It is here, and not in the command line, because it only depends on memory: it opens no file and prints no text, so that a
+//! page, a notebook and a test see the same figures.
 //!
-//! # How it is reckoned
-//! - A trace is a list of changes. The state before it is rebuilt from its end: what the segments say at the end, minus what
-//!   the trace did. Memory that was freed in the trace and never allocated in it was there before.
-//! - *Live* is what was asked for and not yet free; a block whose free waits for another stream counts, since no other stream can
-//!   have it. *Reserved* is what was taken from the driver.
-//! - Entries say what was asked for, before rounding. Where the layout of a moment inside the trace is needed, blocks are taken
-//!   to be rounded up to 512 bytes; what an allocator did not split off counts as free then. At the end of the trace the
-//!   file says the sizes, and they are exact.
+//! # Method
+//! - A trace is a list of changes. The state before it is reconstructed from its end: the segments at the end, minus the changes
+//!   of the trace. Memory that was freed in the trace and never allocated in it existed before.
+//! - *Live* memory is memory that was requested and is not yet free; a block whose free waits for another stream counts, since no
+//!   other stream can use it. *Reserved* memory is memory that was taken from the driver.
+//! - Entries contain the requested size, before rounding. If the layout of a moment inside the trace is needed, blocks are
+//!   assumed to be rounded up to 512 bytes; a remainder that the allocator did not split off counts as free. At the end of the
+//!   trace the file contains the exact sizes.
 //!
-//! What is not here: memory that the allocator never saw. The driver's own, that of libraries and of other processes is in
-//! no trace, except for one number: how much the device had left when a request failed.
+//! Memory that the allocator never handled is not included. Memory of the driver, of libraries and of other processes is in no
+//! trace, except for one number: how much the device had left when a request failed.
 
 mod categories;
 mod diff;

@@ -1,17 +1,17 @@
-//! Which line of a stack a reader is shown.
+//! The choice of the line of a stack that is shown to a reader.
 //!
 //! A stack goes from the allocator outwards: functions of the library, the user's, the interpreter's. The innermost line of the
-//! user's own is what most is learnt from. Where there is none, as on the threads of the autograd engine, the node of the backward
-//! pass says which operator it was.
+//! user's own code is the most informative. If there is none, as on the threads of the autograd engine, the node of the backward
+//! pass identifies the operator.
 
 use thalweg_snapshot::{FrameId, FrameView, Recording, StackId};
 
-/// The frames of a recording's stacks that tell a reader most: see [`telling`]. Each function is looked at once, however many stacks
-/// its lines are in, since a recording can have a million stacks.
+/// The most informative frames of a recording's stacks: see [`telling`]. Each function is classified once, however many stacks
+/// contain its lines, since a recording can have a million stacks.
 #[derive(Debug)]
 pub struct Telling<'r> {
     recording: &'r Recording,
-    /// The kind of each function plus one; 0 where it is not known yet.
+    /// The kind of each function plus one; 0 if it is not known yet.
     kinds: Vec<u8>,
 }
 
@@ -21,8 +21,8 @@ impl<'r> Telling<'r> {
         Self { recording, kinds: vec![0; recording.function_count()] }
     }
 
-    /// Returns the most telling frame of a stack, and which of its frames it is, counted from the innermost; `None` if it has
-    /// no frames.
+    /// Returns the most informative frame of a stack, and its index in the stack, counted from the innermost; `None` if it has no
+    /// frames.
     pub fn frame(&mut self, stack: StackId) -> Option<(usize, FrameId)> {
         let mut best: Option<(u8, usize, FrameId)> = None;
         for (at, frame) in self.recording.stack_frames(stack).enumerate() {
@@ -41,9 +41,9 @@ impl<'r> Telling<'r> {
     }
 }
 
-/// Returns of frames, innermost first, the one that tells a reader most. The first kind that there is counts, and of that the
-/// innermost: the user's own Python code, Python code that a compiler wrote, other Python code, a node of the backward pass, a
-/// C++ function that is not PyTorch's, an operator, anything with a file.
+/// Returns the most informative of the frames, which are given innermost first. The first kind that is present counts, and of
+/// that kind the innermost frame: the user's own Python code, Python code that a compiler wrote, other Python code, a node of the
+/// backward pass, a C++ function that is not PyTorch's, an operator, anything with a file.
 pub fn telling<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
     frames.min_by_key(|frame| kind_of(frame))
 }
@@ -66,20 +66,20 @@ fn kind_of(frame: &FrameView<'_>) -> u8 {
     }
 }
 
-/// Returns whether a Python file belongs to no user: Python's own, what was installed, PyTorch itself.
+/// Returns whether a Python file is not the user's: Python's own, an installed one, or one of PyTorch itself.
 fn is_library(file: &str) -> bool {
     let is_part = |part: &str| {
         matches!(part, "site-packages" | "dist-packages" | "torch") || part.starts_with("python3")
     };
     let mut parts = file.split(['/', '\\']);
-    // The last part is the file itself.
+    // The last part is the file name.
     parts.next_back();
     let is_windows = file.as_bytes().get(1) == Some(&b':');
     file.starts_with('<') || parts.any(|part| is_part(part) || is_windows && part == "Lib")
 }
 
-/// Returns whether a compiler wrote a Python file: `torch.compile` keeps them in a cache, in folders of two letters that are
-/// the second and third of the file's name.
+/// Returns whether a compiler wrote a Python file: `torch.compile` stores them in a cache, in folders of two letters that are the
+/// second and third of the file's name.
 fn is_compiled(file: &str) -> bool {
     let mut parts = file.rsplit(['/', '\\']);
     let (name, folder) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
@@ -96,7 +96,7 @@ pub fn backward_node(function: &str) -> Option<&str> {
     (is_name && (node.contains("Backward") || node == "AccumulateGrad")).then_some(node)
 }
 
-/// Returns the operator that a C++ function calls, if it is more than memory for a result: `at::_ops::bmm::call` is `bmm`.
+/// Returns the operator that a C++ function calls, if it does more than allocate a result: `at::_ops::bmm::call` is `bmm`.
 fn operator(function: &str) -> Option<&str> {
     let operator = function.strip_prefix("at::_ops::")?.split("::").next()?;
     let makes_room = operator.starts_with("empty") || operator.starts_with("resize");

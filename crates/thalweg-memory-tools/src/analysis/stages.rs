@@ -1,7 +1,7 @@
-//! The stages of a program: what happened to its memory between the start and the end of each scope that it marked.
+//! The stages of a program: the changes of its memory between the start and the end of each scope that it marked.
 //!
-//! A profiler or a user marks scopes (`torch.profiler.record_function` while a history is recorded), and the file has them beside the
-//! trace, with times. Scopes of one name are one stage here. They may lie within one another; each is reported by itself.
+//! A profiler or a user marks scopes (`torch.profiler.record_function` while a history is recorded), and the file contains them
+//! separately from the trace, with times. Scopes of one name are one stage here. They may be nested; each is reported separately.
 
 use std::sync::Arc;
 
@@ -17,23 +17,23 @@ pub struct Stage {
     pub name: Arc<str>,
     /// The number of times that it was entered.
     pub times: usize,
-    /// The time that it took, all together and as far as the trace goes, in microseconds.
+    /// The total time spent in it, as far as the trace extends, in microseconds.
     pub duration_us: i64,
     /// The number of the first entry in it.
     pub first_entry: usize,
     /// The number of entries of the trace that are in it.
     pub entries: usize,
-    /// The most that was live at once in it, as it was asked for; what was live before it counts.
+    /// The greatest amount of live memory in it, by requested size; memory that was live before it counts.
     pub peak_live_bytes: u64,
-    /// After how many entries of the trace that was.
+    /// The number of entries of the trace before that peak.
     pub peak_entry: usize,
-    /// The most that was reserved at once in it.
+    /// The greatest amount of reserved memory in it.
     pub peak_reserved_bytes: u64,
-    /// The most that was live at once in it beyond what was live when it was entered.
+    /// The greatest amount by which the live memory in it exceeded that at its start.
     pub peak_own_bytes: u64,
 }
 
-/// One scope, from when to when.
+/// A scope, with its start and end.
 struct Scope {
     name: Arc<str>,
     start_us: i64,
@@ -47,7 +47,7 @@ struct Level {
     reserved_bytes: u64,
 }
 
-/// Returns the stages on `device`, in the order in which they were first entered; none where nothing was marked, or the trace
+/// Returns the stages on `device`, in the order in which they were first entered; empty if no scopes were marked, or the trace
 /// has no times.
 pub fn stages(recording: &Recording, device: usize) -> Vec<Stage> {
     let mut scopes = scopes(recording, device);
@@ -62,8 +62,8 @@ pub fn stages(recording: &Recording, device: usize) -> Vec<Stage> {
     sweep.finish(first_us, last_us)
 }
 
-/// Returns the scopes that were marked on a device. What has no start began before the file, what has no end goes on behind
-/// it.
+/// Returns the scopes that were marked on a device. A scope without a start began before the file, and one without an end
+/// continues after it.
 fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
     let mut open: FxHashMap<&str, Vec<i64>> = FxHashMap::default();
     let mut scopes = Vec::new();
@@ -92,14 +92,14 @@ fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
     scopes
 }
 
-/// A walk through a trace and its scopes side by side.
+/// A simultaneous walk through a trace and its scopes.
 struct Sweep<'s> {
     scopes: &'s [Scope],
-    /// The number of them that have begun.
+    /// The number of scopes that have begun.
     begun: usize,
-    /// Those that have begun and not ended: their number, and what was live when they began.
+    /// The scopes that have begun and not ended: their number, and the live memory when they began.
     inside: Vec<(usize, u64)>,
-    /// The bytes that each live block was requested with.
+    /// The requested bytes of each live block.
     live: FxHashMap<u64, u64>,
     level: Level,
     stages: Vec<Stage>,
@@ -182,7 +182,7 @@ impl<'s> Sweep<'s> {
     }
 
     fn finish(mut self, first_us: i64, last_us: i64) -> Vec<Stage> {
-        // A scope without an entry in it was never entered above.
+        // A scope that contains no entry was never entered above.
         for scope in &self.scopes[..self.begun] {
             let duration = scope.end_us.min(last_us) - scope.start_us.max(first_us);
             let stage = &mut self.stages[self.by_name[&scope.name]];
@@ -193,7 +193,7 @@ impl<'s> Sweep<'s> {
 }
 
 impl Stage {
-    /// Notes the level after so many entries, and `before` was live when the scope was entered.
+    /// Records the level after `entry` entries; `before` was live when the scope was entered.
     fn note(&mut self, level: Level, before: u64, entry: usize) {
         if level.live_bytes > self.peak_live_bytes {
             (self.peak_live_bytes, self.peak_entry) = (level.live_bytes, entry);

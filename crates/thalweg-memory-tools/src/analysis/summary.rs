@@ -12,43 +12,43 @@ use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 pub struct Summary {
     /// The device.
     pub device: usize,
-    /// The number of entries that its trace has; with 0 of them nothing is known but the moment at which the file was written.
+    /// The number of entries of its trace; if it is 0, only the moment at which the file was written is known.
     pub entries: usize,
-    /// From the first entry to the last in microseconds, where the entries have times.
+    /// The time from the first entry to the last in microseconds, if the entries have times.
     pub duration_us: Option<i64>,
     /// The state before the trace.
     pub start: Start,
-    /// The most that was live at once, as it was asked for.
+    /// The greatest amount of live memory, by requested size.
     pub peak_live_bytes: u64,
-    /// The most that was reserved at once.
+    /// The greatest amount of reserved memory.
     pub peak_reserved_bytes: u64,
-    /// The moment at which most was live.
+    /// The moment of the greatest amount of live memory.
     pub at_peak: Moment,
     /// The moment at which the file was written.
     pub at_end: Moment,
-    /// The amount by which more was live at most in the last quarter of the trace than in the second, over the latter:
-    /// what a program that repeats its steps should not do. `None` if the trace is too short to say, or nothing was live.
+    /// The growth of the peak of live memory from the second to the last quarter of the trace, as a fraction of the former: in a
+    /// program that repeats its steps it should be near 0. `None` if the trace is too short, or nothing was live.
     pub growth: Option<f64>,
     /// The memory of each pool at the end: the shared one is (0, 0).
     pub pools: Vec<PoolUse>,
     /// The requests that failed, in order.
     pub out_of_memory: Vec<OutOfMemoryEntry>,
-    /// Pinned host memory at the end, where its history was recorded.
+    /// Pinned host memory at the end, if its history was recorded.
     pub host_bytes: u64,
-    /// The contradictions in the file.
+    /// The inconsistencies in the file.
     pub doubts: Doubts,
 }
 
-/// The contradictions in a file, by which its figures can be wrong.
+/// The inconsistencies in a file, which can make its figures wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Doubts {
-    /// Entries are missing in the middle of the trace.
+    /// The gap, if entries are missing in the middle of the trace.
     pub gap: Option<Gap>,
-    /// The trace never says when a free is over.
+    /// Whether the trace never records when a free is complete.
     pub leaves_out_ends: bool,
     /// The number of blocks at the end that are in no segment, or overlap another.
     pub misplaced_blocks: usize,
-    /// At some moment more is live than is reserved, by so many bytes; 0 if there is a gap, which explains it.
+    /// The greatest number of bytes by which the live memory exceeds the reserved memory; 0 if there is a gap, which explains it.
     pub excess_bytes: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Doubts {
 pub struct Start {
     /// The number of blocks that were live.
     pub live_blocks: usize,
-    /// The bytes that were requested with them.
+    /// The requested bytes of these blocks.
     pub live_bytes: u64,
     /// The bytes that were reserved.
     pub reserved_bytes: u64,
@@ -66,8 +66,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// Returns whether the trace begins with the program: nothing was live before. If something was, the history was switched
-    /// on late, or its ring was full and dropped the beginning; a file does not say which.
+    /// Returns whether the trace begins with the program: nothing was live before. If something was, the history was switched on
+    /// late, or its ring was full and dropped the beginning; a file does not show which.
     pub fn is_complete(&self) -> bool {
         self.live_blocks == 0
     }
@@ -76,43 +76,43 @@ impl Start {
 /// The memory at one moment. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Moment {
-    /// After how many entries of the trace.
+    /// The number of entries of the trace before it.
     pub entry: usize,
     /// The live bytes, as they were requested.
     pub live_bytes: u64,
-    /// In how many blocks.
+    /// The number of live blocks.
     pub live_blocks: usize,
     /// The reserved bytes.
     pub reserved_bytes: u64,
-    /// The reason why what was reserved and not active served no request.
+    /// The reasons why reserved memory that was not active served no request.
     pub fragmentation: Fragmentation,
-    /// The stream that asked, for which the fragmentation is counted.
+    /// The stream whose requests the fragmentation is computed for.
     pub stream: StreamId,
-    /// The live blocks by what was asked for, the most bytes first.
+    /// The live blocks by requested size, the most bytes first.
     pub by_size: Vec<SizeGroup>,
-    /// The live blocks by where they were allocated, the most bytes first.
+    /// The live blocks by the stack of their allocation, the most bytes first.
     pub by_stack: Vec<StackGroup>,
 }
 
 /// Live blocks of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SizeGroup {
-    /// The bytes that were requested with each.
+    /// The requested bytes of each block.
     pub size_bytes: u64,
-    /// The number of them.
+    /// The number of blocks.
     pub blocks: usize,
-    /// All together.
+    /// The total bytes.
     pub bytes: u64,
 }
 
-/// Live blocks that were allocated at one place.
+/// Live blocks that were allocated at one stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StackGroup {
-    /// The place; `None` for those of which it is not known.
+    /// The stack; `None` for blocks without a recorded stack.
     pub stack: Option<StackId>,
-    /// The number of them.
+    /// The number of blocks.
     pub blocks: usize,
-    /// The bytes that were requested, all together.
+    /// The total requested bytes.
     pub bytes: u64,
 }
 
@@ -123,16 +123,16 @@ pub struct PoolUse {
     pub pool_id: (u64, u64),
     /// The number of segments.
     pub segments: usize,
-    /// Their sizes.
+    /// The total size of the segments.
     pub reserved_bytes: u64,
-    /// Of this, in blocks that are live or pending.
+    /// The part of it in blocks that are live or pending.
     pub active_bytes: u64,
 }
 
 /// A request that failed. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutOfMemoryEntry {
-    /// Its number in the trace.
+    /// The number of the entry in the trace.
     pub entry: usize,
     /// The bytes that were requested.
     pub requested_bytes: u64,
@@ -140,23 +140,23 @@ pub struct OutOfMemoryEntry {
     pub device_free_bytes: u64,
     /// The bytes that the allocator had reserved.
     pub reserved_bytes: u64,
-    /// The place where it was asked for.
+    /// The stack of the request.
     pub stack: Option<StackId>,
-    /// The reason why what was reserved and not active did not serve it.
+    /// The reasons why reserved memory that was not active did not serve it.
     pub fragmentation: Fragmentation,
-    /// The memory that was live then by where it was allocated, the most bytes first.
+    /// The live memory at that time by the stack of its allocation, the most bytes first.
     pub by_stack: Vec<StackGroup>,
 }
 
 impl OutOfMemoryEntry {
-    /// Returns what of a GPU of `total_bytes` neither this allocator had nor any could have: the driver's own memory, that
-    /// of libraries, of other processes.
+    /// Returns the memory of a GPU of `total_bytes` that was neither in this allocator nor free: memory of the driver itself, of
+    /// libraries, of other processes.
     pub fn outside_bytes(&self, total_bytes: u64) -> u64 {
         total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)
     }
 }
 
-/// Returns what the recording of `device` comes to.
+/// Returns the summary of the recording of `device`.
 pub fn summarise(recording: &Recording, device: usize) -> Summary {
     let pass = FirstPass::over(recording, device);
     let end = MemoryState::at_end(recording, device);
@@ -201,19 +201,19 @@ pub fn summarise(recording: &Recording, device: usize) -> Summary {
             gap: recording.gap(device),
             leaves_out_ends: recording.leaves_out_ends(device),
             misplaced_blocks: misplaced_blocks(recording, device),
-            // In a gap blocks come without their segments.
+            // In a gap, blocks appear without their segments.
             excess_bytes: recording.gap(device).map_or_else(|| excess_bytes(&pass, &start), |_| 0),
         },
     }
 }
 
-/// Returns by how much more is live than reserved at the worst moment.
+/// Returns the greatest number of bytes by which the live memory exceeds the reserved memory.
 fn excess_bytes(pass: &FirstPass, start: &Start) -> u64 {
     let before = i128::from(start.live_bytes) - i128::from(start.reserved_bytes);
     u64::try_from((before + pass.excess).max(0)).unwrap_or(u64::MAX)
 }
 
-/// Returns how many blocks of the file lie outside of their segments, or upon the one before.
+/// Returns the number of blocks of the file that are outside of their segments, or overlap the one before.
 fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
     let mut misplaced = 0;
     for (segment, blocks) in recording.segments(device) {
@@ -228,7 +228,7 @@ fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
     misplaced
 }
 
-/// Returns the moment after `entries` entries, and each failure on the whole way.
+/// Returns the moment after `entries` entries, and each failure in the entire trace.
 fn at_peak(
     recording: &Recording,
     device: usize,
@@ -285,7 +285,7 @@ fn moment(state: &MemoryState, stream: StreamId, entry: usize) -> Moment {
     }
 }
 
-/// Returns the live blocks by where they were allocated, the most bytes first.
+/// Returns the live blocks by the stack of their allocation, the most bytes first.
 fn by_stack(state: &MemoryState) -> Vec<StackGroup> {
     let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
     for live in state.live.values() {

@@ -1,4 +1,4 @@
-//! Going through a trace: the state before it, and the state at one entry.
+//! A walk through a trace: the state before it, and the state at one entry.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ impl Live {
     }
 }
 
-/// A range that is taken from the driver.
+/// A range that has been taken from the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) end: u64,
     pub(super) stream: StreamId,
     pub(super) pool_id: (u64, u64),
-    /// It is mapped: what touches it and is mapped too is one segment with it.
+    /// Whether it is mapped: adjacent mapped ranges form one segment.
     pub(super) is_mapped: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct MemoryState {
 }
 
 impl MemoryState {
-    /// Creates the state at the end of the file: what it says of its segments.
+    /// Creates the state at the end of the file, from its segments.
     pub(super) fn at_end(recording: &Recording, device: usize) -> Self {
         let mut state = Self::default();
         for (segment, blocks) in recording.segments(device) {
@@ -67,7 +67,7 @@ impl MemoryState {
             for block in blocks.filter(|block| block.state != BlockState::Inactive) {
                 let (requested_bytes, size_bytes, stack) =
                     (block.requested_bytes, block.size_bytes, block.stack);
-                // The oldest versions do not say what was asked for.
+                // The oldest versions do not contain the requested size.
                 let requested_bytes = if requested_bytes == 0 { size_bytes } else { requested_bytes };
                 let live = Live { requested_bytes, size_bytes, stream: segment.stream, stack };
                 state.live.insert(block.address, live);
@@ -76,7 +76,7 @@ impl MemoryState {
         state
     }
 
-    /// Creates the state before a trace, out of that at its end.
+    /// Creates the state before a trace from the state at its end.
     pub(super) fn before(recording: &Recording, device: usize, first: &FirstPass) -> Self {
         let mut state = Self { live: first.older.clone(), taken: Self::at_end(recording, device).taken };
         for event in recording.trace(device).rev() {
@@ -89,7 +89,7 @@ impl MemoryState {
         state
     }
 
-    /// Lets an entry happen.
+    /// Applies an entry.
     pub(super) fn apply(&mut self, event: &Event) {
         match event.action {
             Action::Alloc => drop(self.live.insert(event.address, Live::of(event))),
@@ -104,7 +104,7 @@ impl MemoryState {
         self.taken.insert(event.address, Taken::of(event));
     }
 
-    /// Takes a range out of what is taken: whole segments, or a part of a mapped range.
+    /// Removes a range from the taken ones: entire segments, or a part of a mapped range.
     fn give_back(&mut self, event: &Event) {
         let (start, end) = (event.address, event.address.saturating_add(event.size_bytes));
         while let Some((&first, &taken)) =
@@ -129,32 +129,32 @@ impl MemoryState {
     }
 }
 
-/// The results of one pass over a trace, without knowing the state before it.
+/// The results of one pass over a trace, without the state before it.
 #[derive(Default, Debug)]
 pub(super) struct FirstPass {
     /// The blocks that were live before the trace, by address.
     pub(super) older: FxHashMap<u64, Live>,
-    /// Of these, how many the trace frees.
+    /// The number of these blocks that the trace frees.
     pub(super) unseen_frees: usize,
-    /// The change of what is live and of what is reserved from the start to each peak, in bytes, and after which entry that
-    /// is; 0 is the start.
+    /// The changes of the live and the reserved memory from the start to each peak, in bytes, and the entry of the peak; 0 is the
+    /// start.
     pub(super) live: Peak,
     pub(super) reserved: Peak,
-    /// The highest change of what is live less what is reserved.
+    /// The greatest change of the live memory minus the reserved memory.
     pub(super) excess: i128,
-    /// The highest change of what is live in each quarter of the trace.
+    /// The greatest change of the live memory in each quarter of the trace.
     pub(super) quarters: [i128; 4],
     pub(super) first_us: Option<i64>,
     pub(super) last_us: Option<i64>,
     pub(super) entries: usize,
 }
 
-/// A sum that goes up and down.
+/// A sum with its greatest value.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Peak {
     pub(super) now: i128,
     pub(super) highest: i128,
-    /// After how many entries it was highest.
+    /// The number of entries before its greatest value.
     pub(super) at: usize,
 }
 
@@ -176,7 +176,7 @@ impl FirstPass {
         let length = recording.trace_len(device);
         let mut pass = Self { entries: length, ..Self::default() };
         pass.quarters = [i128::MIN; 4];
-        // What was asked for, of the blocks that the trace allocated and that are not free.
+        // The requested bytes of the blocks that the trace allocated and that are not free.
         let mut live: FxHashMap<u64, u64> = FxHashMap::default();
         for (index, event) in recording.trace(device).enumerate() {
             pass.last_us = event.time_us.or(pass.last_us);
@@ -184,7 +184,7 @@ impl FirstPass {
             match event.action {
                 Action::Alloc => {
                     if let Some(lost) = live.insert(event.address, event.size_bytes) {
-                        // Its free is not in the trace: some actions can be left out of the recording.
+                        // Its free is missing in the trace: some actions can be left out of the recording.
                         pass.live.subtract(lost);
                     }
                     pass.live.add(event.size_bytes, index);

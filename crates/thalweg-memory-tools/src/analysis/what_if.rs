@@ -11,50 +11,50 @@ use thalweg_memory::{
 };
 use thalweg_snapshot::{Recording, SettingValue};
 
-/// The GPU of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
-/// sense fails on it. It is not larger than needed, since segments that grow have addresses for all of it.
+/// The size of the GPU in replays without a limit, as a multiple of the peak of live memory: no reasonable request fails on it.
+/// It is not larger than needed, since expandable segments reserve addresses for all of it.
 const ENDLESS_TIMES: u64 = 64;
-/// It has at least so much.
+/// The smallest size of that GPU.
 const LEAST_ENDLESS_BYTES: u64 = 1 << 38;
-/// A curve has about so many steps at most: more than a screen has columns.
+/// The greatest number of steps of a curve, approximately: more than a screen has columns.
 const CURVE_STEPS: usize = 4096;
 
-/// A course of bytes: so many from each entry of a trace on (`None`: before the first).
+/// A curve of bytes: a value from each given entry of a trace on (`None`: before the first).
 pub type ReservedSteps = Vec<(Option<u32>, u64)>;
 
 /// The figures of a program under some settings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplayFigures {
-    /// The most that was live or pending, as it was asked for, in bytes.
+    /// The peak of live and pending memory, by requested size, in bytes.
     pub peak_live_bytes: u64,
-    /// The most that was reserved, in bytes.
+    /// The peak of reserved memory, in bytes.
     pub peak_reserved_bytes: u64,
-    /// The number of times that the driver was asked for memory, and gave some.
+    /// The number of successful requests to the driver for memory.
     pub driver_allocations: u64,
-    /// The number of times that memory was given back to the driver.
+    /// The number of times that memory was returned to the driver.
     pub driver_frees: u64,
-    /// The number of times that a request succeeded only after memory was given back, or failed.
+    /// The number of times that a request succeeded only after memory was returned, or failed.
     pub retries: u64,
-    /// Whether a request failed for lack of memory; all figures are those up to then.
+    /// Whether a request failed for lack of memory; all figures are those up to that moment.
     pub out_of_memory: bool,
-    /// The number of blocks that were put elsewhere than in the recording. 0 if the settings are those of the recording and the
-    /// rules are the same; under other settings there is no reason why it should be.
+    /// The number of blocks at other addresses than in the recording. 0 if the settings are those of the recording and the rules
+    /// are the same; under other settings addresses need not agree.
     pub address_mismatches: u64,
-    /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
+    /// Whether the figures are an estimate: for `cudaMallocAsync`, whose rules are not public.
     pub is_estimate: bool,
-    /// The reserved memory over time. Where there are many changes it is thinned to some thousand steps, of which each is the
-    /// most of its stretch.
+    /// The reserved memory over time. A curve with many changes is reduced to some thousand steps, each of which is the maximum
+    /// of its interval.
     pub reserved: ReservedSteps,
 }
 
 impl ReplayFigures {
-    /// Returns what was reserved at most over what was live at most; 1 is perfect.
+    /// Returns the peak of reserved memory divided by the peak of live memory; 1 is perfect.
     pub fn reserved_over_live(&self) -> f64 {
         self.peak_reserved_bytes as f64 / self.peak_live_bytes as f64
     }
 }
 
-/// Returns the configuration that a recording was made with, as its text; empty if it was the default or is not known.
+/// Returns the configuration text of a recording; empty if it was the default or is not known.
 pub fn recorded_conf(recording: &Recording) -> &str {
     let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
     match setting {
@@ -64,13 +64,13 @@ pub fn recorded_conf(recording: &Recording) -> &str {
     }
 }
 
-/// Returns whether there are segments that grow, whatever the file says of settings.
+/// Returns whether there are expandable segments, whatever the settings in the file.
 fn maps_segments(recording: &Recording) -> bool {
     let mut devices = recording.devices().into_iter();
     devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
 }
 
-/// Returns settings that follow `policy` where `conf` says nothing else.
+/// Returns settings that follow `policy` except where `conf` sets a key.
 ///
 /// # Errors
 /// If `conf` is not a configuration.
@@ -78,12 +78,11 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
     Ok(Settings::parse(conf)?.with_policy(policy))
 }
 
-/// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `start` says what is made of the
-/// state before the trace. `progress` is called now and then with how many steps were served.
+/// Replays `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `start` determines how the state
+/// before the trace is recreated. `progress` is called now and then with the number of steps served.
 ///
 /// # Errors
-/// If the allocator fails for another reason than lack of memory, in its own words: that would be an error of ours, or of
-/// the trace.
+/// If the allocator fails for another reason than lack of memory, its message: this would be an error of ours, or of the trace.
 pub fn run(
     program: &RecordedProgram,
     settings: Settings,
@@ -94,7 +93,7 @@ pub fn run(
     if settings.backend() == Backend::CudaMallocAsync {
         return estimate(program, gpu_bytes, progress);
     }
-    // On a GPU without end there is nothing to learn from what was asked for in vain.
+    // On a GPU without a limit, requests that failed in the recording give no information.
     let mut replay = begin(program, settings, start, gpu_bytes, gpu_bytes.is_some());
     let (reserved, out_of_memory) = serve(&mut replay, progress)?;
     let statistics = replay.allocator().memory_stats();
@@ -136,7 +135,8 @@ fn endless_bytes(program: &RecordedProgram) -> u64 {
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
 
-/// Returns whether the program runs to its end on a GPU, with what it asked for in vain; and what it reserves at most.
+/// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording; and its peak of
+/// reserved memory.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -153,8 +153,8 @@ pub(super) fn fits(
     }
 }
 
-/// Serves all steps, up to the first request that fails for lack of memory. Returns each change of what is reserved, and whether
-/// one failed.
+/// Serves all steps, up to the first request that fails for lack of memory. Returns each change of the reserved memory, and
+/// whether a request failed.
 fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
     if let Err(error) = replay.begin() {
         return out_of_memory(&error).map(|()| (vec![(None, replay.reserved_bytes())], true));
@@ -183,12 +183,12 @@ fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(Re
     Ok((reserved, false))
 }
 
-/// Returns whether an error is lack of memory; else the error.
+/// Checks that an error is lack of memory; otherwise returns the error.
 fn out_of_memory(error: &ReplayError) -> Result<(), String> {
     if error.is_out_of_memory() { Ok(()) } else { Err(error.to_string()) }
 }
 
-/// Returns a curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
+/// Returns a curve of at most about [`CURVE_STEPS`] steps: the maximum of each interval of the trace.
 fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
     if steps.len() <= CURVE_STEPS {
         return steps;
@@ -201,7 +201,7 @@ fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
         .chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch))
     {
         let begins = group[0].0.map(|entry| entry / stretch * stretch);
-        // What the last stretch ended with lasts until this one begins, if that is not the next.
+        // The last value of the previous interval lasts until this one begins, unless the intervals are adjacent.
         if let (Some((Some(last), bytes)), Some(begins)) = (thinned.last().copied(), begins)
             && bytes != now
             && last + stretch < begins
@@ -221,7 +221,7 @@ fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
     thinned
 }
 
-/// Returns what can be said of the driver's own allocator: its peak, and nothing of its calls.
+/// Returns the known figures of the driver's own allocator: its peak, but not its calls.
 fn estimate(
     program: &RecordedProgram,
     gpu_bytes: Option<u64>,
@@ -244,7 +244,7 @@ fn estimate(
     })
 }
 
-/// The settings that a search tries, as texts: each one that is known to help some programs.
+/// The settings that a search tries, as texts: each one is known to help some programs.
 pub const CANDIDATES: &[&str] = &[
     "",
     "expandable_segments:True",

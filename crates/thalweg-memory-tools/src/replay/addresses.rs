@@ -1,13 +1,14 @@
-//! Where a driver puts segments, as far as that is known from recorded addresses.
+//! A driver's placement of segments, as far as it is known from recorded addresses.
 //!
-//! Among free blocks of one size the one at the lowest address serves, so addresses decide what lies next to what, and with
-//! that how much is reserved in the end. A replay under the settings of the recording gets the recorded addresses. Under other
-//! settings it asks for segments that were not recorded, and their addresses are invented, by the rules that a driver's own show:
+//! Among free blocks of one size the one at the lowest address serves, so addresses determine which blocks are neighbours, and
+//! so how much is reserved in the end. A replay under the settings of the recording uses the recorded addresses. Under other
+//! settings it requests segments that were not recorded, and their addresses are invented, by the rules that a driver's addresses
+//! show:
 //!
-//! - Addresses are *reserved* in whole pieces of 32 MiB, each time below everything that was reserved before.
-//! - A segment goes to the lowest gap of what is reserved, if one is large enough: small segments fill what large ones left of
-//!   their last piece.
-//! - A reservation without segments is given up, and its addresses are not used again.
+//! - Addresses are *reserved* in pieces of 32 MiB, each time below everything that was reserved before.
+//! - A segment is placed in the lowest sufficient gap of the reserved ranges: small segments fill the rest of the last piece of
+//!   large ones.
+//! - A reservation without segments is released, and its addresses are not used again.
 //!
 //! ```text
 //!   new segments are reserved downwards                 <───┐
@@ -17,29 +18,30 @@
 //!         gaps are filled, the lowest first
 //! ```
 //!
-//! What the driver keeps for itself is not known, so an invented address can be one that a real driver would have skipped.
+//! The driver's internal use of addresses is not known, so an invented address can be one that a real driver would have skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reservations are multiples of this, in size and place.
+/// The granularity of reservations, in size and address.
 const PIECE_BYTES: u64 = 32 << 20;
 /// The address below which the first one is invented, if none is recorded.
 const TOP: u64 = 0x7000_0000_0000;
-/// Below this the fake has its ranges for pages. An allocation that comes down to it begins at the top again.
+/// The lower bound of invented addresses; below it, the fake has its ranges for pages. An allocation that would go below starts
+/// at the top again.
 const FLOOR: u64 = 0x5000_0000_0000;
 
-/// The segments that are out, and what is reserved around them: sizes by address.
+/// The present segments, and the reserved ranges around them: sizes by address.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     live: BTreeMap<u64, u64>,
     reserved: BTreeMap<u64, u64>,
     gaps: Gaps,
-    /// The place where the lowest reservation since the top begins.
+    /// The beginning of the lowest reservation since the last start at the top.
     lowest: Option<u64>,
 }
 
 impl Addresses {
-    /// Puts a segment at the recorded address, if that can be; whether it could.
+    /// Places a segment at the recorded address, if possible. Returns whether it was.
     pub(crate) fn take_recorded(&mut self, address: u64, bytes: u64) -> bool {
         let end =
             address.checked_add(bytes).filter(|end| end.checked_next_multiple_of(PIECE_BYTES).is_some());
@@ -54,7 +56,7 @@ impl Addresses {
         can_be
     }
 
-    /// Puts a segment where a driver would, and returns its address.
+    /// Places a segment where a driver would, and returns its address.
     pub(crate) fn invent(&mut self, bytes: u64) -> u64 {
         let address = self.gaps.lowest(bytes).unwrap_or_else(|| self.below_all(bytes));
         self.put(address, bytes);
@@ -78,7 +80,7 @@ impl Addresses {
         }
     }
 
-    /// Puts a segment where no other is. Pieces that it touches are reserved from now on, next to each other as one.
+    /// Places a segment where there is no other. The pieces that it overlaps are reserved from now on; adjacent ones are merged.
     fn put(&mut self, address: u64, bytes: u64) {
         self.live.insert(address, bytes);
         let end = (address + bytes).next_multiple_of(PIECE_BYTES);
@@ -103,7 +105,7 @@ impl Addresses {
         let size = bytes.next_multiple_of(PIECE_BYTES);
         let mut end = self.lowest.unwrap_or(TOP);
         loop {
-            // Some systems record low addresses; those have all that is below them.
+            // Some systems record low addresses; for those, all addresses below are available.
             let floor = if end >= FLOOR { FLOOR } else { PIECE_BYTES };
             if end < floor + size {
                 (end, self.lowest) = (TOP, Some(TOP));
@@ -116,22 +118,22 @@ impl Addresses {
     }
 }
 
-/// The reserved ranges without a segment, none of which goes from one reservation into the next.
+/// The reserved ranges without a segment. No gap extends over two reservations.
 #[derive(Debug, Default)]
 struct Gaps {
-    /// Sizes by address.
+    /// The sizes of the gaps by address.
     sizes: BTreeMap<u64, u64>,
-    /// Addresses by size. There are few sizes: as many different ones as add up to no more than what is reserved.
+    /// The addresses of the gaps by size. There are few sizes: the distinct sizes add up to at most the reserved bytes.
     places: BTreeMap<u64, BTreeSet<u64>>,
 }
 
 impl Gaps {
-    /// Returns the lowest address of a gap of so many bytes.
+    /// Returns the lowest address of a gap of at least `bytes`.
     fn lowest(&self, bytes: u64) -> Option<u64> {
         self.places.range(bytes..).filter_map(|(_, places)| places.first().copied()).min()
     }
 
-    /// Adds a range that has no part in any gap and is one of its own.
+    /// Adds a range that overlaps no gap, as a gap of its own.
     fn add(&mut self, start: u64, end: u64) {
         if start < end {
             self.sizes.insert(start, end - start);
@@ -150,7 +152,7 @@ impl Gaps {
         Some(start + size)
     }
 
-    /// Takes a range away from all gaps.
+    /// Removes a range from all gaps.
     fn cut(&mut self, start: u64, end: u64) {
         while let Some((gap, size)) = overlapping(&self.sizes, start, end) {
             self.remove(gap);
@@ -159,7 +161,7 @@ impl Gaps {
         }
     }
 
-    /// Adds a range of the reservation from `first` to `last`: one gap with those right before and behind it there.
+    /// Adds a range of the reservation from `first` to `last`, merged with the gaps right before and after it there.
     fn widen(&mut self, mut start: u64, mut end: u64, first: u64, last: u64) {
         if let Some((gap, size)) = overlapping(&self.sizes, first, start)
             && gap + size == start
@@ -176,7 +178,7 @@ impl Gaps {
     }
 }
 
-/// Returns the last of the ranges that share an address with the one from `start` to `end`.
+/// Returns the last of the ranges that overlap the one from `start` to `end`.
 fn overlapping(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> Option<(u64, u64)> {
     let (&last, &size) = ranges.range(..end).next_back()?;
     (last + size > start).then_some((last, size))
@@ -192,7 +194,8 @@ mod tests {
     fn segments_go_down_and_fill_the_lowest_gap() {
         let mut addresses = Addresses::default();
         let offsets = [20, 50, 12, 8, 12, 2].map(|mebibytes| TOP - addresses.invent(mebibytes * MIB));
-        // 20 lies in 32 and 50 in the 64 below; 12 is behind 50, and 8 behind 20 since only 2 are left there. Then 12 is alone.
+        // 20 is in a piece of 32, and 50 in the two pieces below; 12 follows 50, and 8 follows 20 since only 2 are left there.
+        // The last 12 is in a piece of its own.
         assert_eq!(offsets, [32, 96, 46, 12, 128, 116].map(|mebibytes| mebibytes * MIB));
     }
 
@@ -214,7 +217,7 @@ mod tests {
         let base = 1 << 40;
         assert!(addresses.take_recorded(base + 20 * MIB, 2 * MIB));
         assert!(!addresses.take_recorded(base, 32 * MIB), "something is there");
-        // It reaches into the piece that is reserved already.
+        // The segment extends into the piece that is reserved already.
         assert!(addresses.take_recorded(base - 64 * MIB, 70 * MIB));
         assert_eq!(addresses.invent(14 * MIB), base + 6 * MIB);
         assert_eq!(addresses.invent(12 * MIB), base - 96 * MIB);
@@ -237,8 +240,8 @@ mod tests {
         assert_eq!(addresses.invent(20 * MIB), first - 32 * MIB);
     }
 
-    /// Segments of a few sizes, most of them short-lived, at invented and at recorded addresses, before one that looks at every
-    /// reservation and every segment.
+    /// Segments of a few sizes, most of them short-lived, at invented and at recorded addresses, compared with an implementation
+    /// that searches every reservation and every segment.
     #[test]
     fn gaps_are_those_that_are_found_by_looking_at_everything() {
         let mut random = 7_u64;
@@ -292,7 +295,7 @@ mod tests {
         })
     }
 
-    /// As many as a GPU of 600 GB could have.
+    /// The number of segments is that of a GPU of 600 GB.
     #[test]
     fn three_hundred_thousand_segments_lie_side_by_side() {
         let mut addresses = Addresses::default();

@@ -1,21 +1,21 @@
-//! Vector clocks that share what they have in common.
+//! Vector clocks that share common parts.
 //!
-//! Of N streams that wait for each other, each knows of N points. A table for each stream and each event would be N² numbers; so a clock
-//! is a tree that is never changed, only replaced. A copy is a pointer, one more point replaces the path to it, and a stream that waits
-//! for one that knows more shares its branches from then on.
+//! If N streams wait for each other, each of them has N points. A table for each stream and each event would be N² numbers; so a
+//! clock is an immutable tree. A copy is a pointer, a new point replaces the path to it, and a stream that waits for one with a
+//! later clock shares its branches from then on.
 //!
-//! What is inherent: streams of which each knows of N others, and no two of the same points, have N² numbers between them.
+//! The inherent cost remains: N streams whose clocks have N different points each have N² numbers between them.
 
 use std::sync::Arc;
 
 /// The number of numbers or branches that a node has.
 const WIDTH: usize = 16;
 
-/// See the [module](self). For each stream, by number, how many of its events have passed.
+/// The number of passed events of each stream, by the stream's number. See the [module's essay](self).
 #[derive(Clone, Default, Debug)]
 pub(super) struct Clock {
     root: Option<Arc<Node>>,
-    /// The number of levels of branches that lie above the leaves.
+    /// The number of levels of branches above the leaves.
     height: u32,
 }
 
@@ -26,7 +26,7 @@ enum Node {
 }
 
 impl Clock {
-    /// Returns how many events of a stream have passed.
+    /// Returns the number of passed events of a stream.
     pub(super) fn get(&self, stream: usize) -> u64 {
         if stream >= width_of(self.height) * WIDTH {
             return 0;
@@ -44,7 +44,7 @@ impl Clock {
         }
     }
 
-    /// Sets how many events of a stream have passed.
+    /// Sets the number of passed events of a stream.
     pub(super) fn set(&mut self, stream: usize, place: u64) {
         while stream >= width_of(self.height) * WIDTH {
             self.lift();
@@ -52,7 +52,7 @@ impl Clock {
         self.root = Some(with(self.root.as_ref(), self.height, stream, place));
     }
 
-    /// Raises each number to that of `other`.
+    /// Raises each number to at least that of `other`.
     pub(super) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         while self.height < other.height {
@@ -74,7 +74,7 @@ impl Clock {
     }
 }
 
-/// Returns how many streams lie below one place of a node of this height.
+/// Returns the number of streams below one slot of a node of this height.
 fn width_of(height: u32) -> usize {
     WIDTH.pow(height)
 }
@@ -98,7 +98,8 @@ fn with(node: Option<&Arc<Node>>, height: u32, stream: usize, place: u64) -> Arc
     })
 }
 
-/// Returns the larger of two nodes of one height, number by number: one of them, if it is nowhere below the other.
+/// Returns the maximum of two nodes of one height, number by number: one of the two nodes itself, if none of its numbers is below
+/// the other's.
 fn merged(a: Option<&Arc<Node>>, b: Option<&Arc<Node>>) -> Option<Arc<Node>> {
     let (Some(a), Some(b)) = (a, b) else { return a.or(b).cloned() };
     if Arc::ptr_eq(a, b) {
@@ -135,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Against a table for each.
+    /// The result is compared with a table for each stream.
     #[test]
     fn clocks_are_vector_clocks() {
         let mut random = 7_u64;
@@ -173,7 +174,7 @@ mod tests {
         }
     }
 
-    /// All wait for one, which waited for all, again and again.
+    /// All streams wait for one, which waited for all, repeatedly.
     #[test]
     fn streams_that_know_the_same_share_it() {
         const STREAMS: usize = 4000;

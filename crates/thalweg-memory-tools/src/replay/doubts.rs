@@ -1,14 +1,14 @@
-//! The parts of the state before a trace that the recording leaves open, and how the replay finds it out on the way.
+//! The parts of the state before a trace that the recording leaves open, and how the replay determines them on the way.
 //!
 //! A block that was live before the trace and is freed in it has a known beginning and a known request. In a plain segment for
-//! large requests it may also have a rest of up to 1 MiB, which was too small to be cut off. Where more than that is free behind
-//! it, it is not known how much of it is the block's: it is laid out without any of it.
+//! large requests it may also include a remainder of up to 1 MiB, which was too small to be split off. If more than that is free
+//! after it, the part that belongs to the block is not known: the block is laid out without any of it.
 //!
-//! The free piece behind it is then perhaps too large. It serves a request that, in the recording, it did not serve; and since
-//! the best fit decides, it can only have been too small for that. So the block gets as much as makes it so, by a *filler*,
-//! and the request is served again. What has no such cause stays a mismatch. A filler is freed with its block.
+//! The free piece after it may then be too large. It may serve a request that it did not serve in the recording; and since the
+//! best fit decides, the reason can only be that it was too small. So the block is extended by a *filler* that makes the piece
+//! too small, and the request is served again. A mismatch without such a cause remains. A filler is freed with its block.
 //!
-//! This module and the one around it use each other: a [`Replay`] keeps its doubts, which are settled by what it serves.
+//! This module and its parent use each other: a [`Replay`] keeps its doubts, which are settled by the requests that it serves.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,14 @@ use thalweg_memory::{AllocationError, Block, MIN_BLOCK_BYTES};
 use super::Replay;
 use super::start::LARGEST_REST_BYTES;
 
-/// Blocks of which it is not known how large they are, by where the known part ends.
+/// Blocks whose size is uncertain, by the end of the known part.
 #[derive(Default, Debug)]
 pub(super) struct Doubts(BTreeMap<u64, Doubt>);
 
 #[derive(Debug)]
 struct Doubt {
     number: u32,
-    /// The bytes that it may have besides.
+    /// The bytes that the block may have in addition.
     spare_bytes: u64,
     fillers: Vec<Block>,
 }
@@ -34,7 +34,7 @@ impl Doubts {
         self.0.is_empty()
     }
 
-    /// Notes that a block may be larger than it was laid out.
+    /// Records that a block may be larger than it was laid out.
     pub(super) fn add(&mut self, number: u32, block: &Block) {
         let doubt = Doubt { number, spare_bytes: LARGEST_REST_BYTES, fillers: Vec::new() };
         self.0.insert(block.address() + block.size_bytes(), doubt);
@@ -51,7 +51,7 @@ impl Doubts {
         found.and_then(|end| self.0.remove(&end)).map_or_else(Vec::new, |doubt| doubt.fillers)
     }
 
-    /// Fills a block that is larger than was known with a filler where it was thought to end.
+    /// Adds a filler at the assumed end of a block that is larger.
     fn fill(&mut self, filler: Block) {
         if let Some(mut doubt) = self.0.remove(&filler.address()) {
             let end = filler.address() + filler.size_bytes();
@@ -63,7 +63,7 @@ impl Doubts {
 }
 
 impl Replay<'_> {
-    /// Returns a block that was just handed out for so many bytes; or another, if in the recording its place was too small.
+    /// Returns a block that was just handed out for `bytes`; or another, if its place was too small in the recording.
     pub(super) fn reconsidered(
         &mut self,
         mut block: Block,
@@ -75,7 +75,7 @@ impl Replay<'_> {
             let Some(owner) = self.blocks.get(&doubt.number) else { break };
             let arena = self.allocator.restore_arena_of(owner);
             let (place, stream) = (block.address(), block.stream());
-            // With so many bytes less it would have been too small.
+            // If the free piece had this many bytes less, it would have been too small.
             let (needed_bytes, _) = arena.rounding(bytes);
             let room_bytes = block.size_bytes() + self.allocator.restore_free_behind(&block);
             let filler_bytes = room_bytes.saturating_sub(needed_bytes) + MIN_BLOCK_BYTES;

@@ -1,11 +1,11 @@
-//! Laying out the state before a trace, as it was.
+//! Recreating the recorded layout of the state before a trace.
 
 use super::start::{LaidSegment, Layout};
 use super::{Replay, ReplayError, StartState};
 
 impl Replay<'_> {
-    /// Lays the state before the trace out, if it is the recorded one and no requests lead to it. It leaves no peaks. Every step
-    /// does this first, if it was not done.
+    /// Lays out the state before the trace, if it is the recorded one and no requests lead to it. This leaves no peaks. Every
+    /// step does this first, unless it was done before.
     pub(crate) fn begin(&mut self) -> Result<(), ReplayError> {
         let program = self.program;
         let Some(layout) = &program.layout else { return Ok(()) };
@@ -18,11 +18,11 @@ impl Replay<'_> {
         self.fit_start()
     }
 
-    /// Ends the making of the state before the trace. Where the device is smaller than that, what is cached goes back, as it must
-    /// have long before. The way here leaves no peaks if something was live before the trace.
+    /// Completes the state before the trace. If the device is smaller than that, the cached memory is returned, as it must have
+    /// been long before. If something was live before the trace, this leaves no peaks.
     ///
     /// # Errors
-    /// If it is still too large: that is lack of memory.
+    /// If the state is still too large: this is lack of memory.
     pub(super) fn fit_start(&mut self) -> Result<(), ReplayError> {
         self.upstream.set_endless(false);
         if self.upstream.excess_bytes() > 0 {
@@ -61,7 +61,7 @@ impl Replay<'_> {
                 Some(self.allocator.restore_plain(&arena, segment.class, bytes).map_err(refused)?)
             }
         };
-        // From the end, where what is free is found at once: before it nothing is taken yet.
+        // From the end, where the free range is found at once: before it nothing is taken yet.
         let mut end = segment.ranges.last().map_or(segment.address, |(start, bytes)| start + bytes);
         for (recorded, older) in segment.blocks.iter().rev() {
             let (rounded, is_cut) = arena.rounding(older.requested_bytes);

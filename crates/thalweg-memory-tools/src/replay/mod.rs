@@ -1,9 +1,9 @@
-//! Serving a recorded trace again, with another allocator or other settings.
+//! Replaying a recorded trace with another allocator or other settings.
 //!
-//! A trace says what a program asked for and what the allocator of that time did about it. The first half is a [`RecordedProgram`]:
-//! allocate so many bytes, free this block, now the other streams are done with that one. Any allocator can serve it, and
-//! then one compares: how much was reserved, how much of that was needed, and, if both follow the same rules, whether every
-//! single address is the same.
+//! A trace contains the requests of a program and the responses of its allocator. The requests are a [`RecordedProgram`]:
+//! allocate this many bytes, free this block, now the other streams have finished with that one. Any allocator can serve it. Then
+//! one compares how much was reserved, how much of that was needed, and, if both follow the same rules, whether every address is
+//! the same.
 //!
 //! ```text
 //!  Snapshot ──▶ RecordedProgram ──▶ Replay ──▶ DeviceAllocator ──▶ ReplayUpstream
@@ -12,31 +12,33 @@
 //!                      figures, addresses, tags
 //! ```
 //!
-//! # How it is modelled
+//! # Model
 //!
-//! - A block whose `free_completed` follows its `free_requested` at once was free at once. One whose does not had uses on
-//!   other streams: it gets one, by [`record_stream`](thalweg_memory::Block::record_stream), on a *lane*, a stream of the replay's own
-//!   whose event passes when the trace says so.
-//! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
-//!   ([`StartState`]). How much of a free piece belonged to a block before it the replay finds out on the way, where the
-//!   recording leaves it open.
-//! - A run of `segment_free` or `segment_unmap` entries is taken for a call of `empty_cache`. That is so in traces of programs
-//!   that had memory enough; where memory was short the allocator itself may have given them back.
-//! - A request that failed (`oom`) is not part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
-//! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
-//!   that was given back before the snapshot was taken is not known: it counts as shared, unless the entries say the pool.
-//! - Expandable segments are the allocator's affair: the program is the same. Where they grow is not where they did; their
-//!   blocks are compared by their distance from where they began.
+//! - A block whose `free_completed` immediately follows its `free_requested` was free at once. Otherwise it had uses on other
+//!   streams: the replay records one, with [`record_stream`](thalweg_memory::Block::record_stream), on a *lane*, a stream of the
+//!   replay's own whose event passes at the recorded time.
+//! - The state before the trace is recreated first: the segments and the live blocks at their addresses, or only the blocks
+//!   ([`StartState`]). If the recording leaves open how much of a free piece belonged to a block before it, the replay determines
+//!   this on the way.
+//! - A sequence of `segment_free` or `segment_unmap` entries is interpreted as a call of `empty_cache`. This is right for traces
+//!   of programs that had enough memory; if memory was short, the allocator itself may have returned the segments.
+//! - A request that failed (`oom`) is not part of the program, and is repeated only with
+//!   [`with_attempts`](Replay::with_attempts).
+//! - A block from a private pool is allocated from a private pool here. The pool is determined by the segment that contained the
+//!   block; for a segment that was returned before the snapshot was taken it is not known, and the block counts as shared, unless
+//!   the entries contain the pool.
+//! - Expandable segments are a property of the allocator: the program is the same. They grow at other addresses than in the
+//!   recording, so their blocks are compared by their distance from the segment's beginning.
 //!
 //! # Tags
 //!
-//! Every piece of physical memory carries a tag: which block has it, or from when on which block may touch it. A block that
-//! is handed out over another that is live, or pending, or was freed on another stream without an event in between, ends
-//! the replay with an error, also where a page moved from one address to another. An event that a stream was made to wait for
-//! counts as order, and so does one that passed on the host. The tags take twice as long as everything else, so a caller that trusts
-//! the allocator, and only wants figures, does [without](Replay::without_tags).
+//! Every piece of physical memory has a tag: which block owns it, or from when on which block may touch it. If a block is handed
+//! out that overlaps one that is live, or pending, or was freed on another stream without an event in between, the replay ends
+//! with an error, even if a page moved from one address to another. An event that a stream was made to wait for counts as order,
+//! and so does one that passed on the host. The tags take twice as long as everything else, so a caller that trusts the
+//! allocator, and only needs figures, creates the replay [without](Replay::without_tags) them.
 //!
-//! What is not here: threads. A trace has one order, and that is kept.
+//! Threads are not modelled: a trace has one order, which is kept.
 
 mod addresses;
 mod clocks;
@@ -63,71 +65,71 @@ use thalweg_memory::{
 pub(crate) use upstream::MOST_BYTES;
 pub use upstream::ReplayUpstream;
 
-/// The lanes' numbers begin here, where no real stream's handle is.
+/// The first number of lanes, far from the handles of real streams.
 const FIRST_LANE: u64 = 0x4c61_6e65 << 32;
 
-/// A program that is being served.
+/// A program that is being replayed.
 pub struct Replay<'p> {
     program: &'p RecordedProgram,
     allocator: Arc<DeviceAllocator>,
     upstream: Arc<ReplayUpstream>,
     start: StartState,
-    /// The live ones, by number. There are many more in a program than are ever live, so they are not in one long list.
+    /// The live blocks, by number. A program has many more blocks than are ever live at once, so they are not in one long list.
     blocks: FxHashMap<u32, Block>,
     mismatches: u64,
     first_mismatch: Option<Divergence>,
-    /// The allocator's name of each private pool that was used.
+    /// The allocator's identifier of each private pool that was used.
     pools: Vec<Option<PoolId>>,
     /// The lanes of pending blocks, by number.
     pending: BTreeMap<u32, StreamId>,
     idle_lanes: Vec<StreamId>,
     lanes: u64,
     tags: Option<Tags>,
-    /// Whether the state before the trace is laid out, if it is to be.
+    /// Whether the state before the trace has been laid out, or need not be.
     is_laid_out: bool,
-    /// The part of it that is not certain.
+    /// The uncertain part of that state.
     doubts: Doubts,
     attempts: bool,
-    /// The next step, counted from the first of those that make the state before the trace.
+    /// The next step, counted from the first of those that recreate the state before the trace.
     at: usize,
     start_steps: usize,
     requested_bytes: u64,
     requested_peak_bytes: u64,
 }
 
-/// The figures of the memory, at one moment of a [`Replay`]. Sizes are in bytes.
+/// The figures of the memory at one moment of a [`Replay`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
-    /// Taken from the upstream.
+    /// Memory taken from the upstream.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` has been.
     pub reserved_peak_bytes: u64,
-    /// In blocks that are live or pending, as the allocator counts.
+    /// Memory of blocks that are live or pending, as counted by the allocator.
     pub active_bytes: u64,
     /// The most that `active_bytes` has been.
     pub active_peak_bytes: u64,
-    /// Asked for in blocks that are live or pending, as the program counts: the same under every allocator, as long as
-    /// pending frees end when the trace says.
+    /// Requested bytes of blocks that are live or pending, as counted by the program: the same under every allocator, as long as
+    /// pending frees complete at the recorded time.
     pub requested_bytes: u64,
     /// The most that `requested_bytes` has been.
     pub requested_peak_bytes: u64,
 }
 
 impl Figures {
-    /// Returns the peak of what was reserved over the peak of what was active: 1 is perfect.
+    /// Returns the peak of the reserved memory divided by the peak of the active memory: 1 is perfect.
     pub fn reserved_over_active(&self) -> f64 {
         self.reserved_peak_bytes as f64 / self.active_peak_bytes as f64
     }
 }
 
-/// A block that an allocator put somewhere else than the trace has it.
+/// A block at another address than in the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Divergence {
     /// The block's number.
     pub block: u32,
-    /// Its address in the trace.
+    /// The address in the trace.
     pub recorded: u64,
-    /// Its address in the replay.
+    /// The address in the replay.
     pub replayed: u64,
 }
 
@@ -161,8 +163,8 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Creates a replay that is about three times as fast, without tags: an allocator that hands out memory that is in use is not
-    /// noticed.
+    /// Creates a replay without tags, which is about three times as fast: it does not detect an allocator that hands out memory
+    /// that is in use.
     pub fn without_tags(
         program: &'p RecordedProgram,
         allocator: Arc<DeviceAllocator>,
@@ -177,17 +179,18 @@ impl<'p> Replay<'p> {
         Self { start, start_steps: self.program.start_steps(start).len(), ..self }
     }
 
-    /// Creates a replay that also makes the requests for which the recording had no memory.
+    /// Creates a replay that also makes the requests that failed for lack of memory in the recording.
     #[must_use]
     pub fn with_attempts(self) -> Self {
         Self { attempts: true, ..self }
     }
 
-    /// Serves one step and returns it; `None` after the last. The first ones make the state before the trace, and leave no peaks.
+    /// Serves one step and returns it; `None` after the last. The first steps recreate the state before the trace, and leave no
+    /// peaks.
     ///
     /// # Errors
-    /// If the allocator refuses, or hands out memory that something else uses. The step is over then, and the next call serves
-    /// the one after it; a block that was refused is left out from then on.
+    /// If the allocator refuses, or hands out memory that is in use. The step has then ended, and the next call serves the next
+    /// step; a block that was refused is skipped from then on.
     #[inline]
     pub fn step(&mut self) -> Result<Option<RecordedStep>, ReplayError> {
         self.begin()?;
@@ -217,21 +220,21 @@ impl<'p> Replay<'p> {
         Ok(Some(step))
     }
 
-    /// Returns the entry of the trace that the last step was; `None` while the state before the trace is made.
+    /// Returns the trace entry of the last step; `None` while the state before the trace is recreated.
     pub fn entry(&self) -> Option<u32> {
         Some(self.program.entry_of(self.at.checked_sub(self.start_steps + 1)?))
     }
 
-    /// Serves all that is left.
+    /// Serves all remaining steps.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step), at the first.
+    /// Returns the first error of [`step`](Self::step).
     pub fn run(&mut self) -> Result<(), ReplayError> {
         while self.step()?.is_some() {}
         Ok(())
     }
 
-    /// Returns what the memory comes to now.
+    /// Returns the present figures of the memory.
     pub fn figures(&self) -> Figures {
         let statistics = self.allocator.statistics();
         let (reserved, active) = (statistics.reserved_bytes.all, statistics.active_bytes.all);
@@ -245,17 +248,17 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Returns what is taken from the upstream now, in bytes.
+    /// Returns the number of bytes that are taken from the upstream now.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.upstream.taken_bytes()
     }
 
-    /// Returns how many blocks so far were put elsewhere than in the trace.
+    /// Returns the number of blocks so far at other addresses than in the trace.
     pub fn mismatches(&self) -> u64 {
         self.mismatches
     }
 
-    /// Returns the first block that was put elsewhere than in the trace.
+    /// Returns the first block at another address than in the trace.
     pub fn first_mismatch(&self) -> Option<Divergence> {
         self.first_mismatch
     }
@@ -283,7 +286,7 @@ impl<'p> Replay<'p> {
         self.hold(number, block, recorded_address)
     }
 
-    /// Keeps a block that was just handed out, and looks where it is.
+    /// Stores a block that was just handed out, and checks its address.
     fn hold(&mut self, number: u32, block: Block, recorded_address: u64) -> Result<(), ReplayError> {
         let placed = self.tag(number, &block);
         let replayed = self.upstream.recorded(block.address());
@@ -314,13 +317,13 @@ impl<'p> Replay<'p> {
         self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.refused(error))
     }
 
-    /// Lets requests come from a private pool for as long as the scope lives.
+    /// Directs requests to a private pool while the scope is alive.
     fn enter(&mut self, pool: u16) -> Result<PoolScope, ReplayError> {
         let pool = *self.pools[usize::from(pool)].get_or_insert_with(|| self.allocator.create_pool());
         self.allocator.use_pool(pool).map_err(|error| self.refused(error))
     }
 
-    /// Tags the memory of a block that was just handed out as its own, also where it should not be.
+    /// Tags the memory of a block that was just handed out, even on a conflict.
     fn tag(&mut self, number: u32, block: &Block) -> Result<(), Conflict> {
         let Some(tags) = &mut self.tags else { return Ok(()) };
         let (upstream, stream) = (&self.upstream, block.stream());
@@ -336,7 +339,7 @@ impl<'p> Replay<'p> {
     }
 
     fn free(&mut self, number: u32, lane: Option<StreamId>) {
-        // A block that was refused has nothing to free.
+        // A block that was refused has no memory to free.
         let Some(block) = self.blocks.remove(&number) else { return };
         if let Some(tags) = &mut self.tags {
             let next_place = |stream| (stream, self.upstream.recorded_events(stream) + 1);
@@ -367,7 +370,7 @@ impl<'p> Replay<'p> {
         self.requested_bytes = self.requested_bytes.saturating_sub(self.program.requested_bytes(number));
     }
 
-    /// Returns a lane on which no event is under way.
+    /// Returns a lane without an event in flight.
     fn lane(&mut self) -> StreamId {
         self.idle_lanes.pop().unwrap_or_else(|| {
             self.lanes += 1;
@@ -383,7 +386,7 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Returns the error of a state before the trace that does not fit the device.
+    /// Returns the error for a state before the trace that does not fit the device.
     fn too_large(&self, excess_bytes: u64) -> ReplayError {
         ReplayError { step: self.at.saturating_sub(1), kind: Kind::TooLarge(excess_bytes) }
     }
@@ -393,14 +396,15 @@ impl<'p> Replay<'p> {
     }
 }
 
-/// The bytes that the driver's allocator takes at once, as far as can be seen from outside.
+/// The bytes that the driver's allocator takes in one piece, as far as this can be observed.
 pub(crate) const DRIVER_PIECE_BYTES: u64 = 32 << 20;
 
-/// Returns an estimate of what `backend:cudaMallocAsync` would reserve for `program` at the most, in bytes, on a device of
+/// Returns an estimate of the peak that `backend:cudaMallocAsync` would reserve for `program`, in bytes, on a device of
 /// `total_bytes`.
 ///
-/// The rules of the driver's allocator are not public. Those of PyTorch's expandable segments come near: it maps physical pages
-/// side by side as well, pieces of 32 MiB, and keeps what is freed. Expect up to 20 % or 64 MiB between the estimate and a run.
+/// The rules of the driver's allocator are not public. Those of PyTorch's expandable segments are similar: the driver also maps
+/// physical pages side by side, in pieces of 32 MiB, and keeps freed memory. Expect up to 20 % or 64 MiB of difference between
+/// the estimate and a run.
 ///
 /// # Errors
 /// If the device has no room for that.
@@ -410,7 +414,7 @@ pub fn estimate_stream_ordered_peak(program: &RecordedProgram, total_bytes: u64)
     Ok(replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES))
 }
 
-/// Returns the replay whose reserved bytes, rounded up to whole pieces, are that estimate.
+/// Returns the replay whose reserved bytes, rounded up to entire pieces, are that estimate.
 pub(crate) fn stream_ordered_estimate(program: &RecordedProgram, total_bytes: u64) -> Replay<'_> {
     let settings = "policy:pytorch,expandable_segments:True,large_segment_size_mb:32";
     let settings = Settings::parse(settings).expect("these are settings");
@@ -445,12 +449,12 @@ enum Kind {
 }
 
 impl ReplayError {
-    /// Returns the step that was served, from 0, those that make the state before the trace included.
+    /// Returns the step that was served, from 0, including those that recreate the state before the trace.
     pub fn step(&self) -> usize {
         self.step
     }
 
-    /// Returns what the allocator said, if it refused.
+    /// Returns the allocator's error, if it refused.
     pub fn refusal(&self) -> Option<&AllocationError> {
         match &self.kind {
             Kind::Refused(error) => Some(error),
@@ -458,8 +462,8 @@ impl ReplayError {
         }
     }
 
-    /// Returns whether it is lack of memory: a request failed for that, or the state before the trace is larger than the
-    /// device.
+    /// Returns whether the error is lack of memory: a request failed for that reason, or the state before the trace is larger
+    /// than the device.
     pub fn is_out_of_memory(&self) -> bool {
         match &self.kind {
             Kind::Refused(error) => error.is_out_of_memory(),

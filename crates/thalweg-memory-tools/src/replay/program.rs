@@ -1,87 +1,89 @@
-//! The requests of a program to its allocator, out of a trace.
+//! The requests of a program to its allocator, extracted from a trace.
 //!
-//! With `reading`, which makes a program out of a trace, and `start`, which finds the state before it, this is one circle.
+//! This module forms a cycle with `reading`, which makes a program from a trace, and `start`, which determines the state before
+//! it.
 
 use super::reading;
 use super::start::Layout;
 use thalweg_memory::{StreamId, settings::Settings};
 use thalweg_snapshot::{Event, Recording, Snapshot, SnapshotError};
 
-/// One thing that a program does. Blocks are numbered from 0.
+/// A request of a program. Blocks are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordedStep {
-    /// Asks for memory.
+    /// Allocates memory.
     Allocate {
         /// The number of the new block.
         block: u32,
-        /// The private pool that it came from, an index into [`RecordedProgram::pools`]; `None` for the shared one.
+        /// The private pool of the block, an index into [`RecordedProgram::pools`]; `None` for the shared one.
         pool: Option<u16>,
-        /// The bytes that are requested.
+        /// The requested bytes.
         bytes: u64,
-        /// For work on this stream.
+        /// The stream whose work uses the block.
         stream: StreamId,
-        /// The address that it has in the trace; 0 for a block that only prepares the state in which the trace began.
+        /// The address in the trace; 0 for a block that only prepares the state in which the trace began.
         recorded_address: u64,
     },
     /// Frees a block that no other stream uses.
     Free {
-        /// Its number.
+        /// The number of the block.
         block: u32,
     },
     /// Frees a block that another stream still uses.
     FreePending {
-        /// Its number.
+        /// The number of the block.
         block: u32,
     },
-    /// The other stream is done with a block that was freed.
+    /// Declares that the other stream has finished with a block that was freed.
     Complete {
-        /// Its number.
+        /// The number of the block.
         block: u32,
     },
     /// Calls `empty_cache`.
     EmptyCache,
-    /// Asks for memory that there was not: the recording says that it ran out here (`oom`). What came of it then cannot be known;
-    /// it is freed at once. Only a replay that [attempts](super::Replay::with_attempts) it does.
+    /// Makes a request that failed in the recording for lack of memory (`oom`). Its further use cannot be known, so a block that
+    /// it returns is freed at once. Only a replay with [attempts](super::Replay::with_attempts) makes this request.
     Attempt {
-        /// As in an allocation.
+        /// The private pool, as in an allocation.
         pool: Option<u16>,
-        /// The bytes that were requested, after rounding.
+        /// The requested bytes, after rounding.
         bytes: u64,
-        /// For work on this stream.
+        /// The stream whose work would use the block.
         stream: StreamId,
     },
 }
 
-/// The part of the state before the trace is made before a program is served.
+/// The part of the state before the trace that is recreated before a program is served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum StartState {
-    /// All of it: the segments, and in them the live blocks where they were. Right where the settings are those of the
-    /// recording, since only these have led there.
+    /// The complete state: the segments, and the live blocks at their addresses. Right if the settings are those of the
+    /// recording, since only these have led to that state.
     #[default]
     Recorded,
-    /// The blocks that were live, wherever the allocator puts them. What other settings had reserved by then is not known, so
-    /// all that is reserved is a lower bound then. If none was live there is no difference: the segments are made.
+    /// Only the live blocks, at any address that the allocator chooses. The memory that other settings had reserved by then is
+    /// not known, so all reserved figures are lower bounds. If no block was live there is no difference: the segments are
+    /// recreated.
     LiveBlocks,
 }
 
-/// The client's side of a trace. See the [module](super).
+/// The requests of a trace. See the [module's essay](super).
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RecordedProgram {
     pub(super) steps: Vec<RecordedStep>,
-    /// By step, the entry of the trace that it is.
+    /// The trace entry of each step.
     pub(super) entries: Vec<u32>,
-    /// Requests that make the state before the trace, as far as requests can.
+    /// Requests that recreate the state before the trace, as far as requests can.
     pub(super) start: Vec<RecordedStep>,
-    /// That state itself, where requests under the same settings would not lead to it.
+    /// The layout of that state, if requests under the same settings would not lead to it.
     pub(super) layout: Option<Layout>,
     pub(super) older_blocks: usize,
     /// The segments as (address, bytes), in the order in which the trace's allocator took them.
     pub(super) segments: Vec<(u64, u64)>,
-    /// For each of them the block for which it was taken, if that is known.
+    /// The block for which each segment was taken, if it is known.
     pub(super) opened_for: Vec<Option<u32>>,
-    /// The blocks for which memory was mapped, and where first: if a segment began to grow then, it began there.
+    /// The blocks for which memory was mapped, with the first mapped address: if a segment began to grow then, it began there.
     pub(super) mapped_for: Vec<(u32, u64)>,
-    /// By block, what was asked for.
+    /// The requested bytes of each block.
     pub(super) requested_bytes: Vec<u64>,
     pub(super) pools: Vec<(u64, u64)>,
     /// The number of arenas: pairs of a stream and a pool.
@@ -89,10 +91,11 @@ pub struct RecordedProgram {
 }
 
 impl RecordedProgram {
-    /// Creates the program of one device of a recording that has its trace.
+    /// Creates the program of one device from a recording that contains its trace.
     ///
     /// # Errors
-    /// If the recording has no trace of the device, or one that cannot be: with more private pools than have numbers, say.
+    /// If the recording has no trace of the device, or an impossible one: for example with more private pools than can be
+    /// numbered.
     pub fn from_recording(recording: &Recording, device: usize) -> Result<Self, SnapshotError> {
         let segments = recording
             .segments(device)
@@ -101,10 +104,10 @@ impl RecordedProgram {
         reading::read(segments, recording.trace(device), device)
     }
 
-    /// Creates the program of a snapshot.
+    /// Creates the program of one device from a snapshot.
     ///
     /// # Errors
-    /// If it has no trace of the device, or one that cannot be: memory that is allocated twice, say.
+    /// If it has no trace of the device, or an impossible one: for example if memory is allocated twice.
     pub fn from_snapshot(snapshot: &Snapshot, device: usize) -> Result<Self, SnapshotError> {
         let segments =
             snapshot.segments.iter().filter(|segment| usize::try_from(segment.device) == Ok(device));
@@ -116,7 +119,7 @@ impl RecordedProgram {
         )
     }
 
-    /// Creates the program of a trace of which nothing else is known.
+    /// Creates the program of a trace without further information.
     ///
     /// # Errors
     /// Those of [`from_snapshot`](Self::from_snapshot).
@@ -139,7 +142,7 @@ impl RecordedProgram {
         &self.steps
     }
 
-    /// Returns the steps that make the state before the trace. There are none where the state is laid out as it was.
+    /// Returns the steps that recreate the state before the trace. There are none if the state is laid out as recorded.
     pub fn start_steps(&self, start: StartState) -> &[RecordedStep] {
         match start {
             StartState::Recorded if self.layout.is_some() => &[],
@@ -147,12 +150,12 @@ impl RecordedProgram {
         }
     }
 
-    /// Returns how many blocks were live before the trace.
+    /// Returns the number of blocks that were live before the trace.
     pub fn older_blocks(&self) -> usize {
         self.older_blocks
     }
 
-    /// Returns the entry of the trace that a step is.
+    /// Returns the trace entry of a step.
     ///
     /// # Panics
     /// If there is no such step.
@@ -160,8 +163,7 @@ impl RecordedProgram {
         self.entries[step]
     }
 
-    /// Returns the segments as (address, bytes), in the order in which the trace's allocator took them. Mapped ones are not
-    /// among them.
+    /// Returns the segments as (address, bytes), in the order in which the trace's allocator took them, without mapped ones.
     pub fn segments(&self) -> &[(u64, u64)] {
         &self.segments
     }
@@ -171,29 +173,29 @@ impl RecordedProgram {
         &self.pools
     }
 
-    /// Returns how many arenas the program uses: pairs of a stream and a pool in which it allocates.
+    /// Returns the number of arenas that the program uses: pairs of a stream and a pool in which it allocates.
     pub fn arenas(&self) -> usize {
         self.arenas
     }
 
-    /// Returns how many blocks are allocated in all, those that make the state before the trace included.
+    /// Returns the number of allocated blocks, including those that recreate the state before the trace.
     pub fn blocks(&self) -> usize {
         self.requested_bytes.len()
     }
 
-    /// Returns the most that is live or pending at once, as it is asked for, in bytes.
+    /// Returns the peak of live and pending memory, by requested size, in bytes.
     pub fn peak_live_bytes(&self) -> u64 {
         self.peak(|requested_bytes| requested_bytes, false)
     }
 
-    /// Returns what must be reserved at some moment under `settings`, whatever else has happened: the most that is live at
-    /// once, each block rounded as the settings say, in bytes.
+    /// Returns a lower bound of the peak of reserved memory under `settings`, whatever else has happened: the peak of live
+    /// memory, each block rounded by the settings, in bytes.
     pub fn least_reserved_bytes(&self, settings: &Settings) -> u64 {
         self.peak(thalweg_memory::restore::rounding(settings), true)
     }
 
-    /// Returns the highest sum over live blocks; `at_request`: a block that was freed counts no more, though another stream
-    /// still uses it.
+    /// Returns the greatest sum over live blocks. With `at_request` a freed block no longer counts, even if another stream still
+    /// uses it.
     fn peak(&self, bytes: impl Fn(u64) -> u64, at_request: bool) -> u64 {
         let bytes = |block: u32| match self.requested_bytes(block) {
             0 => 0,
@@ -213,7 +215,7 @@ impl RecordedProgram {
         peak
     }
 
-    /// Returns more than the recording can have had reserved at once, in bytes.
+    /// Returns an upper bound of the reserved memory in the recording, in bytes.
     pub(crate) fn recorded_bytes(&self) -> u64 {
         let laid_out = self.layout.iter().flat_map(|layout| &layout.segments);
         let laid_out = laid_out.flat_map(|segment| &segment.ranges).map(|(_, bytes)| *bytes);
@@ -221,8 +223,8 @@ impl RecordedProgram {
         laid_out.chain(taken).fold(0, u64::saturating_add)
     }
 
-    /// Returns what was asked for with a block, in bytes; 0 for one that was never asked for, and only stands for free memory
-    /// while the state before the trace is made.
+    /// Returns the requested bytes of a block; 0 for one that was never requested, and only represents free memory while the
+    /// state before the trace is recreated.
     ///
     /// # Panics
     /// If there is no such block.
@@ -230,12 +232,12 @@ impl RecordedProgram {
         self.requested_bytes[number as usize]
     }
 
-    /// Returns the addresses where segments may have begun to grow for a block, by its number.
+    /// Returns the addresses where segments may have begun to grow for a block, with the block's number.
     pub(crate) fn mapped(&self) -> impl Iterator<Item = (u32, u64)> {
         self.mapped_for.iter().copied()
     }
 
-    /// Returns the segments that were taken for a block, by its number, as (address, bytes).
+    /// Returns the segments that were taken for a block, with its number, as (address, bytes).
     pub(crate) fn opened(&self) -> impl Iterator<Item = (u32, (u64, u64))> {
         self.opened_for.iter().zip(&self.segments).filter_map(|(block, &segment)| Some(((*block)?, segment)))
     }
@@ -320,7 +322,7 @@ mod tests {
         const HALF: u64 = MIB / 2;
         let trace = vec![
             free(64 * MIB, 5 * MIB - 100),
-            // Half a MiB lies between it and the next, which cannot be free on its own: it has that too.
+            // Between this block and the next is half a MiB, which cannot be free on its own: it belongs to this block too.
             free(72 * MIB, 3 * MIB),
             free(75 * MIB + HALF, 2 * MIB),
             TraceEntry::new(Action::SegmentFree, 64 * MIB, 20 * MIB, stream),

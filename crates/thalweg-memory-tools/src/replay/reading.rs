@@ -51,13 +51,13 @@ impl LastSegment {
 
 impl LastBlock {
     fn new(address: u64, size_bytes: u64, requested_bytes: u64) -> Self {
-        // The oldest versions do not say what was asked for.
+        // The oldest versions do not contain the requested size.
         let requested_bytes = if requested_bytes == 0 { size_bytes } else { requested_bytes };
         Self { address, size_bytes, requested_bytes }
     }
 }
 
-/// Returns what of an entry is needed here.
+/// Returns the parts of an entry that are needed here.
 pub(super) fn event(entry: &TraceEntry) -> Event {
     let &TraceEntry { action, address, size_bytes, stream, pool_id, time_us, .. } = entry;
     Event { action, address, size_bytes, stream, pool_id, time_us, stack: None }
@@ -94,7 +94,7 @@ pub(super) fn read(
     reading.begin_behind_first(&last);
     let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
     if reading.older.is_empty() && !tells_of_segments {
-        // It begins with the program, and the segments were left out: which were there before is not known.
+        // The trace begins with the program, and segments were left out of it: which of them existed before is not known.
         found.segments.clear();
     }
     reading.learn_rooms(trace);
@@ -106,18 +106,18 @@ fn is_of_segments(action: Action) -> bool {
     matches!(action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
 }
 
-/// A trace that is being read: what is known of the state after the entries so far.
+/// A trace that is being read: the known state after the entries so far.
 #[derive(Default)]
 struct Reading {
     program: RecordedProgram,
-    /// The pools of the allocations to come, the next one last.
+    /// The pools of the remaining allocations, the next one last.
     pools: Vec<Option<u16>>,
     /// The numbers of the live blocks that were allocated in the trace, by address.
     live: FxHashMap<u64, u32>,
     pending: FxHashMap<u64, u32>,
-    /// Whether there are entries that say when a free is over. They can be left out of a recording (`skip_actions`).
+    /// Whether there are entries that record when a free is complete. They can be left out of a recording (`skip_actions`).
     tells_of_ends: bool,
-    /// The place where memory was mapped first since the last allocation.
+    /// The first address where memory was mapped since the last allocation.
     mapped: Option<u64>,
     /// The blocks that were live when the trace began, by address.
     older: BTreeMap<u64, OlderBlock>,
@@ -136,7 +136,7 @@ impl Reading {
                 }
                 let at_once =
                     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
-                // The entry that follows finds it pending, and adds no step for one that was freed at once.
+                // The following entry finds the block pending, and adds no step for one that was free at once.
                 self.step(
                     index,
                     if at_once { RecordedStep::Free { block } } else { RecordedStep::FreePending { block } },
@@ -180,13 +180,13 @@ impl Reading {
         let &Event { address, size_bytes: bytes, stream, .. } = event;
         let block = self.add_block(bytes);
         if let Some(pending) = self.pending.remove(&address) {
-            // It is over, whether or not an entry says so.
+            // The free is complete, whether or not an entry records it.
             self.step(index, RecordedStep::Complete { block: pending });
         }
         if self.live.insert(address, block).is_some() {
             return Err(format!("{address:#x} is allocated, and was not freed before"));
         }
-        // A new segment's first block is at its beginning.
+        // The first block of a new segment is at its beginning.
         if let (Some(&(segment, _)), Some(opened_for @ None)) =
             (self.program.segments.last(), self.program.opened_for.last_mut())
             && segment == address
@@ -212,7 +212,7 @@ impl Reading {
             .expect("a recording has fewer than 2^32 entries")
     }
 
-    /// Returns the live block that an entry frees. One that was never allocated in the trace was live before it.
+    /// Returns the live block that an entry frees. A block that was never allocated in the trace was live before it.
     fn take_live(&mut self, index: usize, event: &Event) -> u32 {
         if let Some(block) = self.live.remove(&event.address) {
             return block;
@@ -225,7 +225,7 @@ impl Reading {
         number
     }
 
-    /// Finds the blocks that were live before the trace and still are after it.
+    /// Adds the blocks that were live before the trace and still are after it.
     fn find_live_on(&mut self, last: &[LastSegment]) {
         for segment in last {
             let stream = segment.stream;
@@ -243,8 +243,8 @@ impl Reading {
         }
     }
 
-    /// Begins behind the first entry. Where the beginning is lost, its block counts as older: the memory may have been taken
-    /// for it in an entry that is lost, and then a search among what was there would find another place.
+    /// Starts after the first entry if the beginning is lost, so that the block of that entry counts as older: the memory may
+    /// have been taken for it in a lost entry, and then a search in the memory before the trace would find another address.
     fn begin_behind_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
         let Some(&RecordedStep::Allocate {
@@ -269,8 +269,8 @@ impl Reading {
         self.older.insert(recorded_address, block);
     }
 
-    /// Finds out how large blocks can have been that were live before the trace and are freed in it: up to where another is
-    /// allocated behind such a one.
+    /// Determines how large blocks can have been that were live before the trace and are freed in it: they end at most where
+    /// another block is allocated after them.
     fn learn_rooms(&mut self, trace: impl Iterator<Item = Event>) {
         if self.older.is_empty() {
             return;
@@ -284,7 +284,7 @@ impl Reading {
         }
     }
 
-    /// Adds what makes the state before the trace.
+    /// Adds the data that recreates the state before the trace.
     fn finish(self, found: Backwards, bases: &Bases) -> RecordedProgram {
         let Self { mut program, older, .. } = self;
         let first = program.requested_bytes.len() as u32;

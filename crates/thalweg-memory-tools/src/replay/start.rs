@@ -1,20 +1,20 @@
 //! The state before a trace, and how an allocator is brought into it.
 //!
-//! What there was is found backwards: the segments after the trace, minus what it took, plus what it gave back. On the way each
-//! allocation is seen in the segment that it came from, whose pool it has. So pools belong to *lifetimes* of segments; an
-//! address may be in one pool today and in another tomorrow.
+//! The state is reconstructed backwards: the segments after the trace, minus those that it took, plus those that it returned. On
+//! the way each allocation is assigned to the segment that contained it, which has its pool. So pools belong to *lifetimes* of
+//! segments; an address may be in one pool now and in another later.
 //!
-//! Where a trace is replayed under its own settings, that state is laid out as it was ([`Layout`]): each segment at its
-//! address, or with the same distances in it if it grows, and each block where it was. Under other settings only the blocks are
-//! asked for ([`live_blocks`]).
+//! If a trace is replayed under its own settings, that state is laid out as it was ([`Layout`]): each segment at its address, or
+//! with the same distances in it if it is expandable, and each block at its address. Under other settings only the blocks are
+//! requested ([`live_blocks`]).
 //!
-//! An entry that frees a block says what was asked for with it and not how large it was. A rest of up to 1 MiB is never free on
-//! its own in a plain segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in
-//! it says where it begins. Where there is none while the block is live, all of it is taken to be free, until the replay shows that a
-//! part belonged to the block too ([`doubts`](super::doubts)).
+//! An entry that frees a block contains the requested size and not the size of the block. In a plain segment for large requests,
+//! a remainder of up to 1 MiB is never free on its own, so it belongs to the block before it. In a larger remainder, the first
+//! allocation shows where the free part begins. If there is no such allocation while the block is live, all of the remainder is
+//! assumed to be free, until the replay shows that a part belonged to the block too ([`doubts`](super::doubts)).
 //!
-//! Segments that grow have no beginning in a recording, which shows what is mapped. They begin at the lowest address that was
-//! ever seen mapped; what lay below that, and was never used again, is not missed.
+//! A recording does not contain the beginnings of expandable segments, only their mapped ranges. They are assumed to begin at the
+//! lowest address that was ever mapped; addresses below it that were never used again make no difference.
 
 use std::collections::BTreeMap;
 
@@ -23,18 +23,18 @@ use super::reading::LastSegment;
 use thalweg_memory::{MIN_BLOCK_BYTES, SizeClass, StreamId};
 use thalweg_snapshot::{Action, Event};
 
-/// The segment of small requests, in every version of PyTorch.
+/// The segment size of small requests, in every version of PyTorch.
 const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// The largest small request.
 const SMALL_BYTES: u64 = 1 << 20;
-/// The largest rest that is not cut off a block in a plain segment for large requests.
+/// The largest remainder that is not split off a block in a plain segment for large requests.
 pub(super) const LARGEST_REST_BYTES: u64 = 1 << 20;
-/// The page of segments that grow for large requests, by default.
+/// The default page size of expandable segments for large requests.
 const LARGE_PAGE_BYTES: u64 = 20 << 20;
-/// The number of the pool that all share.
+/// The number of the shared pool.
 const SHARED: (u64, u64) = (0, 0);
 
-/// A segment that was there at some moment.
+/// A segment that existed at some moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldSegment {
     bytes: u64,
@@ -49,9 +49,9 @@ pub(super) struct HeldSegment {
 pub(super) struct OlderBlock {
     pub(super) number: u32,
     pub(super) requested_bytes: u64,
-    /// The bytes that it takes in its segment, where that is known.
+    /// The bytes that it takes in its segment, if known.
     pub(super) size_bytes: Option<u64>,
-    /// The most that it can take.
+    /// The greatest number of bytes that it can take.
     pub(super) room_bytes: u64,
     pub(super) stream: StreamId,
     /// The entry of the trace that frees it.
@@ -59,14 +59,14 @@ pub(super) struct OlderBlock {
 }
 
 impl OlderBlock {
-    /// Asks for it, wherever it may be.
+    /// Returns a request for the block at any address.
     pub(super) fn request(&self, recorded_address: u64, pool: Option<u16>) -> RecordedStep {
         let &Self { number: block, requested_bytes: bytes, stream, .. } = self;
         RecordedStep::Allocate { block, pool, bytes, stream, recorded_address }
     }
 
-    /// Returns what it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were
-    /// asked for.
+    /// Returns the bytes that the block takes in a segment with `room_bytes` up to the next block or the end, if the request was
+    /// rounded to `rounded_bytes`.
     pub(super) fn size_in(
         &self,
         segment: &LaidSegment,
@@ -86,13 +86,13 @@ impl OlderBlock {
         }
     }
 
-    /// Returns whether it may have more than it is laid out with, where `free_bytes` are free behind it.
+    /// Returns whether the block may be larger than it is laid out, if `free_bytes` are free after it.
     pub(super) fn may_be_larger(&self, segment: &LaidSegment, is_cut: bool, free_bytes: u64) -> bool {
         let is_plain_large = segment.class == SizeClass::Large && !segment.is_expandable;
         self.size_bytes.is_none() && is_plain_large && is_cut && free_bytes > 0
     }
 
-    /// Notes that while it was live another block began so many bytes behind its beginning.
+    /// Records that while the block was live another one began `distance_bytes` after its beginning.
     pub(super) fn learn_room(&mut self, distance_bytes: u64) {
         self.room_bytes = distance_bytes.min(self.room_bytes);
     }
@@ -101,7 +101,7 @@ impl OlderBlock {
 /// The results of walking a trace backwards.
 #[derive(Default)]
 pub(super) struct Backwards {
-    /// The segments; at the end of the walk those before the trace.
+    /// The segments; at the end of the walk, those before the trace.
     pub(super) segments: BTreeMap<u64, HeldSegment>,
     /// The private pools, by PyTorch's numbers.
     pub(super) pools: Vec<(u64, u64)>,
@@ -110,7 +110,7 @@ pub(super) struct Backwards {
 }
 
 impl Backwards {
-    /// Walks a trace whose last state is known.
+    /// Walks backwards through a trace whose last state is known.
     pub(super) fn over(last: &[LastSegment], trace: impl DoubleEndedIterator<Item = Event> + Clone) -> Self {
         let mut this = Self::default();
         for segment in last {
@@ -145,7 +145,7 @@ impl Backwards {
                     .insert(address, HeldSegment { bytes, stream, class, pool, is_expandable: false });
             }
             Action::SegmentUnmap => {
-                // What a private pool relies on is not given back.
+                // Memory that a private pool relies on is not returned.
                 let pool = event.pool_id.and_then(|id| self.pool(id));
                 let touched = self.touched(address, address.saturating_add(bytes));
                 let class = touched.unwrap_or_else(|| class_of_pages(bytes));
@@ -156,7 +156,7 @@ impl Backwards {
         }
     }
 
-    /// Returns the class of a range that is mapped and touches this one.
+    /// Returns the class of a mapped range that is adjacent to this one or overlaps it.
     fn touched(&self, start: u64, end: u64) -> Option<SizeClass> {
         let before = self.last_before(start).filter(|(at, segment)| end_of(*at, segment) == start);
         let behind = self.segments.get(&end).copied();
@@ -164,7 +164,7 @@ impl Backwards {
         touching.filter(|segment| segment.is_expandable).map(|segment| segment.class).next()
     }
 
-    /// Takes a range of addresses out: whole segments, or a part of one that grows.
+    /// Removes a range of addresses: entire segments, or a part of an expandable one.
     fn cut_out(&mut self, start: u64, end: u64) {
         while let Some((address, segment)) =
             self.last_before(end).filter(|(at, segment)| end_of(*at, segment) > start)
@@ -180,7 +180,7 @@ impl Backwards {
         }
     }
 
-    /// Returns the segment that an address lies in, and where it begins.
+    /// Returns the segment that contains an address, and its beginning.
     fn segment_at(&self, address: u64) -> Option<(u64, HeldSegment)> {
         self.last_before(address.saturating_add(1)).filter(|(at, segment)| end_of(*at, segment) > address)
     }
@@ -189,7 +189,7 @@ impl Backwards {
         self.segments.range(..end).next_back().map(|(&address, &segment)| (address, segment))
     }
 
-    /// Returns the index of a private pool. Of more than 65 535, the others count as the last.
+    /// Returns the index of a private pool. Beyond 65 535 pools, the others count as the last.
     fn pool(&mut self, id: (u64, u64)) -> Option<u16> {
         if id == SHARED {
             return None;
@@ -211,31 +211,31 @@ fn end_of(address: u64, segment: &HeldSegment) -> u64 {
 /// The state before a trace, as far as it is known.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Layout {
-    /// In the order of their addresses. They do not overlap.
+    /// The segments in the order of their addresses. They do not overlap.
     pub(super) segments: Vec<LaidSegment>,
-    /// Blocks that are in none of them.
+    /// Blocks that are in none of the segments.
     pub(super) others: Vec<RecordedStep>,
 }
 
 /// A segment of the state before a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LaidSegment {
-    /// For one that grows, where its addresses begin.
+    /// The address; for an expandable segment, the beginning of its addresses.
     pub(super) address: u64,
     pub(super) stream: StreamId,
     pub(super) class: SizeClass,
     pub(super) pool: Option<u16>,
     pub(super) is_expandable: bool,
-    /// The places where memory is, as (address, bytes): all of a plain one.
+    /// The ranges with memory, as (address, bytes); of a plain segment, all of it.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// By address.
+    /// The blocks by address.
     pub(super) blocks: Vec<(u64, OlderBlock)>,
 }
 
 impl Layout {
     pub(super) fn of(found: &Backwards, older: &BTreeMap<u64, OlderBlock>, bases: &Bases) -> Self {
         let mut this = Self::default();
-        // The ones that grow, by what they are for: there is one of each.
+        // The expandable segments, by their purpose: there is one of each.
         let mut expandable: BTreeMap<Key, usize> = BTreeMap::new();
         let mut done = 0;
         for (&address, segment) in &found.segments {
@@ -279,7 +279,7 @@ impl Layout {
     }
 }
 
-/// Returns the class of a segment that grows, of so many bytes in pages. Small ones grow by one page of 2 MiB.
+/// Returns the class of an expandable segment in which this many bytes are mapped at once. Small ones grow by one page of 2 MiB.
 fn class_of_pages(bytes: u64) -> SizeClass {
     if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
 }
@@ -287,12 +287,13 @@ fn class_of_pages(bytes: u64) -> SizeClass {
 /// The arena that an expandable segment serves.
 pub(super) type Key = (StreamId, Option<u16>, SizeClass);
 
-/// The place where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
+/// The beginnings of the segments that were expandable and had memory before the trace: the lowest addresses that were ever
+/// mapped.
 #[derive(Default)]
 pub(super) struct Bases(BTreeMap<Key, u64>);
 
 impl Bases {
-    /// Returns the ranges that the trace maps in segments that had something mapped before it, and ever since.
+    /// Determines the beginnings from the ranges that the trace maps in segments that had memory before it, and ever since.
     pub(super) fn over(found: &Backwards, trace: impl Iterator<Item = Event>) -> Self {
         let mut mapped: BTreeMap<Key, (u64, i128)> = BTreeMap::new();
         for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.is_expandable) {
@@ -302,7 +303,7 @@ impl Bases {
         if mapped.is_empty() {
             return Self::default();
         }
-        // An entry that maps does not say for which pool; the allocation that follows does.
+        // An entry that maps memory does not contain the pool; the allocation after it does.
         let mut pools = found.of_allocations.iter().rev();
         let mut waiting: Vec<(u64, u64)> = Vec::new();
         for event in trace {
@@ -339,19 +340,19 @@ fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> Reco
     older.request(recorded_address, found.segment_at(recorded_address).and_then(|(_, segment)| segment.pool))
 }
 
-/// Requests for the live blocks alone, in the order of their addresses.
+/// Returns requests for only the live blocks, in the order of their addresses.
 pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) -> Vec<RecordedStep> {
     older.iter().map(|(&address, older)| request(found, address, older)).collect()
 }
 
-/// Segments as (address, bytes), each under the number of the block for which it was taken.
+/// Segments as (address, bytes), each with the number of the block for which it was taken.
 type Opened = Vec<(u32, (u64, u64))>;
 
-/// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
-/// blocks are numbered from `first` on.
+/// Returns requests that recreate the plain segments if nothing is live before the trace, and the block that takes each segment.
+/// New blocks are numbered from `first` on.
 pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>, Opened) {
     let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
-    // Of each kind of small segments, where the last is: it need not be filled.
+    // The last segment of each kind of small ones, which need not be filled.
     let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);
     let last: BTreeMap<Key, u64> = small.map(|(&address, segment)| (segment.key(), address)).collect();
     let (mut steps, mut opened) = (Vec::new(), Vec::new());
@@ -374,7 +375,7 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>
 }
 
 impl HeldSegment {
-    /// Returns whether it can be: it is made of whole units, and a small one that does not grow has one size.
+    /// Returns whether the segment is possible: its size is a multiple of the unit, and a small plain one has the usual size.
     fn is_usual(&self) -> bool {
         let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
         is_whole

@@ -1,7 +1,7 @@
 //! Tags: which block may touch which address, and from when on.
 //!
-//! The ranges do not overlap. A live one may not be touched at all. A freed one may, by work that comes after given points
-//! of given streams: whether a stream is past such a point is for the caller to say.
+//! The ranges do not overlap. A live range may not be touched by another block at all. A freed range may be touched by work that
+//! comes after given points of given streams; the caller decides whether a stream is past such a point.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,23 @@ use std::fmt;
 use smallvec::SmallVec;
 use thalweg_memory::StreamId;
 
-/// Points of streams: each is past when the event of that number on that stream is.
+/// Points of streams: each is past when the event with that number on that stream is past.
 pub(crate) type Points = SmallVec<[(StreamId, u64); 2]>;
 
 #[derive(Clone, Debug)]
 struct Tag {
     end: u64,
     block: u32,
-    /// `None` while the block is live.
+    /// The points of the free; `None` while the block is live.
     after: Option<Points>,
 }
 
 /// The reason why a block may not be where it was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
-    /// This block is live there.
+    /// The block that is live at the same address.
     Live(u32),
-    /// This block was there, and the new one is not ordered behind this stream's work with it.
+    /// The block that was at the same address, and the stream whose work with it the new block is not ordered after.
     Unordered(u32, StreamId),
 }
 
@@ -40,14 +40,14 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// The tags, by where their ranges begin.
+/// The tags, by the beginnings of their ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Tags {
     ranges: BTreeMap<u64, Tag>,
 }
 
 impl Tags {
-    /// Makes a range that of a live block, whose stream is past those points of which `is_past` says so. On a conflict too.
+    /// Assigns a range to a live block, even on a conflict. `is_past` decides whether the block's stream is past a point.
     pub(crate) fn place(
         &mut self,
         address: u64,
@@ -73,18 +73,18 @@ impl Tags {
 
     /// Frees the live range at `address`.
     pub(crate) fn release(&mut self, address: u64, after: Points) {
-        // A range that another one was wrongly put upon may be gone; that was reported then.
+        // A range may have been replaced by another that wrongly overlapped it, which was reported then.
         if let Some(tag) = self.ranges.get_mut(&address) {
             tag.after = Some(after);
         }
     }
 
-    /// Forgets what was freed in a range that went back to the upstream, which waits for all work with it.
+    /// Forgets freed memory in a range that was returned to the upstream, which waits for all work with it.
     pub(crate) fn forget(&mut self, address: u64, bytes: u64) {
         self.cut_out(address, address + bytes);
     }
 
-    /// Takes out what overlaps the range from `start` to `end`; what sticks out on either side stays in.
+    /// Removes all tags that overlap the range from `start` to `end`; parts outside of it stay.
     fn cut_out(&mut self, start: u64, end: u64) -> Vec<Tag> {
         let before = self.ranges.range(..start).next_back().filter(|(_, tag)| tag.end > start);
         let from = before.map_or(start, |(&from, _)| from);
@@ -120,7 +120,7 @@ mod tests {
         tags.release(0, smallvec![(a, 3), (b, 7)]);
         assert_eq!(tags.place(5, 10, 2, |_, _| true), Err(Conflict::Live(1)));
         assert_eq!(tags.place(0, 5, 3, |stream, _| stream == a), Err(Conflict::Unordered(0, b)));
-        // Block 1 still has 15 to 20, and block 0 nothing.
+        // Block 1 still has 15 to 20, and block 0 has nothing.
         assert_eq!(tags.place(15, 1, 4, |_, _| true), Err(Conflict::Live(1)));
         tags.forget(0, 100);
         assert_eq!(tags.place(0, 100, 5, never), Ok(()));

@@ -1,10 +1,10 @@
-//! The upstream of a replay: invented memory, at the trace's own addresses where that is wanted.
+//! The upstream of a replay: invented memory, at the trace's own addresses if requested.
 //!
-//! It is a [`FakeUpstream`], with three things added. A segment that the trace's allocator took for the same request is where it
-//! was then: so two allocators that follow the same rules agree on every address, also where the rules say "the lowest". Other
-//! segments are where a driver would put them ([`addresses`](super::addresses)). It is followed which physical page is mapped
-//! where. And the order between streams is followed: which events a stream was made to wait for, and what was behind those, as
-//! vector clocks.
+//! It is a [`FakeUpstream`] with three additions. A segment that the trace's allocator took for the same request has the recorded
+//! address: so two allocators that follow the same rules agree on every address, even where the rules say "the lowest". Other
+//! segments are placed as a driver would place them ([`addresses`](super::addresses)). The physical page that is mapped at each
+//! address is recorded. And the order between streams is recorded: which events a stream was made to wait for, and which work
+//! those follow, as vector clocks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,52 +20,53 @@ use super::addresses::Addresses;
 use super::clocks::Clock;
 use super::program::RecordedProgram;
 
-/// No device has more: 2 TiB. Beyond this nothing is laid out.
+/// The memory that no device exceeds: 2 TiB. Beyond this nothing is laid out.
 pub(crate) const MOST_BYTES: u64 = 1 << 41;
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The trace's segments, each as (address, bytes) under the number of the block for which it was taken.
+    /// The trace's segments, as (address, bytes), by the number of the block for which each was taken.
     script: FxHashMap<u32, (u64, u64)>,
-    /// The places where segments may have begun to grow, under the number of the block for which they did.
+    /// The addresses where segments may have begun to grow, by the number of the block for which they did.
     mapped_for: FxHashMap<u32, u64>,
-    /// The place where the next segment is that is laid out as it was.
+    /// The address of the next segment that is laid out as recorded.
     next: Option<u64>,
-    /// The ranges of addresses that are recorded too: how large, and where the recording has them.
+    /// The ranges of addresses that are recorded too: their size, and their address in the recording.
     ranges: BTreeMap<u64, (u64, u64)>,
     addresses: Addresses,
-    /// The place where the fake has the segments that are out, by address.
+    /// The fake's address of each present segment, by address.
     fakes: FxHashMap<u64, u64>,
     unscripted: usize,
-    /// The pages that are mapped, by address, with their sizes.
+    /// The mapped pages by address, with their sizes.
     mapped: BTreeMap<u64, (u64, PageId)>,
     page_bytes: BTreeMap<PageId, u64>,
     /// The numbers of streams in clocks.
     streams: FxHashMap<StreamId, usize>,
-    /// For each stream, what its later work is ordered behind: its own events too.
+    /// The work that each stream's later work is ordered after, including its own events.
     clocks: Vec<Clock>,
-    /// For each live event, what is behind it: itself too.
+    /// The work that each live event is ordered after, including itself.
     events: FxHashMap<EventId, Clock>,
     released: Vec<(u64, u64)>,
 }
 
-/// See the [module](super).
+/// The upstream of a replay. See the [module's essay](super).
 #[derive(Debug)]
 pub struct ReplayUpstream {
     fake: FakeUpstream,
     inner: Mutex<Inner>,
     /// The number of the block that is being allocated.
     block: AtomicU32,
-    /// The bytes that are handed out, in segments and pages.
+    /// The bytes that are handed out in segments and pages.
     taken_bytes: AtomicU64,
     total_bytes: u64,
-    /// Whether more may be taken than there is: while the state before the trace is made, which was on another GPU.
+    /// Whether more memory may be taken than the device has: while the state before the trace is recreated, which was on another
+    /// GPU.
     is_endless: AtomicBool,
 }
 
 impl ReplayUpstream {
-    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same
-    /// size, is where it was then, if it can be; others are at invented addresses.
+    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, with the same
+    /// size, gets the recorded address, if possible; others get invented addresses.
     pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
         this.lock().mapped_for = program.mapped().collect();
@@ -88,12 +89,12 @@ impl ReplayUpstream {
         }
     }
 
-    /// Sets whether more may be taken than the device has.
+    /// Sets whether more memory may be taken than the device has.
     pub(crate) fn set_endless(&self, is_endless: bool) {
         self.is_endless.store(is_endless, Ordering::Relaxed);
     }
 
-    /// Returns how much more is taken than the device has.
+    /// Returns how many more bytes are taken than the device has.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.taken_bytes().saturating_sub(self.total_bytes)
     }
@@ -101,24 +102,24 @@ impl ReplayUpstream {
     fn check_room(&self, bytes: u64) -> Result<(), UpstreamError> {
         let after = self.taken_bytes().saturating_add(bytes);
         if self.is_endless.load(Ordering::Relaxed) {
-            // What no device ever had is not laid out either.
+            // More memory than any device has is not laid out either.
             return if after > MOST_BYTES { Err(UpstreamError::OutOfMemory) } else { Ok(()) };
         }
         if after > self.total_bytes { Err(UpstreamError::OutOfMemory) } else { Ok(()) }
     }
 
-    /// Sets the block for which later requests are made.
+    /// Sets the block for which the following requests are made.
     pub(crate) fn serve_block(&self, number: u32) {
         self.block.store(number, Ordering::Relaxed);
     }
 
-    /// Puts the next segment where the recording has one that begins at `address`.
+    /// Places the next segment where the recording has one that begins at `address`.
     pub(crate) fn lay_out(&self, address: u64) {
         self.lock().next = Some(address);
     }
 
-    /// Returns where the recording has what is here at `address`. Segments that grow are never where they were: only their
-    /// distances can be the same.
+    /// Returns the recorded address of the memory at `address`. Expandable segments never have their recorded addresses: only
+    /// distances within them can be the same.
     pub(crate) fn recorded(&self, address: u64) -> u64 {
         let inner = self.lock();
         let range = inner.ranges.range(..=address).next_back();
@@ -128,12 +129,12 @@ impl ReplayUpstream {
         }
     }
 
-    /// Returns what is out now, in segments and pages, in bytes.
+    /// Returns the number of bytes in present segments and pages.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.taken_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns how many segments were asked for that the trace does not have.
+    /// Returns the number of requested segments that the trace does not have.
     pub fn unscripted_segments(&self) -> usize {
         self.lock().unscripted
     }
@@ -151,7 +152,7 @@ impl ReplayUpstream {
         self.fake.recorded_events(stream)
     }
 
-    /// Returns whether the event of number `place` on `after` is past for what `stream` is given from now on.
+    /// Returns whether the event with number `place` on `after` is past for later work of `stream`.
     pub(crate) fn is_past(&self, after: StreamId, place: u64, stream: StreamId) -> bool {
         let known = || {
             let mut inner = self.lock();
@@ -161,8 +162,8 @@ impl ReplayUpstream {
         self.fake.passed_events(after) >= place || known() >= place
     }
 
-    /// Returns where a range of addresses is in physical memory, in pieces of (place, bytes). What is not mapped page by page
-    /// is where its addresses say.
+    /// Returns the physical location of a range of addresses, in pieces of (position, bytes). Memory that is not mapped page by
+    /// page is located at its address.
     pub(crate) fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let inner = self.lock();
         let end = address + bytes;
@@ -179,7 +180,7 @@ impl ReplayUpstream {
         if pieces.is_empty() { vec![(address, bytes)] } else { pieces }
     }
 
-    /// Returns the pieces of physical memory that went back since the last call.
+    /// Returns the pieces of physical memory that were freed since the last call.
     pub(crate) fn take_released(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.lock().released)
     }
@@ -193,7 +194,7 @@ impl ReplayUpstream {
     }
 }
 
-/// Returns where a page is in physical memory: beyond all addresses, and 4 GiB from the next.
+/// Returns the position of a page in physical memory: above all addresses, at a distance of 4 GiB from the next.
 fn place_of(page: PageId) -> u64 {
     1 << 63 | page.raw() << 32
 }
@@ -266,7 +267,7 @@ impl Upstream for ReplayUpstream {
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
         let fake = self.lock().fakes.get(&address).copied();
-        // What is not out is left to the fake to complain of.
+        // An address that is not allocated is left to the fake, which panics.
         self.fake.free(fake.unwrap_or(address), bytes, stream)?;
         let mut inner = self.lock();
         inner.fakes.remove(&address);
@@ -294,7 +295,7 @@ impl Upstream for ReplayUpstream {
     }
 }
 
-/// The fake's, and it is followed which page is where.
+/// Forwards to the fake, and records which page is mapped where.
 impl VirtualMemory for ReplayUpstream {
     fn granularity_bytes(&self) -> u64 {
         self.pages().granularity_bytes()
@@ -387,7 +388,8 @@ mod tests {
             upstream.allocate(bytes, stream).expect("there is room")
         };
         assert_eq!(allocate(0, 1024), place);
-        // Something is there; it has another size; that is not an address; the trace has none. They fill the piece from its beginning.
+        // Something is at the address; the size differs; the address is invalid; the trace has no segment. These fill the piece
+        // from its beginning.
         let invented =
             [(1, 1024), (2, 1024), (3, 1024), (4, 1024)].map(|(block, bytes)| allocate(block, bytes));
         assert_eq!(invented, [0, 1024, 2048, 3072].map(|offset| BASE + offset));

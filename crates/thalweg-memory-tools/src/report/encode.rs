@@ -1,18 +1,18 @@
-//! The numbers of a page as bytes: columns of varints, and base64 around them.
+//! The numbers of a page as bytes: columns of varints, encoded as base64.
 //!
-//! A column is written whole before the next begins, without a length: the meta data says how many rows there are. Numbers
-//! are little groups of seven bits, lowest first, the top bit set on all but the last; signed ones are folded (0, -1, 1,
-//! -2, …) before.
+//! Each column is written completely before the next begins, without a length: the metadata contains the number of rows. Numbers
+//! are little-endian groups of seven bits, with the top bit set on all but the last; signed ones are folded (0, -1, 1, -2, …)
+//! before.
 //!
-//! Moments are positions here: position 0 is before the first event, position p after p events. What begins with event e
-//! exists from position e + 1 on, and what ends with event e no longer exists there.
+//! Moments are positions here: position 0 is before the first event, position p after p events. An object that begins with event
+//! e exists from position e + 1 on, and one that ends with event e no longer exists there.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use crate::report::model::{BlockLife, Curve, DevicePage, PageModel, SegmentLife};
 
-/// Bytes of which base64 is written at once; a multiple of three.
+/// The number of bytes that are written as base64 in one step; a multiple of three.
 const PIECE: usize = 3 << 14;
 
 fn number(out: &mut Vec<u8>, mut value: u64) {
@@ -27,12 +27,12 @@ fn signed(out: &mut Vec<u8>, value: i64) {
     number(out, ((value << 1) ^ (value >> 63)) as u64);
 }
 
-/// Returns the position from which on the effect of an event is seen; 0 for what was so before the first.
+/// Returns the position from which on the effect of an event is visible; 0 for a state before the first event.
 fn position(event: Option<u32>) -> u64 {
     event.map_or(0, |event| u64::from(event) + 1)
 }
 
-/// Returns the greatest number that divides all of them; 1 if there are none.
+/// Returns the greatest common divisor; 1 if there are no values.
 fn unit(values: impl Iterator<Item = u64>) -> u64 {
     let mut greatest = 0;
     for mut value in values {
@@ -46,12 +46,12 @@ fn unit(values: impl Iterator<Item = u64>) -> u64 {
     greatest.max(1)
 }
 
-/// Writes one column, a number for each row.
+/// Writes one column, with one number per row.
 fn column<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> u64) {
     rows.iter().for_each(|row| number(out, value(row)));
 }
 
-/// Writes one column of differences to the row before.
+/// Writes one column of differences from the previous row.
 fn differences<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> i64) {
     let mut last = 0;
     for row in rows {
@@ -61,7 +61,7 @@ fn differences<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> i64) {
     }
 }
 
-/// Returns what `page/data.js` reads as a device.
+/// Returns the bytes that `page/data.js` reads as a device.
 pub fn device(device: &DevicePage, model: &PageModel) -> Vec<u8> {
     check(device, model);
     let mut blocks: Vec<_> = device.blocks.iter().collect();
@@ -86,7 +86,7 @@ pub fn device(device: &DevicePage, model: &PageModel) -> Vec<u8> {
 
 fn blocks(out: &mut Vec<u8>, blocks: &[&BlockLife], unit: u64) {
     differences(out, blocks, |block| position(block.allocated) as i64);
-    // 0 is never; a block cannot end where it begins.
+    // 0 means never; a block cannot end where it begins.
     let freed = |block: &BlockLife| block.freed.or(block.completed);
     column(out, blocks, |block| {
         freed(block).map_or(0, |end| position(Some(end)) - position(block.allocated))
@@ -122,8 +122,8 @@ fn curve(out: &mut Vec<u8>, curve: &Curve) {
     differences(out, &steps, |(_, bytes)| *bytes as i64);
 }
 
-/// Returns what `page/data.js` reads as the stacks: the frames as two texts (indices into the list of [`texts`]) and a line,
-/// then each stack's length, the place of its telling frame and its frames.
+/// Returns the bytes that `page/data.js` reads as the stacks: the frames as two texts (indices into the list of [`texts`]) and a
+/// line, then each stack's length, the index of its telling frame, and its frames.
 pub fn stacks(model: &PageModel) -> Vec<u8> {
     let mut out = Vec::new();
     let texts = texts(model);
@@ -160,7 +160,7 @@ pub fn texts(model: &PageModel) -> Vec<&str> {
     texts
 }
 
-/// Checks the model that our own analysis made: where it contradicts itself, the page would be wrong without notice.
+/// Checks the model, which our own analysis made: if it contradicts itself, the page would be wrong without notice.
 fn check(device: &DevicePage, model: &PageModel) {
     let name = &device.name;
     let events = device.event_count;

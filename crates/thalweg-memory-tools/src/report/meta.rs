@@ -7,8 +7,8 @@ use crate::report::model::{
     Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, StageRow, Tone,
 };
 
-/// Returns the object that `page/data.js` reads as `meta`. No `<` is in it: one could end the element that the object stands
-/// in.
+/// Returns the object that `page/data.js` reads as `meta`. It contains no `<`, which could end the element that contains the
+/// object.
 pub fn meta(model: &PageModel) -> String {
     let meta = json!({
         "title": model.title,
@@ -25,7 +25,7 @@ fn device(device: &DevicePage) -> Value {
     json!({
         "name": device.name,
         "events": device.event_count,
-        // A double, which the page reads it as, is exact to the microsecond until the year 2255.
+        // The page reads a double, which is exact to the microsecond until the year 2255.
         "firstTime": device.times_us.first(),
         "streams": device.streams,
         "pools": device.pools,
@@ -82,7 +82,7 @@ fn figure(figure: &Figure) -> Value {
     json!({ "key": figure.key, "label": figure.label, unit: value, "note": figure.note, "tone": tone })
 }
 
-/// Returns text that may stand between two tags.
+/// Returns text that may be placed between two tags.
 pub fn html_text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

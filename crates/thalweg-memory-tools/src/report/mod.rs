@@ -1,7 +1,7 @@
 //! The memory of a program over time as one HTML page: `thalweg memory show SNAPSHOT --html OUT` writes it.
 //!
-//! [`write()`] takes a [`PageModel`], plain columns of what happened, and writes one file that needs nothing else: no network
-//! (its content security policy forbids any), no fonts, no framework. A browser opens it from the disk or from an
+//! [`write()`] takes a [`PageModel`], which consists of plain columns of data, and writes one file that needs nothing else: no
+//! network (its content security policy forbids any), no fonts, no framework. A browser opens it from the disk or from an
 //! attachment.
 //!
 //! # How it is built
@@ -10,22 +10,21 @@
 //!           └─▶ encode blocks, segments, times, curves, stacks: columns of varints, in base64      ├─▶ one file
 //!               page/  page.html, style.css and the scripts, each a file of this crate             ┘
 //! ```
-//! The numbers of a device are differences to the row before, in the greatest unit that divides them, seven bits a byte:
-//! some 15 bytes per block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
-//! second. `page/data.js` is the other half of `encode`: a change of one is a change of both.
+//! The numbers of a device are differences from the previous row, in the greatest unit that divides them, with seven bits per
+//! byte: some 15 bytes per block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
+//! second. `page/data.js` is the counterpart of `encode`: a change of one requires a change of the other.
 //!
-//! It is a crate of its own because it depends on no other of this workspace: neither the reader of snapshots nor the allocator knows that
-//! there are pages, and its tests (which open pages in a browser) make their models by hand.
+//! This module depends neither on the reader of snapshots nor on the allocator, and they do not depend on it; its tests (which
+//! open pages in a browser) make their models by hand.
 //!
 //! # Invariants
-//! - Texts of a model come from files of strangers. They reach the page only inside JSON with `<` escaped, and the
-//!   document only as text nodes.
-//! - The figures at the head of the page are the model's, written as they are. The curves and the stack are drawn from the
-//!   blocks and segments; the page's self-test (`?selftest`) says what it reckons from these, so that tests can hold the
-//!   one against the other.
+//! - Texts of a model come from untrusted files. They reach the page only inside JSON with `<` escaped, and the document only as
+//!   text nodes.
+//! - The figures at the head of the page are the model's, unchanged. The curves and the stack are drawn from the blocks and
+//!   segments; the page's self-test (`?selftest`) reports the values computed from these, so that tests can compare the two.
 //!
-//! What is not here: finding out anything. What a block's category is, which fragmentation is hard, what another setting
-//! would have reserved, is for the analysis that makes the model.
+//! This module analyses nothing. The category of a block, the kinds of fragmentation, and the memory that another setting would
+//! have reserved are determined by the analysis that makes the model.
 
 mod encode;
 mod meta;
@@ -41,7 +40,7 @@ pub use model::{
 const TEMPLATE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 
-/// In the order in which they build on each other.
+/// The scripts, in the order in which they depend on each other.
 const SCRIPTS: [&str; 12] = [
     include_str!("page/text.js"),
     include_str!("page/data.js"),
@@ -60,7 +59,7 @@ const SCRIPTS: [&str; 12] = [
 /// Writes the page.
 ///
 /// # Errors
-/// What `out` says.
+/// Returns the error of `out`.
 ///
 /// # Panics
 /// If the model contradicts itself: an index beyond its table, an event beyond the device's events.
@@ -81,7 +80,7 @@ pub fn write(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
     out.write_all(rest.as_bytes())
 }
 
-/// Returns the elements that hold the data: `meta`, `stacks`, and `device-0` onwards.
+/// Writes the elements that contain the data: `meta`, `stacks`, and `device-0` onwards.
 fn data(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
     write!(out, "<script type=\"application/json\" id=\"meta\">{}</script>", meta::meta(model))?;
     let mut column = |name: &str, bytes: &[u8]| {

@@ -1,15 +1,15 @@
 //! The content of a page, as plain data.
 //!
-//! Events are numbered from 0 for each device. Whatever has a lifetime says with which event it began (`None`: before the
-//! first) and with which it ended (`None`: not before the last). Tables (streams, pools, categories, stacks) are named by
-//! index.
+//! Events are numbered from 0 for each device. An object with a lifetime contains the event with which it began (`None`: before
+//! the first) and the event with which it ended (`None`: not before the last). Entries of tables (streams, pools, categories,
+//! stacks) are referred to by index.
 
-/// All that is on a page.
+/// The complete content of a page.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PageModel {
     /// The names of the files that are shown.
     pub title: String,
-    /// One device of one rank each, in the order of the selector.
+    /// The devices of all ranks, in the order of the selector.
     pub devices: Vec<DevicePage>,
     /// The distinct frames.
     pub frames: Vec<StackFrame>,
@@ -19,21 +19,21 @@ pub struct PageModel {
     pub categories: Vec<String>,
 }
 
-/// One stack.
+/// A stack.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Stack {
     /// Indices into [`PageModel::frames`], innermost first.
     pub frames: Vec<u32>,
-    /// The one of them that a reader is shown where there is room for one: its place in `frames`. Of no meaning where there are none.
+    /// The frame that is shown if there is room for only one: its index in `frames`. Meaningless if there are no frames.
     pub telling: u32,
 }
 
-/// One frame of a stack.
+/// A frame of a stack.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct StackFrame {
     /// The source file.
     pub file: String,
-    /// The line in it, from 1; 0 if it is not known.
+    /// The line in the file, from 1; 0 if it is not known.
     pub line: u32,
     /// The function.
     pub function: String,
@@ -46,48 +46,48 @@ pub struct DevicePage {
     pub name: String,
     /// The number of events.
     pub event_count: u32,
-    /// The time of each event, in microseconds since 1970, or nothing: old traces have no times.
+    /// The time of each event, in microseconds since 1970; empty for old traces, which have no times.
     pub times_us: Vec<i64>,
     /// The names of the streams.
     pub streams: Vec<String>,
     /// The names of the pools, the shared one first.
     pub pools: Vec<String>,
-    /// Every block that was ever live, in any order. Those that begin with the same event are stacked in this order.
+    /// Every block that was ever live, in any order. Blocks that begin with the same event are stacked in this order.
     pub blocks: Vec<BlockLife>,
-    /// Every segment that ever was, in any order. Of an expandable one, each mapped range.
+    /// Every segment that ever existed, in any order. Of an expandable one, each mapped range.
     pub segments: Vec<SegmentLife>,
     /// The other events.
     pub marks: Vec<Mark>,
-    /// Further curves over the timeline: what other settings would have reserved.
+    /// Further curves over the timeline: the memory that other settings would have reserved.
     pub curves: Vec<Curve>,
-    /// The headline, first the most important.
+    /// The headline figures, the most important first.
     pub figures: Vec<Figure>,
-    /// Sentences for people: what ate the memory, what to change, what the page cannot know.
+    /// Sentences for people: which code used the memory, what to change, what the page cannot know.
     pub findings: Vec<String>,
     /// The size of the GPU, in bytes, if it is known: a line in the chart.
     pub gpu_bytes: Option<u64>,
     /// The stages that the program marked.
     pub stages: Vec<StageRow>,
-    /// The settings of the allocator when this was recorded: names and values.
+    /// The settings of the allocator during the recording: names and values.
     pub settings: Vec<(String, String)>,
 }
 
-/// A stage that the program marked, with all its times. Sizes are in bytes.
+/// A stage that the program marked, with all its occurrences. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct StageRow {
-    /// Its name.
+    /// The name of the stage.
     pub name: String,
     /// The number of times that it was entered.
     pub times: u32,
-    /// The time that it took, all together, in microseconds.
+    /// The total time spent in it, in microseconds.
     pub duration_us: i64,
-    /// The most that was live at once in it.
+    /// The peak of live memory in it.
     pub peak_live_bytes: u64,
-    /// The most that was live at once in it beyond what was live at its start.
+    /// The greatest amount by which the live memory in it exceeded that at its start.
     pub peak_own_bytes: u64,
-    /// The most that was reserved at once in it.
+    /// The peak of reserved memory in it.
     pub peak_reserved_bytes: u64,
-    /// After how many events most was live in it.
+    /// The number of events before the peak of live memory.
     pub peak_position: u32,
 }
 
@@ -96,50 +96,50 @@ pub struct StageRow {
 pub struct BlockLife {
     /// The event that allocated it; `None` if it was live before the first.
     pub allocated: Option<u32>,
-    /// The event with which its owner gave it up; `None` if that did not happen.
+    /// The event in which its owner freed it; `None` if that did not happen.
     pub freed: Option<u32>,
-    /// The event with which it was free, not before `freed`; `None` if that did not happen. Until then it is active and
-    /// counts as live, from `freed` on as pending.
+    /// The event in which it became free, not before `freed`; `None` if that did not happen. Until then it is active and counts
+    /// as live, from `freed` on as pending.
     pub completed: Option<u32>,
     /// The address at which it begins.
     pub address: u64,
     /// The bytes that it takes in its segment.
     pub size_bytes: u64,
-    /// The requested bytes, which are live.
+    /// The requested bytes, which count as live.
     pub requested_bytes: u64,
-    /// An index into [`DevicePage::streams`].
+    /// The stream: an index into [`DevicePage::streams`].
     pub stream: u16,
-    /// An index into [`DevicePage::pools`].
+    /// The pool: an index into [`DevicePage::pools`].
     pub pool: u16,
-    /// An index into [`PageModel::categories`].
+    /// The category: an index into [`PageModel::categories`].
     pub category: u16,
-    /// The place where it was allocated: an index into [`PageModel::stacks`].
+    /// The stack of its allocation: an index into [`PageModel::stacks`].
     pub stack: Option<u32>,
 }
 
 /// The life of one segment, or of one mapped range of an expandable one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SegmentLife {
-    /// The event that took it from the driver; `None` if it was there before the first.
+    /// The event that took it from the driver; `None` if it existed before the first.
     pub taken: Option<u32>,
-    /// The event that gave it back; `None` if that did not happen.
+    /// The event that returned it; `None` if that did not happen.
     pub returned: Option<u32>,
     /// The address at which it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// An index into [`DevicePage::streams`].
+    /// The stream: an index into [`DevicePage::streams`].
     pub stream: u16,
-    /// An index into [`DevicePage::pools`].
+    /// The pool: an index into [`DevicePage::pools`].
     pub pool: u16,
     /// Whether it is a range of an expandable segment.
     pub is_expandable: bool,
 }
 
-/// Something that happened at one moment.
+/// An event at one moment that is marked on the page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mark {
-    /// With which event.
+    /// The number of the event.
     pub event: u32,
     /// The kind of event.
     pub kind: MarkKind,
@@ -154,7 +154,7 @@ pub enum MarkKind {
     OutOfMemory,
     /// A snapshot was taken.
     Snapshot,
-    /// A scope began or ended, or something was said of a block.
+    /// A scope began or ended, or a text was attached to a block.
     Annotation,
 }
 
@@ -163,24 +163,24 @@ pub enum MarkKind {
 pub struct Curve {
     /// The name of the curve: `reserved with expandable_segments:True`.
     pub name: String,
-    /// Whether it is an estimate, drawn so and said so.
+    /// Whether it is an estimate, which is drawn differently and labelled.
     pub is_estimate: bool,
-    /// From the event of each step on it has that many bytes. Events ascend; `None` is before the first.
+    /// The steps: from each event on, the curve has that many bytes. Events ascend; `None` is before the first.
     pub steps: Vec<(Option<u32>, u64)>,
 }
 
-/// One figure of the headline.
+/// A figure of the headline.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    /// The name that `--json` has for it.
+    /// The name of the figure in the output of `--json`.
     pub key: String,
     /// The label for people.
     pub label: String,
     /// The value.
     pub value: FigureValue,
-    /// Half a line below it; may be empty.
+    /// A short note below the value; may be empty.
     pub note: String,
-    /// The tone, which says whether it needs attention.
+    /// The tone, which shows whether the figure needs attention.
     pub tone: Tone,
 }
 
@@ -189,7 +189,7 @@ pub struct Figure {
 pub enum FigureValue {
     /// A number of bytes.
     Bytes(u64),
-    /// A number of things.
+    /// A number of objects.
     Count(u64),
     /// A share of a whole, from 0 to 1.
     Share(f64),
@@ -200,11 +200,11 @@ pub enum FigureValue {
 /// The way in which a [`Figure`] is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Tone {
-    /// As any other.
+    /// Without highlighting.
     #[default]
     Plain,
-    /// As one to look at.
+    /// Highlighted, because it needs attention.
     Warning,
-    /// As what is wrong.
+    /// Highlighted, because it is wrong.
     Bad,
 }

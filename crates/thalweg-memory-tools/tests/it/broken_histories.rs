@@ -14,7 +14,7 @@ fn read(snapshot: &Snapshot) -> Recording {
     Recording::read(&snapshot.to_pickle()[..]).expect("we wrote it")
 }
 
-/// The history was off for a while: what was freed and allocated meanwhile is found, and the replay goes on.
+/// The history was off for a while: frees and allocations in that time are found, and the replay continues.
 #[test]
 fn a_gap_is_found_and_bridged() {
     for name in ["gpt_train", "resnet_sizes"] {
@@ -45,7 +45,7 @@ fn a_gap_is_found_and_bridged() {
     }
 }
 
-/// `free_completed` can be left out of a recording: then a block is free when that is asked for.
+/// `free_completed` can be left out of a recording: then a block is free when its free is requested.
 #[test]
 fn without_ends_of_frees_a_request_is_the_end() {
     let mut snapshot = traces::snapshot("gpt_train");
@@ -94,7 +94,7 @@ fn what_is_something_else_is_named() {
     }
 }
 
-/// One dictionary that is named as often as it has keys.
+/// One dictionary that is referred to once per key.
 #[test]
 fn a_dictionary_that_stands_in_many_places_is_paid_for() {
     const TIMES: u32 = 20_000;
@@ -125,7 +125,7 @@ fn sums_of_huge_sizes_are_huge() {
     replay(&recording);
 }
 
-/// More streams than any real program has: the time that a replay takes is near linear in them.
+/// More streams than any real program has: the time of a replay is nearly linear in their number.
 #[test]
 fn thousands_of_streams_are_served() {
     let snapshot = |streams: u64| {
@@ -140,7 +140,7 @@ fn thousands_of_streams_are_served() {
     assert_eq!(forecast.tidy.peak_reserved_bytes, 20_000 << 21);
 }
 
-/// Does everything that the toolbox does with a recording. Errors are fine, panics are not.
+/// Runs everything that the toolbox does with a recording. Errors are fine, panics are not.
 fn replay(recording: &Recording) {
     for device in recording.devices() {
         summarise(recording, device);
@@ -171,7 +171,7 @@ fn small(name: &str, from: usize) -> Snapshot {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Entries get lost, come twice, or say something else.
+    /// Entries are lost, duplicated, or changed.
     #[test]
     fn broken_traces_do_not_break_the_replay(
         name in 0..3_usize,
@@ -197,7 +197,7 @@ proptest! {
         replay(&read(&snapshot));
     }
 
-    /// A segment or a block at the end says something else.
+    /// A segment or a block at the end is changed.
     #[test]
     fn broken_segments_do_not_break_the_replay(
         from in 0..6000_usize,
@@ -222,7 +222,7 @@ proptest! {
         replay(&read(&snapshot));
     }
 
-    /// Bytes of the file are others.
+    /// Bytes of the file are changed.
     #[test]
     fn broken_files_are_read_or_refused(
         from in 0..6000_usize,

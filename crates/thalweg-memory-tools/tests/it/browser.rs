@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The names of browsers that understand these options are called.
+/// The executable names of browsers that understand these options.
 const NAMES: [&str; 5] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
 
-/// A page that has not tested itself by then hangs.
+/// The time after which a page that has not finished its self-test counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn find() -> Option<PathBuf> {
@@ -21,8 +21,8 @@ fn find() -> Option<PathBuf> {
     })
 }
 
-/// Opens a page with `?selftest` and returns what it wrote into the element `self-test`. `None`, said so, where there is
-/// no browser. `scratch` is a folder that exists.
+/// Opens a page with `?selftest` and returns the text that it wrote into the element `self-test`. If there is no browser, prints
+/// a note and returns `None`. `scratch` is an existing folder.
 pub fn self_test(page: &Path, scratch: &Path) -> Option<String> {
     let Some(browser) = find() else {
         println!("skipped: no Chromium on this machine (looked for {NAMES:?}, and in the variable CHROME)");

@@ -1,4 +1,4 @@
-//! Histories that lost their beginning: what is said of them is held to what the whole came to.
+//! Histories that lost their beginning: forecasts for them are compared with the results for the complete history.
 
 use thalweg_memory::Policy;
 use thalweg_memory_tools::analysis::forecast::{Answer, Forecast, Recommendation, recommend};
@@ -8,7 +8,7 @@ use thalweg_snapshot::Recording;
 
 use crate::traces;
 
-/// Returns what is left of a trace without so many hundredths of its entries.
+/// Returns the program of a trace without the first `percent` hundredths of its entries.
 fn cut(name: &str, percent: usize) -> RecordedProgram {
     let mut snapshot = traces::snapshot(name);
     let trace = &mut snapshot.device_traces[0];
@@ -31,7 +31,7 @@ fn forecasts(program: &RecordedProgram, gpu: Option<u64>) -> Vec<Forecast> {
     confs().into_iter().map(|conf| forecast(program, conf, gpu)).collect()
 }
 
-/// Returns what the whole came to under each setting: PyTorch's own figure where there is one.
+/// Returns the result for the complete program under each setting: PyTorch's own figure if there is one.
 fn truths(name: &str) -> Vec<u64> {
     let rows = traces::truth();
     let own = |conf: &str| {
@@ -52,8 +52,8 @@ fn truths(name: &str) -> Vec<u64> {
         .collect()
 }
 
-/// No lower bound is above the truth, no saving is claimed that is more than a tenth of the peak above the true one; and where all
-/// but a little is known, what helps is found.
+/// No lower bound is above the truth, and no claimed saving exceeds the true one by more than a tenth of the peak. If nearly
+/// everything is known, helpful settings are found.
 #[test]
 fn nothing_is_claimed_of_what_was_lost() {
     let mut saved = 0;
@@ -86,7 +86,8 @@ fn nothing_is_claimed_of_what_was_lost() {
     assert!(saved >= 6, "{saved}");
 }
 
-/// A GPU that is smaller than what was reserved when the trace begins is a GPU like others: the program dies on it or not.
+/// A GPU that is smaller than the memory reserved at the beginning of the trace is handled like others: the program runs out of
+/// memory on it or not.
 #[test]
 fn a_gpu_smaller_than_the_beginning_is_answered() {
     let program = cut("gpt_train", 60);
@@ -107,7 +108,7 @@ fn a_gpu_smaller_than_the_beginning_is_answered() {
     }
 }
 
-/// Of a whole program the smallest GPU is one on which it really runs.
+/// For a complete program the smallest GPU is one on which it really runs.
 #[test]
 fn the_smallest_gpu_is_found() {
     for (name, conf) in [("gpt_train", ""), ("gpt_train", "expandable_segments:True"), ("resnet_sizes", "")] {

@@ -1,4 +1,4 @@
-//! The toolbox on recorded programs, and its page as a browser shows it.
+//! The toolbox on recorded programs, and its page in a browser.
 
 mod broken_histories;
 mod browser;

@@ -1,4 +1,4 @@
-//! Replays against the oracle: what PyTorch's allocator, written again, does with random programs.
+//! Replays compared with the oracle, a second implementation of PyTorch's allocator, on random programs.
 
 use std::sync::Arc;
 
@@ -22,14 +22,14 @@ const KINDS: [Kind; 4] = [
     Kind { streams: 2, pools: 2, empties: true, operations: 600 },
 ];
 
-/// Returns what PyTorch would do with a program.
+/// Returns the oracle after it has run a program as PyTorch would.
 fn run(program: &[Op], conf: &Conf, driver: Driver, gpu: u64, fraction: f64) -> Oracle {
     let mut oracle = Oracle::new(conf, driver, gpu, fraction);
     oracle.run(program);
     oracle
 }
 
-/// Returns the segments as PyTorch shows them: of those that grow, each mapped range.
+/// Returns the segments as PyTorch shows them: for expandable ones, each mapped range.
 fn segments(oracle: &Oracle, device: i32) -> Vec<Segment> {
     let mut segments: Vec<(u64, Segment)> = Vec::new();
     for (&address, cell) in oracle.cells.iter().filter(|(_, cell)| cell.state != State::Unmapped) {
@@ -77,7 +77,7 @@ fn segment(address: u64, cell: &Cell, device: i32) -> Segment {
     }
 }
 
-/// Returns the file that PyTorch would have written, with the last `kept` entries of each device, read again.
+/// Returns the recording of the file that PyTorch would have written, with the last `kept` entries of each device.
 fn recording(oracles: &[Oracle], conf: &Conf, kept: usize) -> Recording {
     let mut snapshot = Snapshot::default();
     for (oracle, device) in oracles.iter().zip(0..) {
@@ -95,7 +95,8 @@ fn replay(program: &RecordedProgram, conf: &Conf, start: StartState) -> ReplayFi
     what_if::run(program, settings, start, None, |_| {}).expect("there is room")
 }
 
-/// Under the settings of the recording every block is where it was, wherever the driver had put the segments.
+/// Under the settings of the recording every block has its recorded address, whatever addresses the driver had chosen for the
+/// segments.
 #[test]
 fn a_recording_is_replayed_exactly_under_its_own_settings() {
     for conf in Conf::all() {
@@ -118,8 +119,8 @@ fn a_recording_is_replayed_exactly_under_its_own_settings() {
     }
 }
 
-/// A ring that has lost its beginning: what was live and reserved then is found from the end, and what the end leaves open on the
-/// way. One of the cuts is right behind an entry that takes memory, which is then there for a request still to come.
+/// A ring that has lost its beginning: the memory that was live and reserved then is determined from the end, and open questions
+/// on the way. One of the cuts is right after an entry that takes memory, which then exists for a later request.
 #[test]
 fn a_recording_without_its_beginning_is_replayed_exactly() {
     for conf in Conf::all() {
@@ -145,7 +146,7 @@ fn a_recording_without_its_beginning_is_replayed_exactly() {
     }
 }
 
-/// Returns what is reserved at the end, and at most in the last entries of the trace.
+/// Returns the reserved memory at the end, and its peak in the last entries of the trace.
 fn reserved_over(oracle: &Oracle, kept: usize) -> (u64, u64) {
     let mut reserved = oracle.figures.reserved;
     let mut peak = reserved;
@@ -172,8 +173,8 @@ fn assert_figures(outcome: &ReplayFigures, figures: &Figures, what: &str) {
     assert_eq!(ours, *figures, "{what}");
 }
 
-/// A recording under default settings tells what every other setting would have done, with and without a limit: the same
-/// figures, and in the end the same blocks at the same addresses.
+/// A recording under default settings predicts the result of every other setting, with and without a limit: the same figures, and
+/// in the end the same blocks at the same addresses.
 #[test]
 fn other_settings_and_limits_do_what_pytorch_would() {
     let (mut died, mut retried, mut collected) = (0, 0, 0);
@@ -185,7 +186,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
         let program = program.expect("the trace is whole");
         for conf in Conf::all() {
             for percent in [200, 90, 75, 65] {
-                // What is below the peak is a limit that bites.
+                // A limit below the peak has an effect.
                 let allowed = (peak / 100 * percent).next_multiple_of(MIB);
                 let fraction = if percent > 100 { 1.0 } else { allowed as f64 / GPU_BYTES as f64 };
                 let oracle = run(&ops, &conf, Driver::as_invented(), GPU_BYTES, fraction);
@@ -200,7 +201,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
     assert!(died > 20 && retried > 40 && collected > 20, "{died}, {retried}, {collected}");
 }
 
-/// Serves a program with invented addresses, and compares all with the oracle.
+/// Serves a program with invented addresses, and compares everything with the oracle.
 fn assert_same_run(program: &RecordedProgram, conf: &Conf, fraction: f64, oracle: &Oracle, what: &str) {
     let upstream = Arc::new(ReplayUpstream::unscripted(GPU_BYTES));
     let settings = what_if::settings(Policy::PyTorch, conf.text).expect("PyTorch takes it");

@@ -1,4 +1,4 @@
-//! Recorded programs of PyTorch, served again: address by address, and figure by figure.
+//! Recorded programs of PyTorch, replayed: address by address, and figure by figure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::traces::{self, Truth};
 /// The GPU that the traces were recorded on.
 const TOTAL_BYTES: u64 = 85_017_493_504;
 
-/// The figures that a row of PyTorch's native allocator is compared by.
+/// The figures in which a row of PyTorch's native allocator is compared.
 const FIGURES: [&str; 11] = [
     "reserved_bytes.all.peak",
     "reserved_bytes.all.current",
@@ -31,9 +31,9 @@ const FIGURES: [&str; 11] = [
     "num_alloc_retries",
 ];
 
-/// Where the figures that follow from addresses differ, since the process of that row had segments elsewhere: among free blocks
-/// of one size the lowest serves, and what lies next to it decides what it merges with. (Decision 0010 has the evidence.) Only
-/// these may differ, and under a limit only so far as [`tolerance`] says.
+/// The rows in which figures that depend on addresses differ, since the process of that row had segments at other addresses:
+/// among free blocks of one size the lowest serves, and its neighbours decide what it merges with. (Decision 0010 has the
+/// evidence.) Only these figures may differ, and under a limit only within [`tolerance`].
 const BY_ADDRESS: [(&str, &str, &[&str]); 3] = [
     (
         "gpt_train",
@@ -55,8 +55,8 @@ const BY_ADDRESS: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-/// Returns how far a figure that follows from addresses may be from PyTorch's, as a part of it. What a replay must predict
-/// exactly has none: under no limit what is reserved and how often the driver was asked, and always the retries.
+/// Returns how far a figure that depends on addresses may be from PyTorch's, as a fraction of it. Figures that a replay must
+/// predict exactly have no tolerance: without a limit the reserved memory and the number of driver calls, and always the retries.
 fn tolerance(row: &Truth, key: &str) -> f64 {
     let limited = row.conf.starts_with("limit");
     match key {
@@ -68,7 +68,7 @@ fn tolerance(row: &Truth, key: &str) -> f64 {
     }
 }
 
-/// Returns the settings that decide as PyTorch does under a row's.
+/// Returns the settings that decide as PyTorch does under the settings of a row.
 fn settings(conf: &str) -> Settings {
     let conf = match conf {
         "default" | "limit" => "",
@@ -87,7 +87,7 @@ fn program(name: &str) -> RecordedProgram {
     RecordedProgram::from_snapshot(&traces::snapshot(name), 0).expect("the trace is whole")
 }
 
-/// Serves a program with the driver's addresses, and hands the outcome over.
+/// Serves a program with the driver's addresses, and passes the outcome to a function.
 fn serve(
     program: &RecordedProgram,
     settings: Settings,
@@ -154,7 +154,7 @@ fn the_segments_at_the_end_are_pytorchs() {
     }
 }
 
-/// Returns the figures that differ by more than they may, as `key: PyTorch's, ours`.
+/// Returns the figures that differ by more than allowed, as `key: PyTorch's, ours`.
 fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
     let ours: BTreeMap<_, _> = replay.allocator().memory_stats().into_iter().collect();
     let by_address =
@@ -171,11 +171,11 @@ fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Returns the program of a row, and the fraction of the memory that it is allowed.
+/// Returns the program of a row, and the memory fraction that it is allowed.
 fn program_of(row: &Truth) -> (RecordedProgram, Option<f64>) {
     let mut program = program(&row.workload);
     if row.workload == "gpt_train" && row.conf.starts_with("limit") {
-        // The limited runs were not preceded by one.
+        // The limited runs did not begin with an `empty_cache`.
         program = program.without_empty_cache();
     }
     (program, row.text("memory_fraction").map(|fraction| fraction.parse().expect("it is a number")))
@@ -202,7 +202,7 @@ fn every_figure_is_pytorchs_under_every_setting() {
     assert_eq!(served, 21, "every row of the native allocator is served");
 }
 
-/// The memory that the driver's allocator would reserve is an estimate.
+/// The memory that the driver's allocator would reserve is estimated.
 #[test]
 fn what_the_drivers_allocator_reserves_is_estimated() {
     const MIB: u64 = 1 << 20;
@@ -217,7 +217,7 @@ fn what_the_drivers_allocator_reserves_is_estimated() {
     }
 }
 
-/// Where no trace says anything of segments, all addresses are invented, and what was there before is unknown.
+/// If a trace contains no segments, all addresses are invented, and the memory before it is unknown.
 #[test]
 fn without_segment_events_the_peak_is_nearly_pytorchs() {
     for row in traces::truth().iter().filter(|row| row.conf != "async" && !row.conf.starts_with("limit")) {
@@ -268,7 +268,7 @@ fn what_was_there_before_the_trace_is_made_exactly() {
     }
 }
 
-/// The reserved memory over time, as the trace itself gives it.
+/// The reserved memory over time, as recorded in the trace itself.
 #[test]
 fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
     use thalweg_snapshot::Action::{SegmentAlloc, SegmentFree};
@@ -290,7 +290,7 @@ fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
     }
 }
 
-/// Blocks of a graph's pool do not serve others, also where its addresses were the shared pool's before.
+/// Blocks of a graph's pool do not serve other requests, even where its addresses were the shared pool's before.
 #[test]
 fn a_private_pool_is_known_by_the_life_of_its_segment() {
     const MIB: u64 = 1 << 20;
@@ -342,7 +342,7 @@ fn our_default_reserves_hardly_more_than_is_active() {
     }
 }
 
-/// PyTorch dies here, of fragmentation alone.
+/// PyTorch runs out of memory here, only because of fragmentation.
 #[test]
 fn our_default_serves_what_fits_under_the_limit() {
     let program = program("gpt_train").without_empty_cache();
@@ -366,13 +366,13 @@ fn the_program_is_the_same_for_every_allocator() {
     }
 }
 
-/// A curve of many changes is thinned; it is never below what was reserved, and never above what was reserved close by.
+/// A curve of many changes is reduced; it is never below the reserved memory, and never above the reserved memory close by.
 #[test]
 fn a_curve_of_many_changes_is_thinned_to_the_most_of_each_stretch() {
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
     const ROUNDS: u64 = 6000;
     const ENTRIES: usize = 5 * ROUNDS as usize;
-    // Sizes rise and fall slowly. A segment is there from the second entry of its round, that asks for it, to the last.
+    // Sizes rise and fall slowly. A segment exists from the second entry of its round, which requests it, to the last.
     let bytes = |round: u64| (10 + round.abs_diff(ROUNDS / 2) / 10) << 21;
     let rounds = (0..ROUNDS).flat_map(|round| {
         [SegmentAlloc, Alloc, FreeRequested, FreeCompleted, SegmentFree].map(|action| Event {

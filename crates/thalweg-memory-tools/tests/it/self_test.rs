@@ -24,7 +24,7 @@ fn self_test(name: &str, model: &PageModel) -> Option<String> {
     result
 }
 
-/// Returns the bytes at each position: before the first event, and after each. The slow and plain way.
+/// Returns the bytes at each position, before the first event and after each, computed in a slow and simple way.
 fn sums(events: u32, lives: impl Iterator<Item = (Option<u32>, Option<u32>, u64)>) -> Vec<u64> {
     let mut sums = vec![0; events as usize + 1];
     for (begin, end, bytes) in lives {
@@ -48,7 +48,7 @@ fn peaks(device: &DevicePage, count: usize, of: impl Fn(&BlockLife) -> u16) -> S
     format!("[{}]", peaks.collect::<Vec<_>>().join(","))
 }
 
-/// Returns the number behind a name in the page's answer.
+/// Returns the number after a name in the page's answer.
 fn number(result: &str, name: &str) -> f64 {
     let rest =
         result.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {result}")).1;
@@ -127,7 +127,7 @@ fn check_tables(device: &DevicePage, part: &str, peak: u64) {
     expect(part, &format!("\"stages\":[{}],\"settings\":{}", names.join(","), device.settings.len()));
 }
 
-/// Checks the picture: it is there, and finer where one zooms in.
+/// Checks that the picture is there, and becomes finer when zooming in.
 fn check_picture(device: &DevicePage, part: &str) {
     assert!(number(part, "painted_share") > 0.02, "the picture is empty: {part}");
     assert!(number(part, "painted_blocks") > 50.0, "{part}");
@@ -138,7 +138,7 @@ fn check_picture(device: &DevicePage, part: &str) {
     );
 }
 
-/// Checks the search for the line of code that has the most at the peak.
+/// Checks the search for the line of code that has the most memory at the peak.
 fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
     let text = part
         .split_once("\"search\":{\"text\":\"")
@@ -158,7 +158,7 @@ fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
             .stack
             .is_some_and(|stack| model.stacks[stack as usize].frames.iter().any(|&frame| matches(frame)))
     };
-    // The page has named it after the frame that the model says tells most.
+    // The page has labelled it with the frame that the model calls the most informative.
     let told = |block: &BlockLife| {
         let stack = &model.stacks[block.stack? as usize];
         Some(stack.frames[stack.telling as usize])

@@ -59,7 +59,7 @@ fn pytorchs_snapshots_survive_our_writer_and_shared_stacks_stay_shared() {
     }
 }
 
-/// Returns a snapshot with everything that there is.
+/// Returns a snapshot that uses every field.
 fn full() -> Snapshot {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), Settings::default());
     let stream = StreamId::from_raw(u64::MAX);
@@ -213,7 +213,7 @@ fn a_file_that_ends_anywhere_is_refused_with_the_offset() {
 
 #[test]
 fn a_small_file_that_stands_for_much_is_refused() {
-    // A trace of 200 entries, which are one; 200 traces, which are one.
+    // A trace of 200 entries that are one object; 200 traces that are one object.
     let entry = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x00\x8c\x04sizeK\x00u\x94";
     let mut bytes = b"\x80\x04}(\x8c\x0ddevice_traces](](".to_vec();
     bytes.extend(entry);
@@ -237,7 +237,7 @@ fn deep_nesting_costs_no_stack() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, rng_seed: RngSeed::Fixed(6), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A real file with some bytes changed is read or refused, and nothing else; and what is read can be served, as far as it goes.
+    /// A real file with some bytes changed is either read or refused; and a file that is read can be served, as far as it goes.
     #[test]
     fn broken_files_do_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20), cut in any::<prop::sample::Index>()) {
         let mut bytes = traces::pickle("fsdp_streams");
@@ -256,7 +256,7 @@ proptest! {
         prop_assert!(Snapshot::from_pickle(&bytes).is_err());
     }
 
-    /// Nor does JSON.
+    /// Changed JSON does no harm either.
     #[test]
     fn broken_json_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20), cut in any::<prop::sample::Index>()) {
         let mut bytes = full().to_json().into_bytes();
@@ -271,7 +271,7 @@ proptest! {
         let _ = Recording::read(&bytes[..]);
     }
 
-    /// So is any sequence of instructions.
+    /// Any sequence of instructions does no harm.
     #[test]
     fn random_programs_do_no_harm(codes in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"(.012]})aedltusNhq\x94\x85\x86\x87\x88\x00\x01".to_vec())], 0..300)) {
         let _ = Snapshot::from_pickle(&codes);

@@ -1,6 +1,6 @@
-//! A made-up training run as a page's model: parameters that stay, activations that come and go in the order of a stack,
-//! temporaries, frees that wait for another stream, and a cache that is emptied now and then. The same number of events
-//! and the same seed give the same run.
+//! An invented training run as a page's model: parameters that stay, activations that are allocated and freed in the order of a
+//! stack, temporaries, frees that wait for another stream, and a cache that is emptied now and then. The same number of events
+//! and the same seed result in the same run.
 
 use thalweg_memory_tools::report::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, Stack,
@@ -24,10 +24,10 @@ const SIZES: [u64; 12] = [
 const SLOTS: u64 = 8;
 const STACKS: u64 = 400;
 const PARAMETERS: usize = 300;
-/// Events between the free of a block of the side stream and its completion.
+/// The number of events between the free of a block of the side stream and its completion.
 const DELAY: u32 = 40;
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -39,13 +39,13 @@ impl Random {
     }
 }
 
-/// An allocator as simple as can be: segments of equal slots.
+/// An allocator as simple as possible: segments of equal slots.
 struct Run {
     random: Random,
     device: DevicePage,
-    /// For each size, the free places: (segment, slot).
+    /// The free slots of each size: (segment, slot).
     free: Vec<Vec<(usize, u64)>>,
-    /// For each segment, how many of its slots are in use.
+    /// The number of used slots of each segment.
     used: Vec<u64>,
     /// The place of each block.
     places: Vec<(usize, u64)>,
@@ -138,7 +138,7 @@ impl Run {
         Some(())
     }
 
-    /// Returns one step of training: forward, backward, and with it temporaries; `None` when the events are used up.
+    /// Runs one step of training: forward and backward pass, with temporaries. Returns `None` when the events are used up.
     fn step(&mut self, layers: u64) -> Option<()> {
         let mut activations = Vec::new();
         for _ in 0..layers {
@@ -223,7 +223,7 @@ pub fn device(name: &str, events: u32, seed: u64) -> DevicePage {
     device
 }
 
-/// Returns the model around such devices.
+/// Returns a model that contains these devices.
 pub fn model(devices: Vec<DevicePage>) -> PageModel {
     let frames = (0..STACKS).map(|line| StackFrame {
         file: if line % 3 == 0 {

@@ -1,4 +1,4 @@
-//! The recorded traces in `tests/data`, whose README says what they are.
+//! The recorded traces in `tests/data`, which its README describes.
 
 use std::fs;
 use std::io::Read;
@@ -26,7 +26,7 @@ pub fn snapshot(name: &str) -> Snapshot {
     Snapshot::from_pickle(&pickle(name)).expect("PyTorch wrote a snapshot")
 }
 
-/// One row of `truth.tsv`.
+/// A row of `truth.tsv`.
 pub struct Truth {
     pub workload: String,
     pub conf: String,
@@ -50,7 +50,7 @@ impl Truth {
     }
 }
 
-/// Returns what PyTorch's allocator did, under each setting.
+/// Returns the results of PyTorch's allocator under each setting.
 pub fn truth() -> Vec<Truth> {
     let text = fs::read_to_string(path("truth.tsv")).expect("the figures are in the repository");
     let mut lines = text.lines().map(|line| line.split('\t').map(str::to_owned));

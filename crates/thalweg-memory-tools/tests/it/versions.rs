@@ -1,7 +1,8 @@
 //! Snapshots of every family of versions, byte by byte as Python writes them.
 //!
-//! The values are those of PyTorch 2.0: a trace without times, no settings, and what a block is for in its history. Each was
-//! written by `pickle.dumps(value, protocol)`; protocols 3 and 5 write plain data as 2 and 4 do, but for the number in front.
+//! The values are those of PyTorch 2.0: a trace without times, no settings, and the requests of a block in its history.
+//! Each was written by `pickle.dumps(value, protocol)`; protocols 3 and 5 write plain data as 2 and 4 do, except for the number
+//! in front.
 
 use thalweg_memory_tools::replay::{RecordedProgram, StartState};
 use thalweg_snapshot::{Action, BlockState, Recording};
@@ -73,7 +74,7 @@ ks\x94]\x94(}\x94(\x8c\x04size\x94M\x00\x02\x8c\x05state\x94\x8c\x10active_alloc
 \x8c\x08filename\x94\x8c\x04a.py\x94\x8c\x04line\x94K\x03\x8c\x04name\x94\x8c\x01f\x94uauau}\x94(h\x0fJ\
 \x00\xfe\x1f\x00h\x10\x8c\x08inactive\x94ueuas.";
 
-/// Returns both protocols, and the one after each.
+/// Returns recordings of both protocols, and of the one after each.
 fn families(two: &[u8], four: &[u8]) -> [Recording; 4] {
     [(two, 2), (two, 3), (four, 4), (four, 5)].map(|(bytes, protocol)| {
         let mut bytes = bytes.to_vec();
@@ -121,7 +122,7 @@ fn lists_of_segments_and_snapshots_without_a_trace() {
     }
 }
 
-/// Wherever a file ends, that is said with the offset.
+/// If a file ends early, the error contains the offset.
 #[test]
 fn files_that_end_early_say_where() {
     for bytes in [WHOLE_2, WHOLE_4, LIST_2, LIST_4, NO_TRACE_2, NO_TRACE_4] {

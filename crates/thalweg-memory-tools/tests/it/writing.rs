@@ -1,4 +1,4 @@
-//! The file, without a browser.
+//! The written file, checked without a browser.
 
 use thalweg_memory_tools::report::{BlockLife, DevicePage, PageModel, write};
 
@@ -31,7 +31,7 @@ fn texts_of_strangers_stay_texts() {
 
 #[test]
 fn a_million_events_stay_below_25_megabytes() {
-    // A twentieth of that, with the same bytes per event or more: stacks and scripts weigh more here.
+    // The file has a twentieth of the events, with the same bytes per event or more: stacks and scripts weigh more here.
     let page = page(&synthetic::model(vec![synthetic::device("GPU 0", 50_000, 3)]));
     assert!(page.len() < 25_000_000 / 20, "{} bytes", page.len());
 }

@@ -1,8 +1,8 @@
-//! The device allocator's public face: [`DeviceAllocator`] gives out [`Block`]s, and dropping one gives it back.
+//! The public interface of the device allocator: [`DeviceAllocator`] hands out [`Block`]s, and dropping a block frees it.
 //!
-//! An allocation finds the arena of its pool and stream ([`directory`](super::directory)), and is served under that arena's
-//! lock from what is cached there. Only if that fails is the lock of the slow path taken ([`slow_path`](super::slow_path)), which
-//! is the one lock that all streams share.
+//! An allocation finds the arena of its pool and stream ([`directory`](super::directory)), and is served under that arena's lock
+//! from the arena's cached blocks. Only if that fails does it take the lock of the slow path ([`slow_path`](super::slow_path)),
+//! the one lock that all streams share.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -27,24 +27,24 @@ use crate::statistics::stats::DeviceStatistics;
 use crate::trace::history::StackId;
 use crate::upstream::Upstream;
 
-/// The most addresses that an expandable segment reserves without need: 4 TiB, which is more than any device has and leaves
-/// enough for thousands of streams and pools.
+/// The most addresses that an expandable segment reserves unless a request needs more: 4 TiB, which is more memory than any
+/// device has and leaves enough addresses for thousands of streams and pools.
 const MOST_RESERVE_BYTES: u64 = 4 << 40;
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
 ///
-/// All methods may be called from any thread. Memory lives as long as any of its blocks; when the last one of a stream is
-/// gone, and so is the allocator, the host waits for pending events and everything goes back to the upstream.
+/// All methods may be called from any thread. Memory lives as long as any of its blocks. When the allocator and the last block of
+/// a stream have been dropped, the host waits for pending events and all memory of the stream is returned to the upstream.
 pub struct DeviceAllocator {
     pub(crate) common: Arc<Common>,
     directory: Directory,
-    /// Memory of other processes.
+    /// Memory imported from other processes.
     pub(crate) imports: Imports,
     pub(crate) scopes: Scopes,
     central: Mutex<Central>,
     settings: RwLock<Settings>,
     reserve_classes: RwLock<FxHashMap<StreamId, String>>,
-    /// The device's memory; asked for when it is first needed.
+    /// The device's memory; queried when it is first needed.
     total_bytes: OnceLock<u64>,
 }
 
@@ -67,26 +67,28 @@ impl DeviceAllocator {
         Arc::new(allocator)
     }
 
-    /// Allocates a block of at least `bytes` for use on `stream`, at a multiple of 512. It comes from the private pool that
-    /// allocations on `stream` go to, if any, else from the shared one. `bytes` of 0 give a null block, which holds no memory.
+    /// Allocates a block of at least `bytes` for use on `stream`, at a multiple of 512. The memory comes from the private pool
+    /// that allocations on `stream` are directed to, if any, otherwise from the shared pool. If `bytes` is 0, the result is a
+    /// null block, which holds no memory.
     ///
-    /// Steady work is served from the cache and touches no driver. What is not may block: the upstream's allocation does,
-    /// and if it finds no room, the host waits for all pending events.
+    /// A program in steady state is served from the cache, without a driver call. Otherwise the call may block: the upstream's
+    /// allocation blocks, and if the upstream has no room, the host waits for all pending events.
     ///
     /// # Errors
-    /// [`is_out_of_memory`](AllocationError::is_out_of_memory) when there is no room after everything that can be spared
-    /// was given back; or the upstream's error. The allocator works on as before.
+    /// [`is_out_of_memory`](AllocationError::is_out_of_memory) if there is no room even after all cached memory that can be
+    /// released was released; or the upstream's error. The allocator stays usable.
     #[inline]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
-        // The block is put together here, in the caller's own code, of what is in registers: returned whole, through memory, it
-        // would be copied at once, and a copy waits for what was written just before it in other pieces. The block returned whole
-        // costs 8 ns beside a pair of 24, the span beside the arena 2 (`docs/record/`, 2026-11-22); so the span is filled in.
+        // The block is put together here, in the caller's own code, from values in registers. If it were returned through memory,
+        // it would be copied at once, and the copy would wait for the stores that wrote its parts just before. Returning the
+        // block costs 8 ns on top of a pair of 24, returning the span with the arena 2 (`docs/record/`, 2026-11-22); so the span
+        // is an out-parameter.
         let mut span = Span::NULL;
         let arena = self.obtain(bytes, stream, &mut span)?;
         Ok(Block::new(arena, span, bytes, stream))
     }
 
-    /// Finds memory for a block of `stream`: its arena, and, in `span`, which.
+    /// Finds memory for a block of `stream`. Returns its arena, and stores its range in `span`.
     fn obtain(&self, bytes: u64, stream: StreamId, span: &mut Span) -> Result<Arc<Arena>, AllocationError> {
         match self.scopes.owner_for(stream) {
             Owner::Shared => match self.directory.find(stream) {
@@ -178,7 +180,7 @@ impl DeviceAllocator {
         if bytes == 0 {
             return Ok(Arc::clone(arena));
         }
-        // Nothing of this size is rounded: a sum with it could overflow.
+        // A request of this size is not rounded: the sum could overflow.
         let stack = self.common.watch.stack_of_allocation()?;
         let request = Request {
             requested_bytes: bytes,
@@ -191,17 +193,17 @@ impl DeviceAllocator {
         Err(self.tell_of_failure(error))
     }
 
-    /// Gives all cached memory that can be spared back to the upstream: *blocks* until pending events have passed, then
-    /// frees all that is free and that no private pool relies on.
+    /// Releases cached memory to the upstream. *Blocks* until pending events have passed, then frees all
+    /// free memory that no private pool relies on.
     ///
     /// # Errors
-    /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which
-    /// the rest stays cached.
+    /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which the rest
+    /// stays cached.
     pub fn empty_cache(&self) -> Result<(), AllocationError> {
         self.empty("empty_cache", None)
     }
 
-    /// Gives the cached memory of one private pool back to the upstream, also of one that still has references. A graph that was
+    /// Releases the cached memory of one private pool to the upstream, even if the pool still has references. A graph that was
     /// captured into the pool cannot be replayed afterwards.
     ///
     /// # Errors
@@ -222,7 +224,7 @@ impl DeviceAllocator {
         outcome
     }
 
-    /// Looks, without waiting, which freed blocks other streams are done with, and makes them available. Every allocation
+    /// Checks, without waiting, which freed blocks other streams have finished with, and makes them available. Every allocation
     /// does so too, for its own stream (with `policy:pytorch`, for all).
     pub fn process_events(&self) {
         for arena in self.common.waiting_arenas() {
@@ -234,11 +236,11 @@ impl DeviceAllocator {
         }
     }
 
-    /// Limits the memory taken from the upstream to `fraction` of the device's total memory; 1 lifts the limit. Memory that is
-    /// taken already stays.
+    /// Limits the memory taken from the upstream to `fraction` of the device's total memory; 1 lifts the limit. Memory that was
+    /// taken before is kept.
     ///
     /// # Errors
-    /// If `fraction` is not within 0 and 1, or the upstream cannot say how much there is.
+    /// If `fraction` is not within 0 and 1, or the upstream cannot report the total memory.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocationError> {
         let settings = self.settings().with_per_process_memory_fraction(fraction)?;
         self.common
@@ -250,12 +252,12 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Returns the fraction of the device's memory that may be taken.
+    /// Returns the fraction of the device's memory that may be taken from the upstream.
     pub fn memory_fraction(&self) -> f64 {
         self.settings().per_process_memory_fraction()
     }
 
-    /// Calls `callback` when memory is short, before more is taken from the upstream.
+    /// Adds a callback that is called when memory is short, before more is taken from the upstream.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         self.central().free_memory_callbacks.push(callback);
     }
@@ -273,7 +275,7 @@ impl DeviceAllocator {
         self.central().pools.create(options)
     }
 
-    /// Changes [`PoolOptions::use_on_oom`] of a pool, for requests to come.
+    /// Changes [`PoolOptions::use_on_oom`] of a pool, for future requests.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -282,7 +284,7 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Changes [`PoolOptions::no_split`] of a pool. Blocks that are cut already stay so.
+    /// Changes [`PoolOptions::no_split`] of a pool. Blocks that were split before stay split.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -294,7 +296,7 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Adds a reference: the pool's addresses stay put until it is released once more.
+    /// Adds a reference: the pool's addresses keep their memory until it is released once more.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -302,8 +304,8 @@ impl DeviceAllocator {
         Ok(self.enter()?.pools.retain(pool)?)
     }
 
-    /// Takes a reference away. After the last, the pool's memory may be given back as soon as it is free; its live blocks
-    /// stay valid.
+    /// Removes a reference. After the last one is removed, the pool's memory may be returned to the upstream as soon as it is
+    /// free; its live blocks stay valid.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -311,9 +313,9 @@ impl DeviceAllocator {
         Ok(self.enter()?.pools.release(pool)?)
     }
 
-    /// Takes a reference away from a pool whose memory may still be touched by work of other streams than its blocks' own, beyond
-    /// the life of any block: replays of graphs that were captured into it. Its memory goes back to the upstream behind the work
-    /// that these streams have at the time of the call.
+    /// Removes a reference from a pool whose memory may still be touched by other streams than its blocks' own, even after all
+    /// blocks were dropped: by replays of graphs that were captured into it. The pool's memory returns to the upstream only after
+    /// the work that these streams have at the time of the call.
     ///
     /// # Errors
     /// Those of [`release_pool`](Self::release_pool).
@@ -321,8 +323,9 @@ impl DeviceAllocator {
         Ok(self.enter()?.pools.release_behind(pool, streams)?)
     }
 
-    /// Gives a pool whose last reference is gone a new one, so that the memory it still has serves again. Returns `false` if it
-    /// has no memory or still has a reference. Call this only when all work that may touch its memory is done.
+    /// Adds a reference to a pool whose last reference was released, so that its remaining memory can be used again. Returns
+    /// `false` if the pool has no memory or still has a reference. Call this only when all work that may touch its memory is
+    /// done.
     pub fn revive_pool(&self, pool: PoolId) -> bool {
         let mut central = self.central();
         let revived = central.pools.revive(pool);
@@ -332,28 +335,29 @@ impl DeviceAllocator {
         revived
     }
 
-    /// Returns how many references a pool has: that of its creator, one per call of [`retain_pool`](Self::retain_pool), and one
-    /// per open scope.
+    /// Returns the number of references of a pool: one of its creator, one per call of [`retain_pool`](Self::retain_pool), and
+    /// one per open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
         self.central().pools.references(pool)
     }
 
-    /// Returns what a private pool has reserved, in bytes: one entry of
+    /// Returns the bytes that a private pool has reserved: one entry of
     /// [`reserved_bytes_by_private_pools`](DeviceStatistics::reserved_bytes_by_private_pools), without the other figures.
     pub fn pool_reserved_bytes(&self, pool: PoolId) -> u64 {
         self.central().ledger.private.get(&pool).map_or(0, |statistic| statistic.current)
     }
 
     /// Directs requests that match `filter` to `pool` until [`end_allocate_to_pool`](Self::end_allocate_to_pool). Meanwhile a
-    /// capture counts as under way: no event is touched, no cached memory goes back to the upstream, and blocks that are freed
-    /// with uses on other streams wait for the end. Call this before the capture begins. Pools nest; the one begun last ends
+    /// capture counts as under way: no event is touched, no cached memory is returned to the upstream, and blocks that are freed
+    /// with uses on other streams wait for the end. Call this before the capture begins. Pools nest; the pool begun last ends
     /// first. The pool is retained meanwhile.
     ///
-    /// *Blocks* until calls that touch events are through with that. If no other capture is under way, what is left of pools
-    /// without references goes back to the upstream, behind the work that may touch it: a capture could not have it.
+    /// *Blocks* until calls that touch events have finished doing so. If no other capture is under way, the remaining memory of
+    /// pools without references is returned to the upstream, after the work that may touch it, because it could not be returned
+    /// during the capture.
     ///
     /// # Errors
-    /// If there is no such pool, or allocations go to it already.
+    /// If there is no such pool, or allocations are already directed to it.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
         let mut central = self.enter()?;
         self.open_scope(&mut central, pool, Requests::OnStreams(filter))?;
@@ -361,16 +365,16 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Ends what [`begin_allocate_to_pool`](Self::begin_allocate_to_pool) began. Call it after the capture has ended, since
-    /// the events that waited are recorded now.
+    /// Ends the redirection that [`begin_allocate_to_pool`](Self::begin_allocate_to_pool) began. Call it after the capture has
+    /// ended, since the postponed events are recorded now.
     ///
     /// # Errors
-    /// If no allocations go to this pool.
+    /// If no allocations are directed to this pool.
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         // Held to the end, so that no other capture begins before the events are recorded.
         let mut central = self.enter()?;
         self.scopes.end_streams(pool)?;
-        // First of all, so that a panic of the upstream below does not leave a capture under way for ever.
+        // Done first, so that a panic of the upstream below does not leave a capture under way for ever.
         let last = self.common.end_capture();
         central.pools.release(pool)?;
         if last {
@@ -401,7 +405,7 @@ impl DeviceAllocator {
         self.statistics().memory_stats()
     }
 
-    /// Sets every peak to what there is now.
+    /// Sets every peak to its present value.
     pub fn reset_peak_memory_stats(&self) {
         let mut central = self.central();
         central.ledger.reset_peak();
@@ -419,7 +423,7 @@ impl DeviceAllocator {
         self.common.totals.reset_accumulated(&Common::each(&arenas));
     }
 
-    /// Returns all arenas, after they have taken in what was dropped while they were busy.
+    /// Returns all arenas, after they have processed the blocks that were dropped while they were busy.
     fn settled_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.common.all_arenas();
         arenas.iter().for_each(|arena| drop(arena.lock()));
@@ -440,10 +444,10 @@ impl DeviceAllocator {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes the settings for what comes. What is allocated or cached stays as it is.
+    /// Changes the settings for future requests. Allocated and cached memory is not changed.
     ///
     /// # Errors
-    /// If the backend would change: memory of one cannot be given to the other.
+    /// If the backend would change: memory of one backend cannot be freed by another.
     pub fn set_settings(&self, settings: Settings) -> Result<(), AllocationError> {
         let mut central = self.enter()?;
         let before = self.settings();
@@ -466,18 +470,19 @@ impl DeviceAllocator {
     /// Locks the central state.
     ///
     /// # Panics
-    /// If the calling thread is in a function that is called with a lock held ([`reentry`](super::reentry)): it may be this one.
+    /// If the calling thread is in a function that is called with a lock held ([`reentry`](super::reentry)), since that lock may
+    /// be this one.
     pub(crate) fn central(&self) -> MutexGuard<'_, Central> {
         self.enter().unwrap_or_else(|refusal| panic!("{}", AllocationError::from(refusal)))
     }
 
-    /// Locks the central state, with an error where [`central`](Self::central) panics.
+    /// Locks the central state; returns an error where [`central`](Self::central) panics.
     pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Central>, Kind> {
         reentry::check()?;
         Ok(self.central.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns what the settings come to on this upstream.
+    /// Returns the policy that results from the settings on this upstream.
     fn policy(&self, no_split: bool) -> Policy {
         let has_virtual_memory = self.common.upstream.virtual_memory().is_some();
         Policy::new(&self.settings(), has_virtual_memory, no_split)
@@ -486,7 +491,7 @@ impl DeviceAllocator {
     /// Returns the size of the device's memory.
     ///
     /// # Errors
-    /// The upstream's, as of a device that is lost.
+    /// Returns the upstream's error, for example when the device is lost.
     fn total_bytes(&self) -> Result<u64, AllocationError> {
         if let Some(total_bytes) = self.total_bytes.get() {
             return Ok(*total_bytes);
@@ -503,8 +508,8 @@ impl DeviceAllocator {
         Some((fraction * self.total_bytes().ok()? as f64).round() as u64)
     }
 
-    /// Adds `stream` to a class of streams, for which `expandable_segments_reserve_by_class` may say how many addresses an
-    /// expandable segment reserves; `None` removes it. Existing segments stay as they are.
+    /// Adds `stream` to a class of streams; `expandable_segments_reserve_by_class` can set the addresses that an expandable
+    /// segment of the class reserves. `None` removes the stream from its class. Existing segments are not changed.
     pub fn set_expandable_segment_reserve_class(&self, stream: StreamId, class: Option<&str>) {
         let mut classes = self.reserve_classes.write().unwrap_or_else(PoisonError::into_inner);
         match class {
@@ -518,8 +523,8 @@ impl DeviceAllocator {
         self.reserve_classes.read().unwrap_or_else(PoisonError::into_inner).get(&stream).cloned()
     }
 
-    /// Returns the addresses that segments that grow have reserved, in bytes, and how many such segments there are. Addresses are not
-    /// memory: most of them have none behind them.
+    /// Returns the addresses that expandable segments have reserved, in bytes, and the number of such segments. Addresses are not
+    /// memory: most of them are not mapped.
     pub fn expandable_segments_reserved(&self) -> (u64, usize) {
         let arenas = self.common.all_arenas();
         let sizes = arenas.iter().flat_map(|arena| {
@@ -530,10 +535,11 @@ impl DeviceAllocator {
         sizes.fold((0, 0), |(bytes, count), size_bytes| (bytes + size_bytes, count + 1))
     }
 
-    /// Returns how many addresses to reserve for an expandable segment in which `bytes` fit; `None` if that is above the limit.
+    /// Returns the number of addresses to reserve for an expandable segment that `bytes` must fit in; `None` if that exceeds the
+    /// limit.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub(crate) fn segment_reserve_bytes(
         &self,
         stream: StreamId,
@@ -546,7 +552,7 @@ impl DeviceAllocator {
     /// Returns the most addresses that a segment may reserve.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Result<u64, AllocationError> {
         let total_bytes = self.total_bytes()?;
         let class = self.expandable_segment_reserve_class(stream);
@@ -554,12 +560,12 @@ impl DeviceAllocator {
         Ok(bytes.min(MAX_REQUEST_BYTES))
     }
 
-    /// Declares that work of `stream` may touch memory of other streams without a record of the use, also memory that is freed
+    /// Declares that work of `stream` may touch memory of other streams without a record of the use, even memory that is freed
     /// before that work is done. PyTorch's programs may do so, as long as the memory's own stream has waited for the work when it
-    /// is next asked for memory. Free memory then leaves its stream, and pages move, only after all such streams have passed as
-    /// well. (A stream that gets its own memory again needs no more care than before.) A stream that the driver does not know any
-    /// more counts as done. As soon as one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream
-    /// only behind a wait for the device.
+    /// next requests memory. Free memory then leaves its stream, and pages move, only after all such streams have passed as well.
+    /// (Reuse on the same stream needs no more care than before.) A stream that the driver no longer has counts as done. As soon
+    /// as one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream only after a wait for the
+    /// device.
     pub fn add_unrecorded_user(&self, stream: StreamId) {
         self.common.add_unrecorded_user(stream);
     }
@@ -571,7 +577,7 @@ impl DeviceAllocator {
     /// Returns the arena that serves requests of the calling thread on `stream`.
     ///
     /// # Errors
-    /// If the pool that they go to has lost its last reference.
+    /// If the pool that the requests are directed to has lost its last reference.
     pub(crate) fn arena_for(&self, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
         match self.scopes.owner_for(stream) {
             Owner::Shared => {
@@ -584,11 +590,11 @@ impl DeviceAllocator {
 
 impl Drop for DeviceAllocator {
     fn drop(&mut self) {
-        // Arenas may live on, as long as they have blocks; pages that are in no arena do not.
+        // Arenas may outlive the allocator, as long as they have blocks; pages that are in no arena do not.
         self.common.all_arenas().iter().for_each(|arena| arena.close());
         if let Some(memory) = self.common.upstream.virtual_memory() {
-            // Memory that the upstream refuses now is offered again when an arena is dropped, and no caller is left to hear of an
-            // error then.
+            // Memory that the upstream refuses to free now is offered again when an arena is dropped; there is no caller left
+            // that an error could be returned to.
             let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
     }

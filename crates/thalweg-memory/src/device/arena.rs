@@ -1,28 +1,27 @@
-//! One pool's memory on one stream, behind one lock.
+//! One pool's memory on one stream, guarded by one lock.
 //!
-//! An [`Arena`] is made of parts that know one thing each and none of the others: [`blocks`](super::blocks) the addresses,
-//! [`bins`](super::bins) the free blocks by size, [`pending`](super::pending) the events, [`gauges`](super::gauges) the sums.
-//! This module moves a block through all of them. Streams do not meet here: each has its own arenas, and an allocation that
-//! the arena can serve touches nothing else.
+//! An [`Arena`] consists of parts that are responsible for one thing each and do not depend on the others:
+//! [`blocks`](super::blocks) for the addresses, [`bins`](super::bins) for the free blocks by size, [`pending`](super::pending)
+//! for the events, [`gauges`](super::gauges) for the sums. This module moves a block through all of them. Streams share nothing
+//! here: each has its own arenas, and an allocation that the arena can serve touches nothing else.
 //!
 //! Invariants, which hold whenever the upstream is called:
 //!
-//! - A block is free and in exactly one bin, or unmapped and in the map of unmapped blocks, or taken and in neither. A
-//!   taken block is in a caller's hands, or pending, or a *stale mapping*: a range whose pages have moved away, but which work in
-//!   flight may still touch through its old address.
-//! - The gauges are those of the blocks as they are.
-//!
+//! - A block is free and in exactly one bin, or unmapped and in the map of unmapped blocks, or taken and in neither. A taken
+//!   block is held by a caller, or pending, or a *stale mapping*: a range whose pages have moved away, but which work in flight
+//!   may still touch through its old address.
+//! - The gauges agree with the present blocks.
 //! # Locks
 //!
-//! An arena's lock is held for an operation on it, which in steady state calls no driver. No thread holds two arenas'
+//! An arena's lock is held during an operation on it, which in steady state makes no driver call. No thread holds two arenas'
 //! locks. A thread that holds the lock of the slow path ([`slow_path`](super::slow_path)) may take an arena's; never the other
-//! way round. A panic of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own
-//! come before the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
+//! way round. A panic of the upstream poisons nothing: the state is valid at every call of the upstream, and our own checks run
+//! before the change that they guard. An arena is nearly always used by one thread, so its lock is biased towards that thread
 //! ([`BiasedMutex`]).
 //!
 //! A block's reference to its arena is not counted each time ([`references`](super::references)).
 //!
-//! Where memory comes from when no free block serves is next door ([`expandable`](super::expandable)).
+//! The sources of memory when no free block serves a request are in [`expandable`](super::expandable).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -76,19 +75,19 @@ impl Arena {
         })
     }
 
-    /// Returns the state, after taking in what was dropped while it was busy, with every free block in its bin.
+    /// Returns the state with every free block in its bin, after processing the blocks that were dropped while the lock was
+    /// taken.
     pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.lock_keeping_last_freed();
         state.bin_last_freed(self);
         state
     }
 
-    /// Locks the state as [`lock`](Self::lock) does, except that the block that was freed last may still be in no bin.
+    /// Locks the state as [`lock`](Self::lock) does, except that the last-freed block may still be in no bin.
     #[inline]
     pub(crate) fn lock_keeping_last_freed(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.state();
-        // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
-        // another arena is exclusive.
+        // Checked under the lock, which guards it: no change of the gauges is ever in progress while another arena is exclusive.
         while !self.common.totals.is_quiet(self.number) {
             drop(state);
             self.turn_to();
@@ -106,8 +105,7 @@ impl Arena {
         debug_assert!(turned, "an arena that is used is there");
     }
 
-    /// Locks the state if that does not wait, and keeps the reference that led here; gives the reference back if the lock is
-    /// taken.
+    /// Locks the state if that does not block, and keeps the reference to the arena; returns the reference if the lock is taken.
     #[inline]
     fn try_lock(arena: Arc<Self>) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
         let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
@@ -133,7 +131,8 @@ impl Arena {
         }
     }
 
-    /// Returns the state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
+    /// Returns the state without processing dropped blocks. The totals use this to read gauges, so no lock of the totals may be
+    /// taken under it.
     #[inline]
     pub(crate) fn state(&self) -> BiasedMutexGuard<'_, ArenaState> {
         self.state.lock()
@@ -149,7 +148,7 @@ impl Arena {
         self.returned.is_empty()
     }
 
-    /// Returns whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
+    /// Returns whether blocks here wait for other streams, or to be processed. This check is cheaper than locking the arena.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.returned.is_empty() || !self.state().pending.is_idle()
     }
@@ -159,12 +158,12 @@ impl Arena {
         while let Some((block, uses, stack)) = self.returned.pop() {
             state.free(self, block, uses, stack);
         }
-        // Only a panic of the upstream leaves something here.
+        // Only a panic of the upstream leaves ready blocks here.
         state.collect_ready(self);
     }
 
-    /// Takes a block back: at once if the lock is free, else at the next call. The reference that the block held is left for the
-    /// next block, unless the arena is closed.
+    /// Takes a block back: at once if the lock is free, otherwise at the next call. The reference that the block held is kept for
+    /// the next block, unless the arena is closed.
     #[inline]
     pub(crate) fn take_back(arena: Arc<Self>, block: BlockId, uses: Uses) {
         let stack = arena.common.watch.stack_of_free();
@@ -183,8 +182,8 @@ impl Arena {
         }
     }
 
-    /// Drops the references that were left here and leaves none any more, so that the arena lives only as long as something else
-    /// refers to it. The code that keeps arenas calls this when it gives one up.
+    /// Drops the references that were left here and accepts no more, so that the arena lives only as long as something else
+    /// refers to it. Called by the owner of an arena when it drops the arena.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         let left = state.references.close();
@@ -203,7 +202,7 @@ impl Arena {
         });
     }
 
-    /// Adds streams whose work may touch the memory that is free here: it goes back to the upstream behind that work. Does not
+    /// Adds streams whose work may touch the memory that is free here: it returns to the upstream only after that work. Does not
     /// call the upstream.
     pub(crate) fn add_users(&self, streams: &[StreamId]) {
         let mut state = self.state();
@@ -214,21 +213,21 @@ impl Arena {
         }
     }
 
-    /// *Blocks* until nothing touches what is free here.
+    /// *Blocks* until no work touches the free memory of this arena.
     pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
         let unrecorded = self.common.unrecorded_users();
         let mut streams = state.users.iter().chain([&self.key.stream]);
         let may_end = |stream: &&StreamId| self.common.upstream.may_end(**stream);
         if let Some(stream) = streams.clone().chain(&unrecorded).find(may_end) {
-            // That is the whole device, and with it the others.
+            // This waits for the entire device, and therefore for the other streams too.
             return self.common.synchronize_stream(memory, *stream);
         }
         unrecorded.iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
         streams.try_for_each(|stream| memory.synchronize_stream(*stream))
     }
 
-    /// Handles the frees that waited for the end of captures. No capture is under way any more.
+    /// Processes the frees that waited for the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&self) {
         let mut state = self.lock();
         state.pending.end_captures(&self.common.event_context());
@@ -239,7 +238,7 @@ impl Arena {
     /// *Blocks* until all pending events have passed.
     ///
     /// # Errors
-    /// The upstream's; what was passed before is free.
+    /// Returns the upstream's error; blocks whose events passed before it are free.
     pub(crate) fn synchronize(&self) -> Result<(), AllocationError> {
         let mut state = self.lock();
         let waited = state.pending.synchronize(&self.common.event_context());
@@ -247,7 +246,7 @@ impl Arena {
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    /// Returns whether nothing is left here; then the sums that were kept are taken into the totals.
+    /// Returns whether the arena is empty; if so, its sums are added to the totals.
     pub(crate) fn forget_if_empty(&self) -> bool {
         let mut state = self.lock();
         if state.blocks.segments().next().is_some() {
@@ -259,8 +258,8 @@ impl Arena {
         true
     }
 
-    /// Gives everything back, at the end. There is no caller to report a refusal of the upstream to: a lost device is the usual
-    /// reason, and its memory is gone with it. *Blocks*.
+    /// Frees all memory when the arena is dropped. There is no caller to report a refusal of the upstream to:
+    /// the usual reason is a lost device, whose memory is lost too. *Blocks*.
     fn release_everything(&self) {
         let _gate = self.common.hold_gate();
         let mut state = self.state();
@@ -268,7 +267,7 @@ impl Arena {
         state.bin_last_freed(self);
         let context = self.common.event_context();
         if !context.capturing {
-            // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
+            // A failed wait leaves blocks pending. Their segments are freed nevertheless: the upstream itself waits for work.
             let _ = state.pending.synchronize(&context);
             state.collect_ready(self);
         }
@@ -287,14 +286,14 @@ impl Arena {
         }
         self.common.watch.retire(&state.log.ring);
         drop(state);
-        // An arena with memory is dropped after the allocator, when nothing is counted any more. One without memory, as that of a
-        // forgotten pool, leaves the spare pages alone.
+        // An arena with memory is dropped after the allocator, when nothing is counted any more. An arena without memory, such as
+        // that of a forgotten pool, does not free the spare pages.
         if let Some(memory) = memory.filter(|_| had_pages) {
             let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
     }
 
-    /// Takes a plain segment from where this arena's segments come from.
+    /// Takes a plain segment from this arena's source of segments.
     pub(crate) fn take_segment(&self, bytes: u64) -> Result<u64, UpstreamError> {
         let address = match &self.source {
             Some(source) => {
@@ -306,7 +305,7 @@ impl Arena {
         bins::checked(address, bytes, || self.return_segment(address, bytes))
     }
 
-    /// Gives one back.
+    /// Frees a plain segment by handing it to its source.
     pub(crate) fn return_segment(&self, address: u64, size_bytes: u64) -> Result<(), UpstreamError> {
         match &self.source {
             Some(source) => {
@@ -320,30 +319,31 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // No block is left, so no thread is inside.
+        // No block is left, so no thread uses the arena.
         self.release_everything();
         self.common.forget(self);
     }
 }
 
-/// The state behind an arena's lock.
+/// The state guarded by an arena's lock.
 pub(crate) struct ArenaState {
     pub(crate) policy: Policy,
     pub(crate) blocks: Blocks<SegmentKind>,
-    /// By class, as the fields below.
+    /// The free blocks by size class, as in the fields below.
     pub(crate) free: [Bins; 2],
     /// Unmapped blocks by address.
     pub(crate) unmapped: [BTreeMap<u64, BlockId>; 2],
-    /// The number of times that a free block was looked for, as far as was seen here: the clock by which cached blocks age ([`now`](Self::now)).
+    /// The number of searches for a free block that this arena has seen: the clock by which cached blocks age
+    /// ([`now`](Self::now)).
     pub(crate) searches: [u64; 2],
-    /// The physical pages of segments that grow.
+    /// The physical pages of expandable segments.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away, but that are still mapped.
     pub(crate) stale_mappings: FxHashMap<BlockId, StaleMapping>,
-    /// Blocks without a place: their memory was taken back while a caller held them
+    /// Blocks without an address range: their memory was taken back while a caller held them
     /// ([`checkpoint`](crate::graph_pools::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
-    /// The watches to notify when a block is given back ([`liveness`](crate::graph_pools::liveness)).
+    /// The watches to notify when a block is freed ([`liveness`](crate::graph_pools::liveness)).
     pub(crate) watched: FxHashMap<BlockId, Vec<Arc<LivenessWatch>>>,
     pub(crate) pending: PendingFrees<BlockId>,
     /// Other streams whose work may touch free memory: those that replay the graphs of a pool.
@@ -351,15 +351,15 @@ pub(crate) struct ArenaState {
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
     pub(crate) log: Log,
-    /// Without a cache: what was freed during a capture and must not be given back before its end.
+    /// The blocks that were freed during a capture and must not be returned before its end; only without a cache.
     pub(crate) deferred: Vec<BlockId>,
-    /// The block that was freed last. To callers it is free, but it is not merged yet: most often the next request is for the
-    /// same size, and merging and splitting again would be for nothing.
+    /// The last-freed block. To callers it is free, but it is not merged yet: the next request is most often for the same size,
+    /// so merging and splitting again would be wasted.
     last_freed: Option<(BlockId, u64)>,
     pub(crate) references: LeftReferences,
-    /// Whether the arena is on the [roll](super::roll) of those that wait. It may be on it although this is `false`.
+    /// Whether the arena is on the [roll](super::roll) of waiting arenas. It may be on the roll although this is `false`.
     pub(crate) is_on_waiting: bool,
-    /// Whether the arena is on the [roll](super::roll) of those with free memory, exactly.
+    /// Whether the arena is on the [roll](super::roll) of arenas with free memory; exact.
     pub(crate) is_on_free_memory: bool,
 }
 
@@ -388,8 +388,7 @@ impl ArenaState {
         }
     }
 
-    /// Takes the block that was freed last, if it has just the size that is asked for; `span` says where it is then. Returns
-    /// whether it does.
+    /// Takes the last-freed block if it has exactly the requested size, and stores its range in `span`. Returns whether it does.
     #[inline]
     pub(crate) fn take_last_freed(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         let Some((block, size_bytes)) = self.last_freed else { return false };
@@ -404,7 +403,7 @@ impl ArenaState {
         true
     }
 
-    /// Takes the best of the other free blocks, if there is one. Whether there was; then `span` says where it is.
+    /// Takes the best of the other free blocks, if there is one, and stores its range in `span`. Returns whether there was one.
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.bin_last_freed(arena);
@@ -413,7 +412,7 @@ impl ArenaState {
         true
     }
 
-    /// Puts the block that was freed last into its bin.
+    /// Puts the last-freed block into its bin.
     #[inline]
     pub(crate) fn bin_last_freed(&mut self, arena: &Arena) {
         if let Some((block, _)) = self.last_freed.take() {
@@ -421,7 +420,7 @@ impl ArenaState {
         }
     }
 
-    /// Changes the policy, and counts the oversize blocks by it. No dropped block is waiting to be taken in.
+    /// Changes the policy, and recounts the oversize blocks under it. No dropped block may be waiting to be processed.
     pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
         self.policy = policy;
         let pending: FxHashSet<BlockId> = self.pending.iter().collect();
@@ -439,13 +438,13 @@ impl ArenaState {
         }
     }
 
-    /// Returns how many plain segments are oversize.
+    /// Returns the number of oversize plain segments.
     pub(crate) fn oversize_segments(&self) -> u64 {
         let plain = self.blocks.segments().filter(|segment| !segment.tag.is_expandable);
         plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
     }
 
-    /// Returns what a request comes to now.
+    /// Returns the request with size and class according to the present policy.
     #[inline]
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let size_bytes = self.policy.round_size(requested_bytes);
@@ -458,7 +457,7 @@ impl ArenaState {
         }
     }
 
-    /// Looks how far other streams have come.
+    /// Checks which pending events have passed.
     #[inline]
     pub(crate) fn process_events(&mut self, arena: &Arena) {
         if !self.pending.is_idle() {
@@ -478,8 +477,8 @@ impl ArenaState {
         self.search(request)
     }
 
-    /// Takes the best free block for a request out of its bin, without counting the search in the age of blocks: for a search
-    /// that [`cached`](Self::cached) has counted already.
+    /// Takes the best free block for a request out of its bin, without advancing the clock by which blocks age: for a search that
+    /// [`cached`](Self::cached) has counted already.
     #[inline(always)]
     pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;
@@ -508,8 +507,9 @@ impl ArenaState {
         if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
     }
 
-    /// Returns the block that wastes least. One before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
-    /// grow is preferred. The blocks are taken in order, up to the first that does not improve on the one before it.
+    /// Returns the block that wastes least. A block before unmapped addresses counts with the size that it could grow to, so a
+    /// slightly larger block that cannot grow is preferred. The blocks are considered in order, up to the first that is not
+    /// better than the one before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];
@@ -528,8 +528,8 @@ impl ArenaState {
         entry.size_bytes + unmapped.map_or(0, |next| self.blocks.span(next).size_bytes)
     }
 
-    /// Gives a free block, which is in no bin, to the caller: splits off what is too much and counts. Inlined, since a span that
-    /// goes from one function to the next through memory is waited for.
+    /// Hands out a free block, which is in no bin: splits off the excess and counts the block. Inlined, because a span that is
+    /// passed between functions through memory stalls the reader.
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
@@ -577,8 +577,8 @@ impl ArenaState {
         self.free[class as usize].remove(span, registration);
     }
 
-    /// Returns the time now, in searches: with `policy:pytorch`, of the shared pool on all streams; else of this arena. It never goes
-    /// back, also where the policy changes.
+    /// Returns the present time, in searches: with `policy:pytorch`, of the shared pool on all streams; otherwise of this arena.
+    /// The time never decreases, even when the policy changes.
     #[inline]
     pub(crate) fn now(&mut self, arena: &Arena, class: SizeClass) -> u64 {
         let seen = &mut self.searches[class as usize];
@@ -588,7 +588,7 @@ impl ArenaState {
         *seen
     }
 
-    /// Returns since when a block is free, in searches.
+    /// Returns the time at which a block became free, in searches.
     pub(crate) fn free_since(&self, block: BlockId) -> u64 {
         match self.blocks.usage(block) {
             BlockUse::Free { since } => since,
@@ -596,7 +596,7 @@ impl ArenaState {
         }
     }
 
-    /// Takes a block back from the caller. It is used again when its uses are over.
+    /// Takes a block back from its caller. It is reused when its uses on other streams are over.
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
         if !self.watched.is_empty() {
@@ -638,8 +638,8 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Puts back into the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
-    /// answered.
+    /// Puts pending blocks that are ready into the bins. A block stays ready until the upstream, if it must be called, has
+    /// returned.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
         while let Some(block) = self.pending.first_ready() {
             if self.is_revoked(block) {

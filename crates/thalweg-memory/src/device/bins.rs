@@ -1,9 +1,9 @@
 //! Free blocks by size: the best fit in a few instructions.
 //!
-//! A [`Bins`] holds the free blocks of one size class of one arena. It answers one question: which is the smallest block of
-//! at least so many bytes, and among equals the one whose segment was registered first, and then the one at the lowest
-//! address? That is exactly what an ordered set answers, and PyTorch keeps one; but a tree is walked through caches that
-//! are cold by the time the next request comes. Here sizes fall into bins:
+//! A [`Bins`] holds the free blocks of one size class of one arena. It answers one question: which is the smallest block of at
+//! least n bytes, and among equal sizes the one whose segment was registered first, and then the one at the lowest address? An
+//! ordered set gives exactly this answer, and PyTorch keeps one; but walking a tree touches cache lines that are cold by the time
+//! of the next request. Here sizes fall into bins:
 //!
 //! ```text
 //! size      512  1024 ...  64 KiB | 64..66 KiB  66..68 KiB ... 126..128 KiB | 128..132 KiB ...
@@ -11,23 +11,24 @@
 //!           one size each         |               thirty-two per octave
 //! ```
 //!
-//! and a bitmap says which bins have any. The blocks of a bin stand in a list in no order, and each knows its place there. So
-//! one is put in at the end, and one that goes leaves its place to the last: nothing is searched or moved up, and there is
-//! hardly a branch that a processor could guess wrong, which is what costs most here. Only a search for the best fit reads a
-//! list, nearly always of one or two; a bin with many blocks of nearly one size keeps them in an ordered map instead.
+//! A bitmap records which bins have any blocks. The blocks of a bin are in an unordered list, and each block stores its index in
+//! the list. So a block is added at the end, and a removed block is replaced by the last one: nothing is searched or shifted, and
+//! there is hardly a branch that a processor could mispredict, which is the largest cost here. Only a search for the best fit
+//! reads a list, nearly always of one or two blocks. A bin with many blocks of nearly one size keeps them in an ordered map
+//! instead.
 //!
-//! What is not here: the cutting and merging ([`blocks`](super::blocks)), and every decision beyond the order.
+//! Not part of this module: splitting and merging ([`blocks`](super::blocks)), and every decision other than the order.
 
 use std::collections::BTreeMap;
 
 use super::blocks::{BlockId, Span};
 use crate::upstream::UpstreamError;
 
-/// A free block as its bin knows it.
+/// A free block as stored in its bin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) size_bytes: u64,
-    /// The rank of its segment among those of a pool whose addresses mean nothing; 0 elsewhere.
+    /// The rank of its segment among those of a pool whose addresses have no meaning; 0 elsewhere.
     pub(crate) registration: u32,
     pub(crate) block: BlockId,
     pub(crate) address: u64,
@@ -91,13 +92,13 @@ impl Key {
     }
 }
 
-/// More than these are kept in a map.
+/// The number of blocks above which a bin uses a map.
 const FEW: usize = 64;
 
 /// The blocks of a bin.
 #[derive(Debug)]
 enum Bin {
-    /// In no order.
+    /// A list in no order.
     Few(Vec<(Key, BlockId)>),
     Many(BTreeMap<u128, BlockId>),
 }
@@ -109,7 +110,7 @@ impl Default for Bin {
 }
 
 impl Bin {
-    /// Puts a block in, and notes its place.
+    /// Adds a block, and stores its index in `places`.
     #[inline]
     fn insert(&mut self, key: Key, block: BlockId, places: &mut [u32]) {
         match self {
@@ -136,10 +137,10 @@ impl Bin {
         debug_assert!(before.is_none(), "a free block is in its bin once");
     }
 
-    /// Takes a block out; whether none is left.
+    /// Removes a block. Returns whether the bin is empty now.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If the block is not in this bin.
     #[inline]
     fn remove(&mut self, key: Key, block: BlockId, places: &mut [u32]) -> bool {
         match self {
@@ -159,7 +160,7 @@ impl Bin {
         }
     }
 
-    /// Returns the first block in the order from the key with this number on.
+    /// Returns the first block in the order whose key is at least `floor`.
     #[inline(always)]
     fn first_from(&self, floor: u128) -> Option<Entry> {
         match self {
@@ -191,15 +192,15 @@ impl Bin {
     }
 }
 
-/// Below this every size has its own bin.
+/// The size below which every size has its own bin.
 const LINEAR_BYTES: u64 = 64 << 10;
 const UNIT_BYTES: u64 = 512;
 
-/// No device has addresses of more bits.
+/// The number of bits that no device's addresses exceed.
 const ADDRESS_BITS: u32 = 57;
 
-/// Returns the address of a range, after a check that its blocks can be kept here: what an upstream hands out is not ours to assert.
-/// A range that cannot be is given back.
+/// Returns the address of a range after checking that its blocks can be stored in bins. This is an error and not an assertion,
+/// because the range comes from an upstream. A range that fails the check is returned to the upstream.
 pub(crate) fn checked(
     address: u64,
     size_bytes: u64,
@@ -210,7 +211,7 @@ pub(crate) fn checked(
     if address > 0 && are_units && ends {
         return Ok(address);
     }
-    // The range belongs to neither side then. The upstream has broken the contract already; its answer changes nothing.
+    // The range then belongs to neither side. The upstream has already broken the contract, so the result does not matter.
     let _ = give_back();
     let refusal = format!(
         "an upstream, or a source of segments, handed out {size_bytes} bytes at {address:#x}: ranges begin at positive \
@@ -236,11 +237,11 @@ fn bin_of(size_bytes: u64) -> usize {
 /// The free blocks of one size class of one arena.
 #[derive(Debug, Default)]
 pub(crate) struct Bins {
-    /// As many as were needed so far.
+    /// The bins, up to the largest that was ever needed.
     bins: Vec<Bin>,
-    /// One bit a bin: whether it has a block.
+    /// One bit per bin: whether it has a block.
     occupied: Vec<u64>,
-    /// The place of each block in the list of its bin, by name. Others say nothing.
+    /// The index of each block in the list of its bin, by block identifier. Entries of other blocks are meaningless.
     places: Vec<u32>,
 }
 
@@ -268,7 +269,7 @@ impl Bins {
     /// Removes a block.
     ///
     /// # Panics
-    /// If the block is not here as it is described.
+    /// If there is no block with this range and registration.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span, registration: u32) {
         let index = bin_of(span.size_bytes);
@@ -277,7 +278,8 @@ impl Bins {
         self.occupied[index / 64] &= !(u64::from(empty) << (index % 64));
     }
 
-    /// Returns the first block in the order that has at least `size_bytes`. No block has 2^57 or more: a setting may ask for one.
+    /// Returns the first block in the order that has at least `size_bytes`. Every block is smaller than 2^57 bytes, but a setting
+    /// may request more.
     #[inline(always)]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
         self.first_from(Key::checked(size_bytes, 0, 0)?.number(), bin_of(size_bytes))
@@ -289,12 +291,12 @@ impl Bins {
         self.first_from(key.number() + 1, bin_of(entry.size_bytes))
     }
 
-    /// Returns the first block in the order from the key with this number on, which belongs into this bin.
+    /// Returns the first block in the order whose key is at least `floor`; `bin` is the bin of `floor`.
     #[inline(always)]
     fn first_from(&self, floor: u128, bin: usize) -> Option<Entry> {
         let mut index = self.next_occupied(bin)?;
         loop {
-            // The bin of the key itself may have smaller ones only; that after it has none.
+            // The bin of the key itself may contain only smaller blocks; the next bins do not.
             match self.bins[index].first_from(floor) {
                 Some(entry) => return Some(entry),
                 None => index = self.next_occupied(index + 1)?,
@@ -349,7 +351,7 @@ mod tests {
     }
 
     proptest! {
-        /// The bins against an ordered map with the same key.
+        /// Compares the bins with an ordered map that has the same key.
         #[test]
         fn the_best_fit_is_that_of_an_ordered_map(
             steps in prop::collection::vec((0..5u8, 1..4000u64, 0..400u64, 0..2u32), 1..400),
@@ -358,7 +360,7 @@ mod tests {
             let mut bins = Bins::default();
             let mut map: BTreeMap<(u64, u32, u64), Span> = BTreeMap::new();
             for (kind, units, place, registration) in steps {
-                // Crowded, many blocks share a bin.
+                // If crowded, many blocks share a bin.
                 let units = if crowded { 1000 + units % 3 } else { units };
                 let size_bytes = units * units * 512;
                 match kind {

@@ -1,7 +1,7 @@
-//! [`Block`]: device memory in a caller's hands.
+//! [`Block`]: device memory held by a caller.
 //!
-//! A block carries all that is needed to use it and to free it: its arena, address, sizes, stream, its name there, and
-//! the uses by other streams. So neither freeing nor [`record_use`](Block::record_use) looks anything up by address.
+//! A block carries everything needed to use it and to free it: its arena, address, sizes, stream, its identifier in the arena,
+//! and the uses by other streams. So neither freeing nor [`record_use`](Block::record_use) needs a lookup by address.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,22 +12,22 @@ use super::pending::{Uses, use_of};
 use super::reentry;
 use crate::ids::{PoolId, StreamId};
 
-/// Device memory in the caller's hands. Dropping it frees it, without failing and without waiting.
+/// Device memory held by a caller. Dropping the block frees it; this never fails and never waits.
 ///
-/// The memory may be used on [`stream`](Self::stream) without further ado, also by work that is still queued when the block
-/// is dropped. Work on another stream must be ordered against it by the caller, and be told of before the drop, by
+/// The memory may be used on [`stream`](Self::stream) without further precautions, even by work that is still queued when the
+/// block is dropped. The caller must order work on another stream against it, and must record that use before the drop, with
 /// [`record_use`](Self::record_use) or [`record_stream`](Self::record_stream).
 pub struct Block {
-    /// There until the block is dropped, which leaves it to the arena.
+    /// `Some` until the block is dropped, which moves the reference to the arena.
     arena: Option<Arc<Arena>>,
     /// [`BlockId::NONE`] for a null block.
     block: BlockId,
     address: u64,
     size_bytes: u64,
     requested_bytes: u64,
-    /// Not the arena's if the block is borrowed from another stream.
+    /// The stream of the block; not the arena's stream if the block is borrowed from another stream.
     stream: StreamId,
-    /// Nearly always none: a block is small, because it is moved about a lot.
+    /// Uses by other streams, nearly always `None`. Boxed because a block is moved often and should be small.
     uses: Mutex<Option<Box<Uses>>>,
 }
 
@@ -44,17 +44,17 @@ impl Block {
         Self::new(arena, Span::NULL, 0, stream)
     }
 
-    /// Returns where the memory begins: a multiple of 512, or 0 for a null block.
+    /// Returns the address: a multiple of 512, or 0 for a null block.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Returns how many bytes there are: what was asked for, rounded up. A block that was cached whole may be larger still.
+    /// Returns the size: the requested size, rounded up. A cached block that was not split may be larger still.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Returns how many bytes were asked for.
+    /// Returns the number of bytes that were requested.
     pub fn requested_bytes(&self) -> u64 {
         self.requested_bytes
     }
@@ -74,9 +74,9 @@ impl Block {
         self.block == BlockId::NONE
     }
 
-    /// Says that `stream` uses the memory too. When the block is dropped, an event is recorded there, behind all its work so
-    /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
-    /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
+    /// Records that `stream` uses the memory too. When the block is dropped, an event is recorded on `stream` after all its work
+    /// so far, and the memory is not reused before that event has passed, or before the block's own stream waits for it. On the
+    /// block's own stream this is a no-op, as is a second call for the same stream. Calls neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
         let is_other = stream != self.stream;
         if is_other && !self.is_null() {
@@ -84,15 +84,15 @@ impl Block {
         }
     }
 
-    /// Says that what `stream` has been given so far is the last, until the next call, that it does with the memory: an event
-    /// is recorded there *now*. The memory is not used again before it has passed, or before its own stream waits for it;
-    /// whatever else `stream` does meanwhile holds nothing up. So the block may be dropped at any time, on any thread.
+    /// Declares that the work submitted to `stream` so far is the last, until the next call, that uses the memory: an event is
+    /// recorded there *now*. The memory is not reused before the event has passed, or before the block's own stream waits for it;
+    /// later work of `stream` does not delay the reuse. So the block may be dropped at any time, on any thread.
     ///
-    /// On the block's own stream it is a no-op. Many calls for one stream are as good as the last one. If an event cannot be
-    /// recorded now, this is [`record_stream`](Self::record_stream).
+    /// On the block's own stream this is a no-op. Of several calls for one stream only the last counts. If an event cannot be
+    /// recorded now, this is the same as [`record_stream`](Self::record_stream).
     ///
-    /// During a capture it is a note of the place in the graph: within the capture, the memory is used again where the graph
-    /// itself orders the new use behind the old one.
+    /// During a capture the call records the position in the graph: within the capture, the memory is reused where the graph
+    /// itself orders the new use after the old one.
     pub fn record_use(&self, stream: StreamId) {
         if stream == self.stream || self.is_null() {
             return;
@@ -101,14 +101,14 @@ impl Block {
             return self.record_stream(stream);
         }
         let mut uses = self.uses();
-        // Held so that no capture begins between the look and the record.
+        // Held so that no capture begins between the check and the record.
         let _state = self.arena().state();
         let context = self.arena().common.event_context();
         let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
             return;
         }
-        // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
+        // Until there is an event or a mark, at least the use is noted, in case the call below panics.
         let was_eager = one.eager;
         one.note(context.capturing);
         if context.capturing {
@@ -128,22 +128,22 @@ impl Block {
         }
     }
 
-    /// Returns whether no stream but this one was given work that uses the memory, as far as was said: it is the block's own, and no
-    /// use was recorded.
+    /// Returns whether, according to the recorded uses, no stream but this one has work that uses the memory: `stream` is the
+    /// block's own, and no use by another was recorded.
     pub fn is_used_only_on(&self, stream: StreamId) -> bool {
         stream == self.stream && self.uses().is_none()
     }
 
-    /// Gives the memory up for good instead of back: for a forked child, to which it does not belong, and where a drop could wait
-    /// for a thread that does not exist there. Call it right before the drop, and no other method in between.
+    /// Leaks the memory instead of freeing it: for a forked child, which does not own it, and where a drop could wait for a
+    /// thread that does not exist there. Call this right before the drop, and no other method in between.
     pub fn abandon(&mut self) {
         std::mem::forget(self.arena.take());
     }
 
-    /// Takes the block out of a value that is being dropped, so that its memory goes back later: for checks that hold freed
-    /// memory back. Its [watches](crate::LivenessWatch) are notified now. Call no other method of what is left. Returns `None` if
-    /// the block is of a private pool and a capture is under way: then what is captured next gets the memory, as it does in every
-    /// replay.
+    /// Moves the block out of a value that is being dropped, so that its memory is freed later: for checks that delay the reuse
+    /// of freed memory. Its [watches](crate::LivenessWatch) are notified now. Do not call another method of the remaining value.
+    /// Returns `None` if the block is of a private pool and a capture is under way: the capture must then be able to reuse the
+    /// memory, as every replay will.
     pub fn hold_back(&mut self) -> Option<Self> {
         if self.pool().is_some() && self.arena().common.is_capturing() {
             return None;
@@ -156,7 +156,7 @@ impl Block {
         Some(Self { arena, uses, ..*self })
     }
 
-    /// Returns its arena, and its name there.
+    /// Returns the block's arena, and its identifier there.
     pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
         (self.arena(), self.block.some())
     }
@@ -188,7 +188,7 @@ impl Block {
     #[cold]
     fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
         if self.stream != arena.key.stream {
-            // A borrowed block: all that its borrower was given so far comes before its owner has it back.
+            // A borrowed block: its owner gets it back only after all work that the borrower has been given so far.
             use_of(&mut uses, self.stream).note(false);
             arena.forget_own_use(&mut uses);
         }

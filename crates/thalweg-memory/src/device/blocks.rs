@@ -1,13 +1,13 @@
-//! Address arithmetic: segments, cut into blocks without a gap.
+//! Address arithmetic: segments that are divided into blocks without gaps.
 //!
-//! A *segment* is a range of addresses. At any time it is tiled by *blocks*: every byte belongs to exactly one, and in
-//! address order each knows its neighbours. A block is in one of three states:
+//! A *segment* is a range of addresses. At any time it is tiled by *blocks*: every byte belongs to exactly one block, and each
+//! block knows its neighbours in address order. A block is in one of three states:
 //!
-//! - *free*: memory stands behind it, and no caller has it;
-//! - *taken*: a caller has it, or it is a stale mapping;
+//! - *free*: it has memory, and no caller holds it;
+//! - *taken*: a caller holds it, or it is a stale mapping;
 //! - *unmapped*: an address range without memory. Only expandable segments have such blocks.
 //!
-//! No two free blocks touch, and no two unmapped ones. The movements that keep it so:
+//! No two free blocks are adjacent, and no two unmapped ones. The operations that preserve this:
 //!
 //! ```text
 //! add_segment   [            free            ]        or all unmapped, for an expandable one
@@ -18,25 +18,25 @@
 //! unmap         [ free     |    unmapped     ]  ->  [    unmapped     ]   merged with unmapped neighbours
 //! ```
 //!
-//! Between `split` and the next call two equal blocks touch; every caller makes that call at once.
+//! Between `split` and the next call two equal blocks are adjacent; every caller makes that call at once.
 //!
-//! This module never sees a stream, a pool, an event, the upstream or a physical page. A block carries the *tag* of
-//! its segment, which is opaque here. Whether a taken block is in use or waits for an event makes no difference to its
-//! address, so that is not known here either.
+//! This module does not handle streams, pools, events, the upstream or physical pages. A block carries the *tag* of its segment,
+//! which is opaque here. Whether a taken block is in use or waits for an event makes no difference to its address, so this module
+//! does not distinguish the two.
 
 use std::ops::{Index, IndexMut};
 
 use super::slots::Slots;
 
-/// The name of a block as long as it exists.
+/// The identifier of a block while it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct BlockId(u32);
 
 impl BlockId {
-    /// No block.
+    /// The identifier that stands for no block.
     pub(crate) const NONE: Self = Self(u32::MAX);
 
-    /// Returns a small number of its own: what else is known of blocks can lie in a vector.
+    /// Returns a small number that is unique to the block, usable as an index for other data of blocks.
     #[inline]
     pub(crate) fn index(self) -> usize {
         self.0 as usize
@@ -47,18 +47,18 @@ impl BlockId {
         Self(u32::try_from(index).expect("a small number"))
     }
 
-    /// Returns the block, if it is one.
+    /// Returns the block, or `None` for [`NONE`](Self::NONE).
     #[inline]
     pub(crate) fn some(self) -> Option<Self> {
         (self != Self::NONE).then_some(self)
     }
 }
 
-/// The name of a segment as long as it exists.
+/// The identifier of a segment while it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentId(u32);
 
-/// A block with the range that it covers.
+/// A block with its address range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     pub(crate) block: BlockId,
@@ -67,7 +67,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// No memory.
+    /// The span without memory.
     pub(crate) const NULL: Self = Self { block: BlockId::NONE, address: 0, size_bytes: 0 };
 
     pub(crate) fn end(self) -> u64 {
@@ -75,23 +75,24 @@ impl Span {
     }
 }
 
-/// The holder of a block.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockUse {
-    /// The block is free, since this moment of its owner's clock.
+    /// The block is free, since this time of its owner's clock.
     Free { since: u64 },
-    /// The block is taken, by a request for so many bytes of it.
+    /// The block is taken, by a request for this many bytes of it.
     Taken { requested_bytes: u64 },
-    /// No memory is there.
+    /// The block has addresses without memory.
     Unmapped,
 }
 
-/// The outcome of joining a block with its neighbours.
+/// The result of merging a block with its neighbours.
 #[derive(Debug)]
 pub(crate) struct Merged {
-    /// The block that covers it now. It has the name of the first of the blocks that joined; the names of the others are void.
+    /// The block that covers the merged range. It keeps the identifier of the first of the merged blocks; the identifiers of the
+    /// others are void.
     pub(crate) span: Span,
-    /// The neighbours that joined, as they were: the one before, the one behind.
+    /// The neighbours that were merged, as they were: the one before, the one after.
     pub(crate) absorbed: [Option<Span>; 2],
 }
 
@@ -113,38 +114,38 @@ struct Segment<Tag> {
     tag: Tag,
 }
 
-/// The holder of a block, without the figures of [`BlockUse`].
+/// The state of a block, without the figures of [`BlockUse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecordState {
     Free,
     Taken,
     Unmapped,
-    /// The record is of no block.
+    /// The record belongs to no block.
     Vacant,
 }
 
-/// A block. Allocating and freeing read and write half a dozen of these wherever they lie, so each is in one cache line, and
-/// none is ever moved or copied.
+/// A block. Allocating and freeing read and write half a dozen records in random places, so each is in one cache line, and none
+/// is ever moved or copied.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Record<Tag> {
     address: u64,
     size_bytes: u64,
-    /// Of a free block, since when it is; of a taken one, how many bytes were asked for.
+    /// The time since which a free block is free, or the requested bytes of a taken one.
     figure: u64,
     previous: BlockId,
-    /// Of a vacant record, the next vacant one.
+    /// The next vacant record, in a vacant record.
     next: BlockId,
     segment: SegmentId,
     tag: Tag,
     state: RecordState,
 }
 
-/// The records of blocks, by name.
+/// The records of blocks, by identifier.
 #[derive(Debug)]
 struct Records<Tag> {
     records: Vec<Record<Tag>>,
-    /// The one that became vacant last.
+    /// The record that became vacant last.
     vacant: BlockId,
 }
 
@@ -165,7 +166,7 @@ impl<Tag> IndexMut<BlockId> for Records<Tag> {
 }
 
 impl<Tag> Records<Tag> {
-    /// Returns a name for a block.
+    /// Stores a record and returns the identifier of its block.
     #[inline]
     fn insert(&mut self, record: Record<Tag>) -> BlockId {
         let Some(vacant) = self.vacant.some() else { return self.insert_behind(record) };
@@ -220,7 +221,7 @@ impl<Tag: Copy> Blocks<Tag> {
             BlockUse::Unmapped => (RecordState::Unmapped, 0),
             BlockUse::Taken { .. } => panic!("a new segment is free or unmapped"),
         };
-        // The two name each other; the block's name is filled in as soon as there is one.
+        // Segment and block refer to each other; the block's identifier is filled in as soon as it exists.
         let segment =
             SegmentId(self.segments.insert(Segment { address, size_bytes, first: BlockId::NONE, tag }));
         let (previous, next) = (BlockId::NONE, BlockId::NONE);
@@ -230,10 +231,10 @@ impl<Tag: Copy> Blocks<Tag> {
         Span { block, address, size_bytes }
     }
 
-    /// Removes the segment that `block` covers alone.
+    /// Removes the segment that consists only of `block`.
     ///
     /// # Panics
-    /// If the block is taken, or is not alone.
+    /// If the block is taken, or is not the only one.
     pub(crate) fn remove_segment(&mut self, block: BlockId) -> SegmentId {
         let taken = self.requested_bytes(block).is_some();
         assert!(!taken && !self.is_split(block), "only a segment without a taken block can be removed");
@@ -243,7 +244,8 @@ impl<Tag: Copy> Blocks<Tag> {
         segment
     }
 
-    /// Cuts a free or unmapped block in two and returns the second part. The first keeps the name and has `size_bytes`.
+    /// Splits a free or unmapped block in two and returns the second part. The first part keeps the identifier and has
+    /// `size_bytes`.
     ///
     /// # Panics
     /// If the block is taken, or not larger than `size_bytes`.
@@ -277,7 +279,7 @@ impl<Tag: Copy> Blocks<Tag> {
         Span { block: rest, address, size_bytes: rest_bytes }
     }
 
-    /// Marks a free block as taken; `requested_bytes` of it were asked for.
+    /// Marks a free block as taken, by a request for `requested_bytes` of it.
     ///
     /// # Panics
     /// If it is not free, or too small.
@@ -292,7 +294,8 @@ impl<Tag: Copy> Blocks<Tag> {
         (record.state, record.figure) = (RecordState::Taken, requested_bytes);
     }
 
-    /// Gives a block that was freed last to its next holder, which asked for `requested_bytes` of it. Returns its address and tag.
+    /// Hands the last-freed block, which is still marked as taken, to its next holder, which requested `requested_bytes` of it.
+    /// Returns its address and tag.
     ///
     /// # Panics
     /// If it is not taken, or too small.
@@ -350,8 +353,8 @@ impl<Tag: Copy> Blocks<Tag> {
         self.merge(block)
     }
 
-    /// Gives the place of a taken block to a new name, which is returned. The old name has no place and no neighbours from
-    /// then on, until it is [forgotten](Self::forget).
+    /// Moves the range of a taken block to a new identifier, which is returned. The old identifier has no range and no neighbours
+    /// until it is [forgotten](Self::forget).
     ///
     /// # Panics
     /// If it is not taken.
@@ -372,12 +375,13 @@ impl<Tag: Copy> Blocks<Tag> {
         heir
     }
 
-    /// Forgets a name that has no place.
+    /// Forgets an identifier that has no range.
     pub(crate) fn forget(&mut self, block: BlockId) {
         self.records.vacate(block);
     }
 
-    /// Joins a block with those neighbours that are in the same state. The first keeps its name: so nothing before it changes.
+    /// Merges a block with its neighbours that are in the same state. The first of them keeps its identifier, so nothing before
+    /// it changes.
     #[inline(always)]
     fn merge(&mut self, block: BlockId) -> Merged {
         let Record { previous, next, state, .. } = self.records[block];
@@ -402,7 +406,7 @@ impl<Tag: Copy> Blocks<Tag> {
         other == state
     }
 
-    /// Adds the block behind to this one. What is free in part since later is free as a whole since later.
+    /// Merges the block `behind`, which follows, into this one. The merged block counts as free since the later of the two times.
     #[inline]
     fn absorb(&mut self, block: BlockId, behind: BlockId) {
         let Record { size_bytes, figure, next, .. } = self.records[behind];
@@ -434,14 +438,14 @@ impl<Tag: Copy> Blocks<Tag> {
         }
     }
 
-    /// Returns how many bytes of a taken block were asked for; `None` for another.
+    /// Returns the requested bytes of a taken block; `None` for another.
     #[inline]
     pub(crate) fn requested_bytes(&self, block: BlockId) -> Option<u64> {
         let record = &self.records[block];
         (record.state == RecordState::Taken).then_some(record.figure)
     }
 
-    /// Returns the tag of a taken block, its size, and how many bytes of it were asked for.
+    /// Returns the tag of a taken block, its size, and its requested bytes.
     ///
     /// # Panics
     /// If it is not taken.
@@ -464,18 +468,18 @@ impl<Tag: Copy> Blocks<Tag> {
         self.records[block].previous.some()
     }
 
-    /// Returns the block behind this one in its segment.
+    /// Returns the block after this one in its segment.
     pub(crate) fn next(&self, block: BlockId) -> Option<BlockId> {
         self.records[block].next.some()
     }
 
-    /// Returns the tag of the segment that a block lies in.
+    /// Returns the tag of the segment that contains a block.
     #[inline]
     pub(crate) fn tag(&self, block: BlockId) -> Tag {
         self.records[block].tag
     }
 
-    /// Returns the segment that a block lies in.
+    /// Returns the segment that contains a block.
     pub(crate) fn segment_of(&self, block: BlockId) -> SegmentView<Tag> {
         self.view(self.records[block].segment)
     }
@@ -522,7 +526,7 @@ mod tests {
         taken.push(rest);
         blocks.release(taken[1], 3);
         blocks.release(taken[3], 9);
-        // 0 taken, 1 free, 2 taken, 3 free, 4 taken: now 2 joins 1 and 3.
+        // 0 taken, 1 free, 2 taken, 3 free, 4 taken: releasing 2 merges it with 1 and 3.
         let merged = blocks.release(taken[2], 7).span;
         assert_eq!((merged.address, merged.size_bytes), (512, 3 * 512));
         assert_eq!(
@@ -530,7 +534,7 @@ mod tests {
             BlockUse::Free { since: 9 },
             "free as a whole since the last part is"
         );
-        // Both outer neighbours must find it.
+        // Both outer neighbours must find the merged block.
         assert_eq!(blocks.release(taken[4], 0).span.size_bytes, 4 * 512);
         assert_eq!(blocks.release(taken[0], 0).span.size_bytes, 5 * 512);
     }

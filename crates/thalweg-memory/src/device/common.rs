@@ -1,11 +1,11 @@
 //! State that the arenas of one allocator share.
 //!
-//! It has what a block needs when its allocator is gone: the upstream, and the places of events. It also has the list of all
-//! arenas, for the slow path, the statistics and snapshots. An arena owns it and not the other way round, so that it goes with
-//! the last block.
+//! It contains everything that a block needs after its allocator was dropped: the upstream, and the sequence numbers of events.
+//! It also has the list of all arenas, for the slow path, the statistics and snapshots. An arena owns it and not the other way
+//! round, so that it is dropped with the last block.
 //!
-//! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
-//! all streams together. What it reads does not change then.
+//! An allocation in steady state writes nothing here, except with `policy:pytorch`, which counts the searches of all streams
+//! together. The fields that it reads do not change in steady state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -31,27 +31,27 @@ pub(crate) struct Common {
     pub(crate) rolls: Rolls,
     /// The number of captures that are under way on the device.
     captures: AtomicUsize,
-    /// Held to read while events are touched with no arena's lock held (the arena is being dropped, or there is none): no capture
-    /// begins meanwhile.
+    /// Held for reading while events are touched without an arena's lock (the arena is being dropped, or there is none), so that
+    /// no capture begins meanwhile.
     gate: RwLock<()>,
-    /// Places for recorded events.
+    /// The sequence number of the next recorded event.
     sequence: AtomicU64,
-    /// The number of times that a free block of the shared pool was looked for, by class and on all streams:
-    /// PyTorch's clock. Only `policy:pytorch` goes by it, which looks at all streams each time anyway.
+    /// The number of searches for a free block of the shared pool, by class and on all streams: PyTorch's clock. Only
+    /// `policy:pytorch` uses it, which checks all streams each time anyway.
     searches: [AtomicU64; 2],
-    /// The number of times that one stream was made to wait for another, so that memory could change hands.
+    /// The number of times that one stream was made to wait for another, so that memory could move between them.
     waits: AtomicU64,
     /// Streams that may use memory without a record of the use.
     unrecorded: RwLock<Vec<StreamId>>,
     arenas: RwLock<Arenas>,
-    /// The number of arenas that there ever were.
+    /// The number of arenas that have been created.
     numbered: AtomicU64,
 }
 
 /// All arenas that are alive. They are not owned here: an arena owns [`Common`].
 #[derive(Default)]
 struct Arenas {
-    /// By number, so the oldest first.
+    /// The arenas by number, so the oldest first.
     all: BTreeMap<u64, Weak<Arena>>,
     of_owners: BTreeSet<(Owner, u64)>,
 }
@@ -81,14 +81,14 @@ impl Common {
         self.captures.load(Ordering::Acquire) > 0
     }
 
-    /// Handles in all arenas what waited for the end of captures. No capture is under way any more.
+    /// Processes in all arenas the frees that waited for the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&self) {
         for arena in self.waiting_arenas() {
             arena.end_captures();
         }
     }
 
-    /// Begins a capture. *Waits* for threads that have seen none under way and still touch events: else an event could be
+    /// Begins a capture. *Waits* for threads that have seen none under way and still touch events: otherwise an event could be
     /// recorded in the capture, and never pass. The caller holds the lock of the slow path, and no other.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::AcqRel);
@@ -101,7 +101,7 @@ impl Common {
         self.captures.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Holds captures off: none begins as long as the guard lives.
+    /// Prevents captures from beginning while the guard is alive.
     pub(crate) fn hold_gate(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,12 +115,12 @@ impl Common {
         }
     }
 
-    /// Returns the searches so far that are counted for all streams together.
+    /// Returns the number of searches so far that are counted for all streams together.
     pub(crate) fn searches(&self, class: SizeClass) -> u64 {
         self.searches[class as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts one more, of an arena that has seen `seen` so far. Returns the number.
+    /// Counts one more search, of an arena that has seen `seen` so far. Returns the new number.
     pub(crate) fn count_search(&self, class: SizeClass, seen: u64) -> u64 {
         let searches = &self.searches[class as usize];
         searches.fetch_max(seen, Ordering::Relaxed);
@@ -139,13 +139,12 @@ impl Common {
         self.waits.store(0, Ordering::Relaxed);
     }
 
-    /// Returns how [`Totals`] gets at one arena's gauges.
+    /// Returns the function by which [`Totals`] accesses one arena's gauges.
     pub(crate) fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
         |number, change| self.change_gauges(number, change)
     }
 
-    /// Returns what is active in all arenas together, in bytes; or something less than that, if it is certain to be no more than
-    /// `known`.
+    /// Returns the active bytes of all arenas together. May return less than that if the sum is certain to be at most `known`.
     pub(crate) fn active_bytes(&self, known: u64) -> u64 {
         match self.totals.sum(Quantity::ActiveBytes, &self.with()) {
             (sum, is_exact) if is_exact || sum <= known => sum,
@@ -156,7 +155,7 @@ impl Common {
         }
     }
 
-    /// Returns how [`Totals`] gets at the gauges of all arenas.
+    /// Returns the function by which [`Totals`] accesses the gauges of all arenas.
     pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
         |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
     }
@@ -169,13 +168,13 @@ impl Common {
         true
     }
 
-    /// Changes one arena's gauges under its lock, unless the lock is taken; whether it could.
+    /// Changes one arena's gauges under its lock, unless the lock is taken. Returns whether the lock was free.
     pub(crate) fn try_change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
         let Some(arena) = self.arena(number) else { return true };
         arena.try_state().map(|mut state| change(&mut state.gauges)).is_some()
     }
 
-    /// Adds the arena that is made for the next number.
+    /// Adds the arena that `make` creates for the next number.
     pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arena) -> Arc<Arena> {
         let number = self.numbered.fetch_add(1, Ordering::Relaxed);
         let arena = Arc::new(make(number));
@@ -185,7 +184,7 @@ impl Common {
         arena
     }
 
-    /// Forgets an arena, which goes.
+    /// Removes an arena that is being dropped from the list.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.rolls.forget(arena);
         let mut listed = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
@@ -232,15 +231,15 @@ impl Common {
         self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
-    /// be using it: no event can be recorded there any more.
+    /// Returns whether free memory may move from one stream to another after events. It may not if one of the two, or another
+    /// stream that may be using it, may end: no event can be recorded there any more.
     pub(crate) fn may_reuse_across(&self, from: StreamId, to: StreamId) -> bool {
         let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
         !unrecorded.iter().chain([&from, &to]).any(|stream| self.upstream.may_end(*stream))
     }
 
-    /// *Blocks* until the work of a stream is done. A stream that may have ended can be waited for only with the whole device, and
-    /// no capture would survive that.
+    /// *Blocks* until the work of a stream is done. A stream that may have ended can only be waited for together with the whole
+    /// device, which would invalidate a capture.
     pub(crate) fn synchronize_stream(
         &self,
         memory: &dyn VirtualMemory,
@@ -253,7 +252,7 @@ impl Common {
         memory.synchronize_stream(stream)
     }
 
-    /// Gives spare pages back, and tells `destroyed` of each. See [`SparePages::destroy`].
+    /// Releases spare pages to the upstream, and calls `destroyed` for each. See [`SparePages::destroy`].
     pub(crate) fn destroy_spare_pages(
         &self,
         memory: &dyn VirtualMemory,
@@ -272,7 +271,7 @@ impl Common {
 
 impl Drop for Common {
     fn drop(&mut self) {
-        // No arena is left, so no page is mapped. What is refused now is lost.
+        // No arena is left, so no page is mapped. Memory that the upstream refuses now is leaked.
         if let Some(memory) = self.upstream.virtual_memory() {
             let _ = self.destroy_spare_pages(memory, |_| {});
         }

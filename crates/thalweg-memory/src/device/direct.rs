@@ -1,14 +1,14 @@
-//! Without a cache of our own: the driver's stream-ordered allocator, or plain memory.
+//! Allocation without a cache of our own: the driver's stream-ordered allocator, or plain memory.
 //!
-//! `backend:cudaMallocAsync` gives every request to the driver, whose allocator caches and orders by itself; with caching
-//! turned off every request takes a segment of its own and gives it back. Both keep the same books as the caching allocator:
-//! blocks, statistics, snapshots and observers are those of an arena in which every block is a segment.
+//! `backend:cudaMallocAsync` passes every request to the driver, whose allocator caches and orders by itself; with caching turned
+//! off every request takes a segment of its own and returns it when it is freed. Both keep the same books as the caching
+//! allocator: blocks, statistics, snapshots and observers are those of an arena in which every block is a segment.
 //!
-//! A block that other streams used is given back in stream order when its own stream has waited for them, on the device;
-//! plain memory is given back when their events have passed.
+//! A block that other streams used is freed in stream order after its own stream has waited for them, on the device; plain memory
+//! is freed when their events have passed.
 //!
-//! While a capture is under way nothing waits for the device, and what is freed goes back when the capture is over, but for
-//! what the captured graph itself allocates and frees.
+//! While a capture is under way nothing waits for the device, and freed blocks are returned when the capture is over, except for
+//! the memory that the captured graph itself allocates and frees.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::statistics::stats::{ByPool, DeviceStatistics};
 use crate::upstream::StreamOrdered;
 
 impl DeviceAllocator {
-    /// Returns a block of its own for `request`.
+    /// Returns a new block in its own segment for `request`.
     pub(crate) fn allocate_directly(
         &self,
         arena: &Arc<Arena>,
@@ -38,7 +38,8 @@ impl DeviceAllocator {
         if let Some(span) = self.try_directly(arena, request)? {
             return Ok(span);
         }
-        // The driver may hold memory that was freed in stream order and is not free yet. With the lock held no capture begins.
+        // The driver may hold memory that was freed in stream order and is not free yet. While the lock is held no capture
+        // begins.
         let mut central = self.central();
         central.ledger.statistics.num_alloc_retries += 1;
         if !self.common().is_capturing() {
@@ -55,11 +56,11 @@ impl DeviceAllocator {
         Err(self.out_of_memory(&mut central, arena, request))
     }
 
-    /// Gives back the memory that the driver's own allocator has and that is free. *Blocks* until the device is idle. No capture
-    /// may be under way: it would be invalidated.
+    /// Releases the free memory of the driver's own allocator to the system. *Blocks* until the device is idle. No capture may be
+    /// under way: it would be invalidated.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub(crate) fn trim_driver(&self) -> Result<(), AllocationError> {
         assert!(!self.common().is_capturing(), "nothing waits for the device while a capture is under way");
         let Some(driver) = self.driver_pool(&self.settings()) else { return Ok(()) };
@@ -98,7 +99,7 @@ impl DeviceAllocator {
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
-    /// Completes statistics without a cache: reserved is what the driver's pool holds, or what is allocated.
+    /// Completes statistics without a cache: the reserved bytes are those of the driver's pool, or the allocated bytes.
     pub(crate) fn complete_directly(&self, statistics: &mut DeviceStatistics) {
         let settings = self.settings();
         if settings.is_cached_here() {
@@ -117,14 +118,14 @@ impl DeviceAllocator {
         }
     }
 
-    /// Resets the peak that the driver's own allocator keeps, if memory is its. A failure leaves the peak as it was.
+    /// Resets the peak that the driver's own allocator keeps, if that allocator is used. A failure leaves the peak as it was.
     pub(crate) fn reset_driver_peak(&self) {
         if let Some(driver) = self.driver_pool(&self.settings()) {
             let _ = driver.reset_reserved_peak();
         }
     }
 
-    /// Returns the driver's own allocator, if memory is its.
+    /// Returns the driver's own allocator, if it is used.
     fn driver_pool(&self, settings: &Settings) -> Option<&dyn StreamOrdered> {
         let is_asked = settings.caching() && !settings.is_cached_here();
         self.common().upstream.stream_ordered().filter(|_| is_asked)
@@ -132,7 +133,7 @@ impl DeviceAllocator {
 }
 
 impl ArenaState {
-    /// Takes a block back that no cache will hold.
+    /// Takes a block back that is not cached.
     pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
         let context = arena.common.event_context();
         if !uses.is_empty() {
@@ -140,13 +141,13 @@ impl ArenaState {
         }
         self.pending.free(block, uses, &context);
         if self.policy.stream_ordered {
-            // If the stream cannot be made to wait, the events are polled for.
+            // If the stream cannot be made to wait, the events are polled.
             let _ = self.pending.order_before(block, arena.key.stream, &context);
         }
         self.collect_ready(arena);
     }
 
-    /// Gives the block back that is ready first.
+    /// Frees the first block that is ready.
     pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
         if arena.common.is_capturing() && !self.frees_in_graph(arena) {
             self.pending.pop_ready();
@@ -161,9 +162,10 @@ impl ArenaState {
             None => upstream.free(address, size_bytes, arena.key.stream),
         };
         self.pending.pop_ready();
-        // The driver refuses what no launch has left allocated, and what went with the graph: such memory is the graph's own.
+        // The driver refuses memory that no launch has left allocated, and memory that was freed with the graph: it belongs to
+        // the graph.
         if freed.is_err() && !self.frees_in_graph(arena) {
-            // It is tried again behind a later event.
+            // The free is tried again after a later event.
             self.note_waiting(arena);
             let again = vec![super::pending::Use::noted(arena.key.stream)];
             self.pending.free(block, again, &arena.common.event_context());
@@ -180,13 +182,13 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Returns whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
-    /// does, on its own stream. Anything else would be freed by every replay.
+    /// Returns whether a free during a capture becomes a part of the graph. It does for memory that a capture's pool has from the
+    /// driver's allocator, on its own stream. Anything else would be freed by every replay.
     fn frees_in_graph(&self, arena: &Arena) -> bool {
         self.policy.stream_ordered && arena.key.owner.pool().is_some()
     }
 
-    /// Gives back what had to wait for the end of a capture.
+    /// Frees the blocks that had to wait for the end of a capture.
     pub(crate) fn release_deferred(&mut self, arena: &Arena) {
         for block in std::mem::take(&mut self.deferred) {
             self.pending.free(block, Uses::new(), &arena.common.event_context());

@@ -1,16 +1,16 @@
-//! The shared pool's arena of a stream, found without a lock.
+//! A lookup of the shared pool's arena of a stream, without a lock.
 //!
-//! Every allocation begins here, so streams must not meet here either: a read-write lock would be one cache line that all
-//! of them write. Arenas are only ever added, one per stream, so a table of slots that are written once does: a look-up is a
-//! hash and a load or two. When a table is half full, a larger one follows it; the older ones are still read first, which
-//! keeps the streams that came first, and are used most, the fastest to find.
+//! Every allocation begins here, so streams must not contend here either: a read-write lock would be one cache line that all of
+//! them write. Arenas are only ever added, one per stream, so a table of slots that are written once is sufficient: a lookup is a
+//! hash and a load or two. When a table is half full, a larger one follows it. The older tables are still read first, so the
+//! streams that were added first, and are used most, are the fastest to find.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::arena::Arena;
 use crate::ids::StreamId;
 
-/// Slots of the first table; each further one has four times as many.
+/// The number of slots of the first table; each further table has four times as many as the one before it.
 const FIRST_SLOTS: usize = 64;
 
 struct Table {
@@ -23,7 +23,7 @@ impl Table {
         Self { slots: (0..slots).map(|_| OnceLock::new()).collect(), next: OnceLock::new() }
     }
 
-    /// Returns the slots where a stream may stand, the likeliest first.
+    /// Returns the slots where a stream may be stored, the likeliest first.
     #[inline]
     fn probes(&self, stream: StreamId) -> impl Iterator<Item = &OnceLock<Arc<Arena>>> {
         // Fibonacci hashing: handles are small numbers or aligned pointers.
@@ -71,7 +71,7 @@ impl Directory {
         }
     }
 
-    /// Returns the arena of a stream; made if it has none.
+    /// Returns the arena of a stream; creates it if there is none.
     #[cold]
     pub(crate) fn find_or_add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Arena>) -> &Arc<Arena> {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);

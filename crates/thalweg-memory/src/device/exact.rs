@@ -1,19 +1,19 @@
-//! Memory at an address that the caller names.
+//! Allocation at an address that the caller specifies.
 //!
-//! A tensor whose storage was given up for a while may need it back where it was, since its address is known elsewhere:
-//! to views, a captured graph, a peer. [`allocate_at`](DeviceAllocator::allocate_at) takes it out of the free block that it lies
-//! in; the parts before and behind it stay free.
+//! A tensor whose storage was freed for a while may need it back at the same address, because views, a captured graph or a peer
+//! have stored that address. [`allocate_at`](DeviceAllocator::allocate_at) takes the range out of the free block that contains
+//! it; the parts before and after it stay free.
 //!
 //! ```text
 //! before   [ live ][              free               ][ live ]
 //! after    [ live ][   free   ][ at address ][ free ][ live ]
 //! ```
 //!
-//! The address decides, and sizes do not: the parts stay in the pool of their segment, for small requests or for large ones,
-//! however large they are, and `max_split_size` does not keep a block whole. Exactly as much as the rounded size is taken, so
-//! that what follows can be had too.
+//! The address decides, not the sizes: the parts stay in the pool of their segment, for small requests or for large ones, however
+//! large they are, and `max_split_size` does not prevent a split. Exactly the rounded size is taken, so that the range after it
+//! can be requested too.
 //!
-//! What is not here: waiting, and getting memory from the upstream. Either the memory is free and cached, or the call fails.
+//! Not done here: waiting, and taking memory from the upstream. Either the memory is free and cached, or the call fails.
 
 use super::allocator::DeviceAllocator;
 use super::arena::{Arena, ArenaState};
@@ -25,12 +25,12 @@ use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Request};
 
 impl DeviceAllocator {
     /// Returns a block of at least `bytes` that begins at `address`, a multiple of 512, where memory is free and cached: on
-    /// `stream`, and in the pool that allocations on it go to now. `bytes` of 0 give a null block, whatever the address.
+    /// `stream`, and in the pool that allocations on it are directed to now. If `bytes` is 0, the result is a null block,
+    /// whatever the address.
     ///
     /// # Errors
-    /// [`address_problem`](AllocationError::address_problem) says what stands against it:
-    /// [misaligned](AddressProblem::Misaligned), [occupied](AddressProblem::Occupied) or
-    /// [unknown](AddressProblem::Unknown). Nothing has changed then.
+    /// [`address_problem`](AllocationError::address_problem) returns the reason: [misaligned](AddressProblem::Misaligned),
+    /// [occupied](AddressProblem::Occupied) or [unknown](AddressProblem::Unknown). Nothing has changed then.
     pub fn allocate_at(&self, address: u64, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
         let arena = self.arena_for(stream)?;
         if bytes == 0 {
@@ -64,7 +64,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Returns which arena an address belongs to, in words.
+    /// Returns a description of the arena that an address belongs to.
     fn whose(&self, address: u64) -> String {
         let owner = self.common().all_arenas().into_iter().find_map(|arena| {
             let state = arena.lock();
@@ -87,14 +87,14 @@ impl DeviceAllocator {
 /// The reason why a range cannot be taken.
 #[derive(Debug)]
 pub(crate) enum Obstacle {
-    /// It is not all free.
+    /// A part of the range is not free.
     Occupied(String),
-    /// No memory of this arena is there.
+    /// The arena has no memory there.
     Unknown,
 }
 
 impl ArenaState {
-    /// Returns the block that an address lies in. Looks at all segments.
+    /// Returns the block that contains an address. Searches all segments.
     fn block_at(&self, address: u64) -> Option<BlockId> {
         let segment = self
             .blocks
@@ -104,7 +104,7 @@ impl ArenaState {
         self.blocks.blocks_of(segment).find(lies_in)
     }
 
-    /// Returns what a request at an address comes to. Where no block is ever cut, it is a whole one.
+    /// Returns the request for an address. If the pool never splits blocks, its size is that of the entire block.
     fn request_at(&self, address: u64, bytes: u64) -> Result<Request, Obstacle> {
         let mut request = self.request(bytes);
         let free =
@@ -147,7 +147,7 @@ impl ArenaState {
         Ok(self.hand_out(arena, request, Span { block, ..part }))
     }
 
-    /// Returns what is in the way, in words.
+    /// Returns a description of the block that occupies the range.
     fn occupant(&self, block: BlockId) -> String {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let what = if self.blocks.usage(block) == BlockUse::Unmapped {

@@ -1,38 +1,38 @@
-//! Where an arena's memory comes from, and where it goes.
+//! The sources of an arena's memory, and its return.
 //!
-//! There are two kinds of segments. A *plain* one is taken from the upstream as it is, and goes back when all of it is free.
-//! An *expandable* one is a large range of addresses, in which physical pages are mapped as they are needed, the
-//! lowest address first; any of its pages can go back as soon as it is free. Fragmentation of addresses costs nothing then.
+//! There are two kinds of segments. A *plain* one is taken from the upstream in one piece, and is returned when all of it is
+//! free. An *expandable* one is a large range of addresses, in which physical pages are mapped as they are needed, the lowest
+//! address first; each page can be returned as soon as it is free. So fragmentation of addresses costs nothing.
 //!
 //! # Stitching
 //!
-//! A page that is free can also move. If no free block is large enough, but there are enough free pages in pieces, they are
-//! mapped side by side behind a range that lacks them, before more is taken from the upstream. The page is mapped
-//! at its new address at once, and stays mapped at the old one (the same memory, seen twice) until work in flight that may
-//! touch it there is done: so moving waits for nothing. Meanwhile the old range is a *stale mapping*, which is not handed out.
+//! A free page can also move. If no free block is large enough, but there are enough free pages in pieces, they are mapped side
+//! by side after a range that is too short, before more is taken from the upstream. The page is mapped at its new address at
+//! once, and stays mapped at the old one (the same memory at two addresses) until work in flight that may touch it there is done:
+//! so moving waits for nothing. Meanwhile the old range is a *stale mapping*, which is not handed out.
 //!
 //! ```text
 //! before    [ live ][free A][ live ][free B][ live ][    unmapped     ]
 //! after     [ live ][stale ][ live ][stale ][ live ][ A  B ][unmapped ]     stale mappings are unmapped when their event has passed
 //! ```
 //!
-//! The smallest free blocks give first: they are the least likely to serve a request.
+//! Pages are taken from the smallest free blocks first, which are the least likely to serve a request.
 //!
-//! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
-//! on the same stream, or the second stream waits for the first ([`Idle`](super::pages::Idle)).
+//! The order of accesses is guaranteed by the stream: the work that used the page at its old address, and the work that will use
+//! it at the new one, are on the same stream, or the second stream waits for the first ([`Idle`](super::pages::Idle)).
 //!
-//! Mapping a page takes some 30 us on an H100, and unmapping it as much, whether the page is new or moves. A program that
-//! repeats itself may move the same pages in every step, and be slower for it for as long as it runs. So pages are made,
-//! not moved, as long as that costs next to no memory (`stitching_slack`): then there is soon a free block for everything.
+//! Mapping a page takes some 30 us on an H100, and unmapping it as much, whether the page is new or moves. A program that repeats
+//! itself may move the same pages in every step, and stay slower for that as long as it runs. So pages are created, not moved, as
+//! long as that costs next to no memory (`stitching_slack`): then there is soon a free block for every request.
 //!
-//! In pools of graphs, whose addresses must not lose their pages, the old range stays mapped for good
+//! In pools of graphs, whose addresses must not lose their pages, the old range stays mapped permanently
 //! ([`aliases`](crate::graph_pools::aliases)).
 //!
 //! # Idle
 //!
-//! What is free on one stream may serve another when the first is done with it. That is found out without a mark at every
-//! free: at the first request for it an event is recorded behind all work so far, and when that has passed, all memory
-//! that was free at that time, and still is, may go to any stream.
+//! Free memory of one stream may serve another stream when the first has finished with it. This needs no mark at every free: at
+//! the first request for such memory an event is recorded after all work so far. When that event has passed, all memory that was
+//! free at that time, and still is, may serve any stream.
 
 use std::ops::Range;
 
@@ -54,24 +54,24 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 /// The rule by which blocks of an arena may serve another stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Eligibility {
-    /// Those that the arena's stream is done with.
+    /// The blocks that the arena's stream has finished with.
     Idle([u64; 2]),
-    /// All: the other stream waits for this one, or is this one.
+    /// All blocks: the other stream waits for this one, or is this one.
     Ordered,
-    /// All, for this stream; and their addresses keep their pages.
+    /// All blocks, for this stream; and their addresses keep their pages.
     Aliased,
 }
 
-/// A demand for pages.
+/// A request for pages of an arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageDemand {
     /// The request that the pages are for.
     pub(crate) request: Request,
-    /// The blocks that may be taken apart.
+    /// The rule for blocks whose pages may be taken.
     pub(crate) eligibility: Eligibility,
-    /// Whether they are for the very arena that gives them.
+    /// Whether the pages are for the same arena that they are taken from.
     pub(crate) own: bool,
-    /// The greatest number of them.
+    /// The greatest number of pages to take.
     pub(crate) wanted: usize,
 }
 
@@ -84,7 +84,7 @@ struct GrowthPlan {
     pages: usize,
 }
 
-/// Turns the upstream's lack of memory from an error into `None`, upon which the caller goes on to the next stage.
+/// Turns the upstream's out-of-memory error into `None`, so that the caller continues with the next stage.
 pub(crate) fn found<T>(
     call: &'static str,
     answer: Result<T, UpstreamError>,
@@ -98,7 +98,7 @@ pub(crate) fn found<T>(
 
 /// Plain segments.
 impl ArenaState {
-    /// Makes a range from the upstream a free block, which is in no bin yet.
+    /// Registers a range from the upstream as a free block, which is in no bin yet.
     pub(crate) fn add_plain(
         &mut self,
         arena: &Arena,
@@ -108,7 +108,7 @@ impl ArenaState {
         size_bytes: u64,
     ) -> Span {
         let registration = match arena.source {
-            // Addresses of an external source mean nothing; the segment registered first is used first.
+            // Addresses of an external source have no meaning; the segment registered first is used first.
             Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
             None => 0,
         };
@@ -120,7 +120,7 @@ impl ArenaState {
         span
     }
 
-    /// Gives the plain segment back that a free block covers alone.
+    /// Releases the plain segment that consists of one free block to its source.
     pub(crate) fn release_plain(
         &mut self,
         arena: &Arena,
@@ -141,9 +141,9 @@ impl ArenaState {
     }
 }
 
-/// Segments that grow.
+/// Expandable segments.
 impl ArenaState {
-    /// Adds a range of addresses without memory, to grow in.
+    /// Adds a range of addresses without memory, to map pages in.
     pub(crate) fn add_expandable(
         &mut self,
         class: SizeClass,
@@ -163,16 +163,16 @@ impl ArenaState {
         Ok(true)
     }
 
-    /// Returns where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
-    /// several. PyTorch takes the lowest of all.
+    /// Returns where `request` could be served by mapping pages, and how many: the place that lacks the fewest pages, and the
+    /// lowest of several. PyTorch takes the lowest of all.
     fn plan(&self, request: &Request) -> Option<GrowthPlan> {
         let unmapped = self.unmapped[request.class as usize].values();
         let mut plans = unmapped.filter_map(|&unmapped| self.plan_at(request, unmapped));
         if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
     }
 
-    /// Returns how `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is
-    /// one.
+    /// Returns how `request` could be served by mapping pages from an unmapped block on, after the free block before it if there
+    /// is one.
     fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<GrowthPlan> {
         let page_bytes = self.policy.page_bytes[request.class as usize];
         if self.page_bytes_of(unmapped) != page_bytes {
@@ -202,7 +202,7 @@ impl ArenaState {
         Some(GrowthPlan { first, end, pages })
     }
 
-    /// Returns the pages that a taken block of an expandable segment lies in: the address of the first, the size of each, and
+    /// Returns the pages that contain a taken block of an expandable segment: the address of the first, the size of each, and
     /// their identifiers.
     pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
         let span = self.blocks.span(block);
@@ -223,11 +223,11 @@ impl ArenaState {
         self.plan(request).map(|plan| plan.pages)
     }
 
-    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin, and in how many ranges
-    /// pages were mapped. What it does not take of `supply` stays there.
+    /// Maps pages where they serve `request`. Returns the free block that serves it, which is in no bin, and the number of ranges
+    /// in which pages were mapped. Pages that are not needed stay in `supply`.
     ///
     /// # Errors
-    /// The upstream's. Pages that were mapped before it are free memory now.
+    /// Returns the upstream's error. Pages that were mapped before it are free memory now.
     pub(crate) fn grow(
         &mut self,
         arena: &Arena,
@@ -267,15 +267,16 @@ impl ArenaState {
         Ok(Some((span, ranges)))
     }
 
-    /// Returns where the unmapped addresses of a class begin that are highest.
+    /// Returns the address of the highest unmapped block of a class.
     pub(crate) fn last_unmapped(&self, class: SizeClass) -> Option<u64> {
         self.unmapped[class as usize].keys().next_back().copied()
     }
 
-    /// Maps new pages from `address` on. Whether that could be: they are whole pages and unmapped, and the upstream has room.
+    /// Maps new pages from `address` on. Returns whether this was possible: the range consists of whole unmapped pages, and the
+    /// upstream has room.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub(crate) fn map_at(
         &mut self,
         address: u64,
@@ -311,7 +312,7 @@ impl ArenaState {
         Ok(true)
     }
 
-    /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.
+    /// Marks the beginning of an unmapped block, where pages were mapped, as free.
     fn mapped(&mut self, span: Span, pages: &[PageId]) -> Span {
         let class = self.blocks.tag(span.block).class as usize;
         let segment = self.blocks.segment_of(span.block).id;
@@ -329,7 +330,7 @@ impl ArenaState {
         merged.span
     }
 
-    /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
+    /// Cuts `part` out of the free block `whole`, which is in a bin. The part is then in no bin; the rest is.
     pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
         let SegmentKind { class, is_expandable, registration } = self.blocks.tag(whole.block);
         let was_split = self.blocks.is_split(whole.block);
@@ -354,7 +355,7 @@ impl ArenaState {
         block
     }
 
-    /// Takes the pages out of a free block that is in no bin: its addresses are unmapped now.
+    /// Removes the pages of a free block that is in no bin: its addresses become unmapped.
     fn unmapped(&mut self, block: BlockId) -> Vec<PageId> {
         let span = self.blocks.span(block);
         let segment = self.blocks.segment_of(block).id;
@@ -372,8 +373,8 @@ impl ArenaState {
         unmapped.insert(merged.span.address, merged.span.block);
     }
 
-    /// Returns the whole pages for requests of a class within free blocks that may be taken away, each with its block. What lies in
-    /// the range `keep` is left alone.
+    /// Returns the whole pages for requests of a class within free blocks that may be taken away, each with its block. Pages in
+    /// the range `keep` are left out.
     fn movable(
         &self,
         class: SizeClass,
@@ -391,7 +392,7 @@ impl ArenaState {
             })
     }
 
-    /// Returns how many pages this arena could give, as `order` says; no more are counted than are wanted.
+    /// Returns the number of pages that this arena could supply under `order`, at most the requested number.
     pub(crate) fn count_pages(&self, order: &PageDemand) -> usize {
         let PageDemand { request, eligibility, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
@@ -400,14 +401,14 @@ impl ArenaState {
         wanted.min((bytes / page_bytes) as usize)
     }
 
-    /// Returns the addresses where a request of this very arena will be served when there are pages: nothing is taken away there.
+    /// Returns the addresses where a request of this same arena will be served when it has pages: none are taken away there.
     fn kept_for(&self, request: &Request, own: bool) -> Range<u64> {
         let plan = if own { self.plan(request) } else { None };
         plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
     }
 
-    /// Takes free pages away, as `order` says, from the smallest blocks first. Where the request itself will grow, if that is
-    /// in this arena, they are left alone. Nothing waits.
+    /// Takes free pages away according to `order`, from the smallest blocks first. Pages where the request itself will grow, if
+    /// that is in this arena, are left alone. Does not wait.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
@@ -425,7 +426,7 @@ impl ArenaState {
             if missing == 0 {
                 break;
             }
-            // From the end, so that what is left of the block stays in one piece at its beginning.
+            // Taken from the end, so that the remainder of the block stays in one piece at its beginning.
             let bytes = part.size_bytes.min(missing as u64 * page_bytes);
             part = Span { address: part.end() - bytes, size_bytes: bytes, ..part };
             let class = self.blocks.tag(whole.block).class;
@@ -456,7 +457,7 @@ impl ArenaState {
         self.process_events(arena);
     }
 
-    /// Takes the pages out of a range that work in flight may still touch; or, if it is to be an alias, work to come.
+    /// Removes the pages of a range that work in flight may still touch or, if it is to be an alias, future work.
     fn leave_stale_mapping(
         &mut self,
         arena: &Arena,
@@ -480,7 +481,7 @@ impl ArenaState {
         }
     }
 
-    /// Unmaps the stale mapping that is ready first: no work in flight touches it any more.
+    /// Unmaps the first stale mapping that is ready: no work in flight touches it any more.
     pub(crate) fn unmap_first_stale(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let memory =
@@ -488,7 +489,7 @@ impl ArenaState {
         let unmapped = memory.unmap(address, size_bytes);
         self.pending.pop_ready();
         if unmapped.is_err() {
-            // It is tried again behind a later event. Nothing else needs the addresses meanwhile.
+            // The unmapping is tried again after a later event. Nothing else needs the addresses meanwhile.
             self.note_waiting(arena);
             self.pending.free(block, vec![Use::noted(arena.key.stream)], &arena.common.event_context());
             return;
@@ -498,8 +499,8 @@ impl ArenaState {
         self.note_unmapped(merged);
     }
 
-    /// Unmaps whole pages of a free block of an expandable segment, from its end, until they make up `bytes`: they are spare
-    /// then. No work in flight touches them. Returns how many bytes were unmapped.
+    /// Unmaps whole pages of a free block of an expandable segment, from its end, until they make up `bytes`; they become spare
+    /// pages. No work in flight touches them. Returns the number of unmapped bytes.
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
@@ -528,7 +529,8 @@ impl ArenaState {
         Ok(part.size_bytes)
     }
 
-    /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.
+    /// Frees a segment in whatever state it is, when the arena is dropped: its pages become spare. Memory that the upstream
+    /// refuses is leaked.
     pub(crate) fn destroy_expandable(
         &mut self,
         arena: &Arena,
@@ -555,7 +557,7 @@ impl ArenaState {
         let _ = memory.free_addresses(segment.address, segment.size_bytes);
     }
 
-    /// Gives the addresses of segments back that have no memory left.
+    /// Frees the addresses of segments that have no memory left.
     pub(crate) fn release_addresses(&mut self, memory: &dyn VirtualMemory) -> Result<(), AllocationError> {
         for class in 0..2 {
             let empty: Vec<Span> = self.unmapped[class]
@@ -590,7 +592,7 @@ impl ArenaState {
         }
     }
 
-    /// Returns what this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
+    /// Returns the memory that this arena's stream is known to have finished with, after checking its progress. Does not wait.
     pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Eligibility> {
         if arena.common.is_capturing() {
             return None;
@@ -610,7 +612,7 @@ impl ArenaState {
                 )
             {
                 self.idle.fence = Some(fence);
-                // What becomes free from now on is free since later.
+                // Memory that is freed from now on gets a later time.
                 self.searches = self.searches.map(|searches| searches + 1);
             }
         }
@@ -622,21 +624,21 @@ impl ArenaState {
         self.idle.passed.map(Eligibility::Idle)
     }
 
-    /// Waits until all free memory here is idle, and returns what may go to another stream then. *Blocks*. Returns `None` if
-    /// there are no pages for requests of `class`, or the stream cannot be waited for, as one that captures cannot.
+    /// Waits until all free memory here is idle, and returns the memory that may then serve another stream. *Blocks*. Returns
+    /// `None` if there are no pages for requests of `class`, or the stream cannot be waited for, for example because it captures.
     pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Eligibility> {
         let must_wait = self.movable(class, Eligibility::Ordered, 0..0).next().is_some();
         if !must_wait || arena.wait_for_users(self).is_err() {
             return None;
         }
         let passed = self.searches;
-        // What becomes free from now on is free since later.
+        // Memory that is freed from now on gets a later time.
         self.searches = passed.map(|searches| searches + 1);
         self.idle.passed = Some(passed);
         Some(Eligibility::Idle(passed))
     }
 
-    /// Gives the fence's event back, at the end.
+    /// Releases the fence's event, when the arena is dropped.
     pub(crate) fn abandon(&mut self, arena: &Arena) {
         self.pending.abandon(&*arena.common.upstream);
         if let Some(fence) = self.idle.fence.take() {
@@ -644,7 +646,7 @@ impl ArenaState {
         }
     }
 
-    /// Returns the blocks that wait for uses elsewhere and would serve, the oldest first.
+    /// Returns the blocks that wait for uses on other streams and would serve, the oldest first.
     pub(crate) fn waiting_for_uses(&self, request: &Request) -> Vec<BlockId> {
         let serves = |block: &BlockId| {
             let size_bytes = self.blocks.span(*block).size_bytes;
@@ -656,8 +658,8 @@ impl ArenaState {
         self.pending.iter().filter(serves).collect()
     }
 
-    /// Returns a free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
-    /// enough, whatever its class and size.
+    /// Returns a free block for a request of another stream; it is still in its bin. With `lenient` every block that is large
+    /// enough serves, whatever its class and size.
     pub(crate) fn find_to_borrow(
         &self,
         request: &Request,

@@ -1,7 +1,7 @@
 //! The end of a request that cannot be served: figures, advice, observers.
 //!
-//! The figures and the advice are made from one look at the state, under the lock of the slow path. Observers are told, and
-//! snapshots written, when no lock is held any more: an observer may free memory, or allocate some.
+//! The figures and the advice are computed from one reading of the state, under the lock of the slow path. Observers are
+//! notified, and snapshots written, after all locks have been released: an observer may free memory, or allocate some.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::trace::history::Event;
 use crate::trace::observe::OutOfMemoryEvent;
 
 impl DeviceAllocator {
-    /// Returns the error for a request that cannot be served. It is counted, and an event.
+    /// Returns the error for a request that cannot be served, after counting it and recording an event.
     pub(crate) fn out_of_memory(
         &self,
         central: &mut Central,
@@ -46,7 +46,7 @@ impl DeviceAllocator {
         Kind::OutOfMemory(Box::new(figures)).into()
     }
 
-    /// Returns the error for a request that is refused for the memory fraction alone.
+    /// Returns the error for a request that is refused only because of the memory fraction.
     pub(crate) fn rejected(
         &self,
         central: &mut Central,
@@ -57,7 +57,7 @@ impl DeviceAllocator {
         Kind::OutOfMemory(Box::new(self.figures(central, arena, request, true))).into()
     }
 
-    /// Tells the observers of a failed request, and writes a snapshot if that is wanted. No lock is held.
+    /// Notifies the observers of a failed request, and writes a snapshot if one is requested. No lock is held.
     #[cold]
     pub(crate) fn tell_of_failure(&self, mut error: AllocationError) -> AllocationError {
         let Some(figures) = error.figures_mut() else { return error };
@@ -83,7 +83,7 @@ impl DeviceAllocator {
         error
     }
 
-    /// Returns whether a request that was not served would be now: others may have freed memory meanwhile.
+    /// Returns whether a request that failed would be served now: other threads may have freed memory meanwhile.
     pub(crate) fn would_fit_now(&self, central: &mut Central, arena: &Arc<Arena>, request: &Request) -> bool {
         self.look(central, arena, request, false).1.fits()
     }
@@ -101,7 +101,7 @@ impl DeviceAllocator {
         figures
     }
 
-    /// Returns what the memory looks like to a request that cannot be served.
+    /// Returns the memory situation of a request that cannot be served.
     fn look(
         &self,
         central: &mut Central,

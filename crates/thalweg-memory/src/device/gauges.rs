@@ -1,24 +1,24 @@
 //! Counting without a shared counter.
 //!
-//! Every allocation and every free changes a dozen figures. Kept once for the device, they would be the one cache line that
-//! all streams fight over: an exact global counter costs more than the allocation itself. So each arena counts its own
-//! ([`Gauges`], under the arena's lock), and sums are made when they are asked for. Sums are enough for the present values
-//! (`current`) and for running totals (`allocated`, `freed`). They are not for `peak`, since arenas do not peak at
-//! the same moment. There are two ways to know the peak of a sum:
+//! Every allocation and every free changes a dozen figures. If they were kept once for the device, all streams would contend for
+//! their cache line: an exact global counter costs more than the allocation itself. So each arena counts its own figures
+//! ([`Gauges`], under the arena's lock), and sums are computed on request. Sums are enough for the present values (`current`) and
+//! for running totals (`allocated`, `freed`). They are not enough for `peak`, since arenas do not peak at the same moment. There
+//! are two ways to determine the peak of a sum:
 //!
-//! - **One thread.** As long as one arena alone changes, the peak of the sum is its own peak plus what the others have. The
-//!   arena that changes is called *exclusive*; when the thread turns to another arena, the first is *folded*: its peak
-//!   goes into the total. So the peaks are exact, and an allocation pays one load to see that nothing has changed.
-//! - **Several threads.** From the first moment at which a second thread uses an arena while another is exclusive, none
-//!   is. Each arena *publishes* a figure that is at least what it has, and at most [`SLACK_BYTES`] more, and the peak is that
-//!   of the published sum. A shared line is written only when a figure leaves its band. So `peak` is never too small, and
-//!   too large by at most 1 MiB per stream (half per size class), and by [`SLACK_COUNT`] blocks per class.
+//! - **One thread.** As long as only one arena changes, the peak of the sum is its own peak plus the present figures of the
+//!   others. The arena that changes is called *exclusive*; when the thread turns to another arena, the first is *folded*: its
+//!   peak is merged into the total. So the peaks are exact, and an allocation pays one load to check that nothing has changed.
+//! - **Several threads.** Once a second thread has used an arena while another is exclusive, no arena is exclusive any more. Each
+//!   arena *publishes* a figure that is at least its own, and at most [`SLACK_BYTES`] more, and the peak is that of the published
+//!   sum. A shared line is written only when a figure leaves its band. So `peak` is never too small, and too large by at most 1
+//!   MiB per stream (half per size class), and by [`SLACK_COUNT`] blocks per class.
 //!
-//! What is active is what is allocated and what is pending, and hardly anything ever is pending. So that is what is counted
-//! at a free that has to wait, and the figures of what is active follow from it ([`Gauges::derive`]).
+//! Active memory is allocated memory plus pending memory, and hardly anything is ever pending. So a free that has to wait is
+//! counted as pending, and the figures of active memory are derived from that ([`Gauges::derive`]).
 //!
-//! Segments and driver calls are counted elsewhere ([`stats`](crate::statistics::stats)): they come from the slow path, which has one
-//! lock anyway.
+//! Segments and driver calls are counted elsewhere ([`stats`](crate::statistics::stats)): only the slow path changes them, and it
+//! has one lock anyway.
 
 use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
@@ -46,53 +46,53 @@ pub(crate) enum Quantity {
 }
 
 const QUANTITIES: usize = 8;
-/// The model checker looks at one: they never meet.
+/// The quantities that are counted. The model checker checks only one, because they are independent.
 const COUNTED: Range<usize> = if cfg!(loom) { 3..4 } else { 0..QUANTITIES };
 const SLACK: [u64; QUANTITIES] =
     [SLACK_COUNT, SLACK_COUNT, SLACK_COUNT, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_COUNT];
 
-/// No arena is exclusive, and none will be.
+/// The value of `exclusive` when several threads use arenas: no arena is exclusive, and none will be.
 const SHARED: u64 = u64::MAX;
-/// No arena has been used yet.
+/// The value of `exclusive` before any arena is used.
 const UNUSED: u64 = u64::MAX - 1;
 
 type Row = [u64; QUANTITIES];
 
-/// Runs a function on the gauges of the arena with a number, under its lock; whether it could.
+/// A function that runs another on the gauges of the arena with a number, under its lock, and returns whether it could.
 pub(crate) type With<'a> = dyn Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
-/// Runs a function on the gauges of all arenas, one after the other, each under its lock.
+/// A function that runs another on the gauges of all arenas, one after the other, each under its lock.
 pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&mut Gauges)) + 'a;
 
 /// The figures of one arena.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
-    /// By class, as the fields below.
+    /// The present values by class, as in the fields below.
     current: [Row; 2],
     allocated: [Row; 2],
-    /// The most since the arena was folded last.
+    /// The greatest values since the arena was last folded.
     peak: [Row; 2],
     /// The peaks of both classes together.
     peak_all: Row,
     published: [Row; 2],
-    /// The number of blocks that are pending, and of their bytes. The rows of what is active are kept up while there
-    /// are any, and derived when they are looked at.
+    /// The number of pending blocks, and their bytes, by class. While there are any, the rows of active memory are kept up to
+    /// date; otherwise they are derived when they are read.
     pending: [[u64; 2]; 2],
 }
 
-/// Returns whether a figure is above what is published of it, or further below it than it may be.
+/// Returns whether a figure is above its published value, or below it by more than `slack`.
 #[inline]
 fn is_outside(current: u64, published: u64, slack: u64) -> bool {
     published.wrapping_sub(current) > slack
 }
 
-/// Each row of what is active, and the row of the part of it that is allocated.
+/// The rows of active memory, each with the row of the part that is allocated.
 const DERIVED: [(usize, usize); 2] = [
     (Quantity::Active as usize, Quantity::Allocation as usize),
     (Quantity::ActiveBytes as usize, Quantity::AllocatedBytes as usize),
 ];
 
 impl Gauges {
-    /// Counts a block that is given to a caller.
+    /// Counts a block that is handed to a caller.
     #[inline]
     pub(crate) fn taken(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.add(class, Quantity::Allocation, 1);
@@ -103,7 +103,7 @@ impl Gauges {
         }
     }
 
-    /// Counts a block that a caller gives back and that waits for nothing.
+    /// Counts a block that a caller frees and that waits for nothing.
     #[inline]
     pub(crate) fn returned(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.subtract(class, Quantity::Allocation, 1);
@@ -111,9 +111,9 @@ impl Gauges {
         self.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
-    /// Counts a block that a caller gives back and that is pending.
+    /// Counts a block that a caller frees and that is pending.
     pub(crate) fn held(&mut self, class: SizeClass, size_bytes: u64) {
-        // What was active so far was allocated, if nothing was pending.
+        // If nothing was pending, the memory that was active so far was allocated.
         self.derive();
         self.subtract(class, Quantity::Allocation, 1);
         self.subtract(class, Quantity::AllocatedBytes, size_bytes);
@@ -121,7 +121,7 @@ impl Gauges {
         (*blocks, *bytes) = (*blocks + 1, *bytes + size_bytes);
     }
 
-    /// Counts a pending block that waits for nothing any more.
+    /// Counts a pending block that no longer waits for anything.
     ///
     /// # Panics
     /// If it was not pending.
@@ -137,8 +137,8 @@ impl Gauges {
         self.pending[0][0] + self.pending[1][0] > 0
     }
 
-    /// Brings the rows of what is active up to now. The peak is exact if this was called at every rise while anything was
-    /// pending: at other times what is active is what is allocated, and it is never less.
+    /// Updates the rows of active memory. The peak is exact if this was called at every increase while anything was pending: at
+    /// other times active memory equals allocated memory, and it is never less.
     fn derive(&mut self) {
         (0..2).for_each(|class| self.derive_current(class));
         for (active, allocated) in DERIVED {
@@ -153,7 +153,8 @@ impl Gauges {
         }
     }
 
-    /// Brings what is active now up to date in one class. No peak is: no arena that publishes is asked for its own.
+    /// Updates the present active memory of one class. Peaks are not updated: the peaks of an arena that publishes are never
+    /// read.
     #[inline]
     fn derive_current(&mut self, class: usize) {
         for (pending, (active, allocated)) in DERIVED.into_iter().enumerate() {
@@ -161,8 +162,8 @@ impl Gauges {
         }
     }
 
-    /// Returns whether a figure of a class has left the band below what is published of it. Without a branch per figure, since
-    /// hardly any ever has.
+    /// Returns whether a figure of a class has left the band below its published value. Computed without a branch per figure,
+    /// because hardly any figure ever has.
     #[inline]
     fn leaves_band(&self, class: usize) -> bool {
         let (current, published) = (&self.current[class], &self.published[class]);
@@ -178,31 +179,31 @@ impl Gauges {
         self.raise(class, quantity, current);
     }
 
-    /// Takes an amount away.
+    /// Subtracts an amount.
     ///
     /// # Panics
-    /// If there is less: then something is taken away that was never added.
+    /// If the present value is less: then something is removed that was never added.
     #[inline]
     pub(crate) fn subtract(&mut self, class: SizeClass, quantity: Quantity, amount: u64) {
         let current = &mut self.current[class as usize][quantity as usize];
         *current = current.checked_sub(amount).expect("a statistic never falls below zero");
     }
 
-    /// Adds or takes away, whichever the net change is. Nothing is counted when there is none.
+    /// Adds or subtracts the net change. Counts nothing if the net change is 0.
     #[inline]
     pub(crate) fn change(&mut self, class: SizeClass, quantity: Quantity, added: u64, removed: u64) {
         let (class, quantity) = (class as usize, quantity as usize);
         let current = self.current[class][quantity] + added;
         let current = current.checked_sub(removed).expect("a statistic never falls below zero");
         self.current[class][quantity] = current;
-        // Which of the two it is cannot be predicted: no branch.
+        // The sign cannot be predicted, so this has no branch.
         self.allocated[class][quantity] += added.saturating_sub(removed);
         self.raise(class, quantity, current);
     }
 
     #[inline]
     fn raise(&mut self, class: usize, quantity: usize, current: u64) {
-        // Peaks are rare: a comparison that is guessed right costs less than a store.
+        // Peaks are rare: a comparison that is predicted correctly costs less than a store.
         if current > self.peak[class][quantity] {
             self.peak[class][quantity] = current;
         }
@@ -212,7 +213,7 @@ impl Gauges {
         }
     }
 
-    /// Returns what there is of a quantity now, in one class.
+    /// Returns the present value of a quantity in one class.
     pub(crate) fn current_of(&self, class: SizeClass, quantity: Quantity) -> u64 {
         let (current, pending) = (&self.current[class as usize], &self.pending[class as usize]);
         match quantity {
@@ -222,7 +223,7 @@ impl Gauges {
         }
     }
 
-    /// Returns what there is of a quantity now, in both classes.
+    /// Returns the present value of a quantity in both classes.
     pub(crate) fn current(&self, quantity: Quantity) -> u64 {
         self.current_of(SizeClass::Small, quantity) + self.current_of(SizeClass::Large, quantity)
     }
@@ -230,20 +231,20 @@ impl Gauges {
 
 #[derive(Debug, Default)]
 struct Calm {
-    /// The one thread that has used arenas so far.
+    /// The only thread that has used arenas so far.
     thread: Option<ThreadId>,
-    /// The value of each quantity when the sums were reset last.
+    /// The value of each quantity when the sums were last reset.
     base: [Row; 2],
-    /// The sums of arenas that are gone.
+    /// The sums of arenas that no longer exist.
     gone: [Row; 2],
 }
 
 /// The figures that the arenas of one allocator share.
 #[derive(Debug)]
 pub(crate) struct Totals {
-    /// The number of the arena that alone changes, or [`SHARED`], or [`UNUSED`].
+    /// The number of the only arena that changes, or [`SHARED`], or [`UNUSED`].
     exclusive: AtomicU64,
-    /// The sums of what arenas have published, by class.
+    /// The sums of the published figures, by class.
     published: [[AtomicU64; QUANTITIES]; 2],
     /// The peaks of these sums: small, large, both together.
     peak: [[AtomicU64; QUANTITIES]; 3],
@@ -266,8 +267,8 @@ impl Totals {
         self.calm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
-    /// any arena's lock, and ask again. Under the arena's lock the answer, if it is yes, stays so.
+    /// Returns whether arena `number` may change its gauges without notice. If not, call [`turn_to`](Self::turn_to) first,
+    /// without any arena's lock, and check again. While the arena's lock is held, `true` stays valid.
     #[inline]
     pub(crate) fn is_quiet(&self, number: u64) -> bool {
         let exclusive = self.exclusive.load(Ordering::Relaxed);
@@ -275,8 +276,8 @@ impl Totals {
     }
 
     /// Prepares a change of arena `number` by the calling thread. `with` runs a function on the gauges of an arena, under its
-    /// lock, and says whether it could. Returns `false` if it could not, or if `patient` is not set and another thread is in
-    /// here: then nothing has changed.
+    /// lock, and returns whether it could. Returns `false` if it could not, or if `patient` is not set and another thread is in
+    /// this function; then nothing has changed.
     #[cold]
     pub(crate) fn turn_to(&self, number: u64, patient: bool, with: &With<'_>) -> bool {
         let mut calm = match self.calm.try_lock() {
@@ -292,11 +293,11 @@ impl Totals {
         let thread = thread::current().id();
         let alone = *calm.thread.get_or_insert(thread) == thread;
         let next = if alone { UNUSED } else { SHARED };
-        // A thread that takes the lock of the arena that was exclusive after this publishes its changes; what was changed before
-        // is folded, under the same lock.
+        // A thread that takes the lock of the formerly exclusive arena after this publishes its changes; earlier changes are
+        // folded, under the same lock.
         let folded = before == UNUSED
             || with(before, &mut |gauges| {
-                // In this order: as long as the arena is exclusive, what the others have does not change.
+                // In this order: as long as the arena is exclusive, the figures of the others do not change.
                 self.fold(gauges);
                 self.exclusive.store(next, Ordering::Relaxed);
             });
@@ -319,7 +320,8 @@ impl Totals {
         }
     }
 
-    /// Not inlined: a thread that is alone, whose time this is not, has less to step over.
+    /// Publishes the figures of a class that have left their band. Not inlined, so that a single thread, which never publishes,
+    /// has less code to skip.
     #[inline(never)]
     fn publish(&self, gauges: &mut Gauges, class: usize) {
         gauges.derive_current(class);
@@ -334,7 +336,7 @@ impl Totals {
             let slack = SLACK[quantity];
             let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
             if is_outside(current, published, slack) {
-                // Half the slack above, so that small steps either way stay within the band.
+                // Half of the slack above, so that small steps in both directions stay within the band.
                 let headroom = if current > published { slack / 2 } else { 0 };
                 self.set_published(gauges, class, quantity, current + headroom);
                 self.raise_peaks(class, quantity);
@@ -351,9 +353,9 @@ impl Totals {
         self.published[class][quantity].fetch_add(change, Ordering::Relaxed);
     }
 
-    /// Takes the published sums into the peaks.
+    /// Merges the published sums into the peaks.
     fn raise_peaks(&self, class: usize, quantity: usize) {
-        // Of two threads that publish at the same time, in one class each, at least one sees both.
+        // If two threads publish at the same time, each in one class, at least one of them sees both.
         fence(Ordering::SeqCst);
         let sum = self.published[class][quantity].load(Ordering::Relaxed);
         self.peak[class][quantity].fetch_max(sum, Ordering::Relaxed);
@@ -361,7 +363,7 @@ impl Totals {
         self.peak[2][quantity].fetch_max(sum + other, Ordering::Relaxed);
     }
 
-    /// Takes an arena's own peaks into the totals, and publishes exactly what it has.
+    /// Merges an arena's own peaks into the totals, and publishes its exact figures.
     fn fold(&self, gauges: &mut Gauges) {
         gauges.derive();
         for quantity in COUNTED {
@@ -387,7 +389,7 @@ impl Totals {
     fn fold_exclusive(&self, with: &With<'_>) {
         let exclusive = self.exclusive.load(Ordering::Relaxed);
         if exclusive < UNUSED {
-            // An arena that is gone was folded when it went.
+            // An arena that no longer exists was folded when it was dropped.
             let _ = with(exclusive, &mut |gauges| self.fold(gauges));
         }
     }
@@ -434,8 +436,8 @@ impl Totals {
         statistics.oversize_allocations = statistic(2, Quantity::OversizeAllocations as usize);
     }
 
-    /// Returns the sum of a quantity over all arenas, and whether it is exact. If several threads count it is not, but never too
-    /// small.
+    /// Returns the sum of a quantity over all arenas, and whether it is exact. If several threads count, it is not exact, but
+    /// never too small.
     pub(crate) fn sum(&self, quantity: Quantity, with: &With<'_>) -> (u64, bool) {
         let _calm = self.calm();
         self.fold_exclusive(with);
@@ -443,7 +445,7 @@ impl Totals {
         (sum[0].wrapping_add(sum[1]), self.exclusive.load(Ordering::Relaxed) != SHARED)
     }
 
-    /// Sets every peak to what there is now.
+    /// Sets every peak to its present value.
     pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
         let _calm = self.calm();
         self.fold_exclusive(with);
@@ -460,19 +462,19 @@ impl Totals {
             self.peak[0][quantity].store(sums[0], Ordering::Relaxed);
             self.peak[1][quantity].store(sums[1], Ordering::Relaxed);
             self.peak[2][quantity].store(sums[0] + sums[1], Ordering::Relaxed);
-            // A figure that another thread published meanwhile, whose own raise is undone here.
+            // Another thread may have published a figure meanwhile, whose own raise of the peak is undone here.
             (0..2).for_each(|class| self.raise_peaks(class, quantity));
         }
     }
 
-    /// Forgets an arena that holds nothing any more, but for its sums.
+    /// Forgets an arena that is empty, but keeps its sums.
     pub(crate) fn forget(&self, arena: &Each<'_>) {
         let mut calm = self.calm();
         let shared = self.exclusive.load(Ordering::Relaxed) == SHARED;
         arena(&mut |gauges| {
             gauges.derive();
             if shared {
-                // Its own peak is of another time than what the others have now.
+                // The arena's own peak is from another time than the present figures of the others.
                 gauges.peak = gauges.current;
                 gauges.peak_all =
                     std::array::from_fn(|quantity| gauges.current[0][quantity] + gauges.current[1][quantity]);
@@ -487,7 +489,7 @@ impl Totals {
         });
     }
 
-    /// Sets every sum of what was added and taken away to 0.
+    /// Sets every sum of additions and removals to 0.
     pub(crate) fn reset_accumulated(&self, each: &Each<'_>) {
         let mut calm = self.calm();
         calm.base = Default::default();
@@ -511,13 +513,13 @@ mod loom_tests {
 
     use super::*;
 
-    /// Arenas that hold nothing but their gauges, and go by the protocol of [`Arena`](super::super::arena::Arena).
+    /// Arenas that contain only their gauges, and follow the protocol of [`Arena`](super::super::arena::Arena).
     #[derive(Default)]
     struct Model {
         totals: Totals,
         arenas: [Mutex<Gauges>; 2],
-        /// The least and the most that there is, and the peak of each. A change happens at some moment while the arena's lock is
-        /// held: for the least, additions come late and removals early.
+        /// The lower bound of the value, with its peak. A change happens at some moment while the arena's lock is held: for the
+        /// lower bound, additions are counted late and removals early; for the upper bound, the reverse.
         least: std::sync::Mutex<(u64, u64)>,
         most: std::sync::Mutex<(u64, u64)>,
     }
@@ -583,7 +585,7 @@ mod loom_tests {
                 [&model.least, &model.most].map(|truth| *truth.lock().expect("no thread panics"));
             assert_eq!(read.current, least.0);
             assert!(read.peak >= least.1, "the peak is {}, not {}", read.peak, least.1);
-            // Two arenas, each up to the slack above in each class.
+            // Two arenas, each with up to the slack above the true value in each class.
             let slack = 4 * SLACK_BYTES;
             assert!(read.peak <= most.1 + slack, "the peak is {}, not {}", read.peak, most.1);
         });

@@ -1,5 +1,5 @@
-//! The allocator's side of captured graphs: checkpoints and restoration of their pools, memory at two addresses, and which blocks
-//! callers hold. [`graph_pools`](crate::graph_pools) says how each works.
+//! The allocator's functions for captured graphs: checkpoints and restoration of their pools, memory at two addresses, and the
+//! list of live blocks. [`graph_pools`](crate::graph_pools) explains how each works.
 
 use std::sync::Arc;
 
@@ -19,34 +19,34 @@ use crate::upstream::PageId;
 
 /// Checkpoints of private pools.
 impl DeviceAllocator {
-    /// Returns what a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
-    /// free in the checkpoint.
+    /// Returns the present state of a private pool. *Blocks* until frees that wait for other streams are complete, so that they
+    /// are free in the checkpoint.
     ///
     /// # Errors
-    /// If the pool has no reference left, since its memory may then go away at any time; if there is something to wait for and a
-    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
-    /// upstream's, when it is waited for.
+    /// If the pool has no reference left, since its memory may then be freed at any time; if there is something to wait for and a
+    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or
+    /// the upstream's error from the wait.
     pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
         let mut central = self.central();
         let checkpoint = PoolCheckpoint::of(pool, &self.arenas_of(&central, pool)?)?;
-        // What is mapped now may be asked for again.
+        // The present mappings may be needed again for the restoration.
         central.pools.keep_in_place(pool);
         Ok(checkpoint)
     }
 
-    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
+    /// Restores a private pool to one of its checkpoints, whatever `max_split_size` is now. *Blocks* as
     /// [`checkpoint_pool`](Self::checkpoint_pool) does.
     ///
-    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`](crate::Block::is_revoked)), also those that other
-    /// requests borrowed (`use_on_oom`): their drop frees nothing from then on. New blocks are handed out for those that are live
-    /// in the checkpoint. Memory that the pool took since stays with it, and is free.
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`](crate::Block::is_revoked)), including those that other
+    /// requests borrowed (`use_on_oom`): dropping them frees nothing from then on. New blocks are returned for those that are
+    /// live in the checkpoint. Memory that the pool took since the checkpoint stays in the pool, and is free.
     ///
-    /// The caller guarantees that no work touches memory through a revoked block any more, except as the checkpoint has
-    /// it, and that work on other streams that uses such memory is ordered before what comes: uses that were recorded on a
-    /// revoked block are forgotten, not waited for.
+    /// The caller guarantees that no work touches memory through a revoked block any more, except where the checkpoint has the
+    /// same block, and that work on other streams that uses such memory is ordered before later work: uses that were recorded on
+    /// a revoked block are forgotten, not waited for.
     ///
     /// # Errors
-    /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
+    /// If the checkpoint is of another pool, or memory in the checkpoint no longer belongs to the pool; and those of
     /// [`checkpoint_pool`](Self::checkpoint_pool). Nothing has changed then.
     pub fn restore_pool(
         &self,
@@ -58,15 +58,16 @@ impl DeviceAllocator {
         checkpoint.restore(pool, &arenas)
     }
 
-    /// Returns whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
+    /// Checks that the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has no live
+    /// blocks.
     ///
     /// # Errors
-    /// How they differ.
+    /// Returns the difference.
     pub fn check_pool_live_allocations(&self, pool: PoolId, expected: &[u64]) -> Result<(), LiveDifference> {
         check_live(pool, &self.common().arenas_of(Owner::Private(pool)), expected)
     }
 
-    /// Returns the arenas of a private pool that can be checkpointed now.
+    /// Returns the arenas of a private pool, if it can be checkpointed now.
     fn arenas_of(&self, central: &Central, pool: PoolId) -> Result<Vec<Arc<Arena>>, AllocationError> {
         if central.pools.references(pool) == 0 {
             return Err(Kind::UnknownPool(pool).into());
@@ -81,8 +82,8 @@ impl DeviceAllocator {
 
 /// Memory at two addresses.
 impl DeviceAllocator {
-    /// Returns where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each
-    /// page.
+    /// Returns the former addresses of a pool's memory that has moved but can still be accessed at these addresses. One range per
+    /// page, in address order.
     pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
         // Pages move under this lock only.
         let _cold = self.central();
@@ -96,8 +97,8 @@ impl DeviceAllocator {
         aliases
     }
 
-    /// Unmaps the aliases of a pool on whose addresses nothing relies and which no work touches. Aliases that the upstream
-    /// refuses to unmap stay.
+    /// Unmaps the aliases of a pool that nothing relies on and no work touches. Aliases that the upstream refuses to unmap are
+    /// kept.
     pub(crate) fn close_aliases(&self, pool: PoolId) {
         let Some(memory) = self.common().upstream.virtual_memory() else { return };
         for arena in self.common().arenas_of(Owner::Private(pool)) {
@@ -105,22 +106,22 @@ impl DeviceAllocator {
         }
     }
 
-    /// Keeps the pages of a pool where they are from now on, even if one could move and stay mapped. There may be aliases
+    /// Keeps the pages of a pool at their addresses from now on, even if a page could move and stay mapped. Aliases may exist
     /// already.
     pub fn keep_pool_in_place(&self, pool: PoolId) {
         self.central().pools.keep_in_place(pool);
     }
 }
 
-/// Blocks in callers' hands.
+/// The blocks that callers hold.
 impl DeviceAllocator {
-    /// Returns all blocks that are in callers' hands, in ascending order of their addresses. Takes time with the number of all
-    /// blocks: meant for a capture, not for an operator.
+    /// Returns all blocks that callers hold, in ascending order of their addresses. The time grows with the number of all blocks,
+    /// so call this once per capture, not per operator.
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         self.live_blocks_where(|_| true)
     }
 
-    /// Returns those of one private pool.
+    /// Returns the blocks of one private pool that callers hold.
     pub fn live_blocks_of(&self, pool: PoolId) -> Vec<LiveBlock> {
         self.live_blocks_where(|owner| owner == Owner::Private(pool))
     }
@@ -140,11 +141,11 @@ impl DeviceAllocator {
         live
     }
 
-    /// Notifies `watch` when the block dies. Returns `false` if it has died already.
+    /// Notifies `watch` when the block is freed. Returns `false` if it has been freed already.
     pub fn watch_block(&self, block: &LiveBlock, watch: &Arc<LivenessWatch>) -> bool {
         let Some(arena) = self.common().arena(block.arena) else { return false };
         let mut state = arena.lock();
-        // The name may be another block's by now.
+        // The identifier may belong to another block by now.
         let is_here = state
             .live_span(block.block)
             .is_some_and(|span| (span.address, span.size_bytes) == (block.address, block.size_bytes));
@@ -158,7 +159,7 @@ impl DeviceAllocator {
 }
 
 impl ArenaState {
-    /// Returns the span of a block, if it is in a caller's hands.
+    /// Returns the span of a block, if a caller holds it.
     fn live_span(&self, block: BlockId) -> Option<Span> {
         let is_taken =
             self.blocks.requested_bytes(block).is_some() && !self.stale_mappings.contains_key(&block);
@@ -166,7 +167,7 @@ impl ArenaState {
         is_live.then(|| self.blocks.span(block))
     }
 
-    /// Notifies the watches of a block that is given back, or taken away.
+    /// Notifies the watches of a block that is freed or revoked.
     #[cold]
     pub(crate) fn notify_watches(&mut self, block: BlockId) {
         for watch in self.watched.remove(&block).into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! A queue in front of a lock, for threads that must not wait for it.
+//! A queue next to a lock, for threads that must not wait for the lock.
 //!
-//! Dropping a block gives it back to an allocator that may be busy: another thread may be pinning memory with the lock held,
-//! or the drop may happen inside a call that the allocator itself makes. A drop must neither wait nor fail. So it *tries*
-//! the lock, and when that is taken it leaves its entry in the inbox. The next thread to take the lock empties the inbox first,
-//! before it looks at anything else.
+//! Dropping a block returns it to an allocator that may be busy: another thread may be pinning memory with the lock held, or the
+//! drop may happen inside a call that the allocator itself makes. A drop must neither wait nor fail. So it *tries* the lock, and
+//! if the lock is taken it leaves its entry in the inbox. The next thread that takes the lock empties the inbox first, before it
+//! does anything else.
 //!
 //! ```text
 //! drop ──try_lock──▶ got it: empty the inbox, apply
@@ -11,25 +11,26 @@
 //!           └──────▶ taken:  push ──▶ inbox ──▶ applied by the next one to take the lock
 //! ```
 //!
-//! The inbox is nearly always empty, and looking must cost nothing: the number of entries is kept in an atomic of its own, so
-//! that the usual look is one load and touches no lock.
+//! The inbox is nearly always empty, and checking it must cost nothing: the number of entries is also stored in an atomic, so
+//! that the usual check is one load and takes no lock.
 //!
 //! Invariants:
 //!
-//! - The number changes only with the queue's own lock held, after the queue has changed. That lock is held for a push or a
-//!   pop and for nothing else: no call leaves this module meanwhile, so that waiting for it is short.
-//! - What was pushed before a look that is ordered after the push (by the lock that the inbox stands in front of, say) is
-//!   seen by that look. A look that races with the push may miss it; then the next one sees it.
-//! - Entries leave in the order in which they came, one at a time: if applying one panics, the rest is still there.
+//! - The number changes only with the queue's own lock held, after the queue has changed. That lock is held for a push or a pop
+//!   and for nothing else: no call leaves this module meanwhile, so waiting for it is short.
+//! - An entry that was pushed before a check is seen by that check if the push is ordered before it (for example by the lock that
+//!   the inbox belongs to). A check that races with the push may miss the entry; then the next one sees it.
+//! - Entries are processed in the order in which they were pushed, one at a time: if processing one panics, the rest are still
+//!   there.
 //!
-//! Not here: the lock, and what an entry means.
+//! Not part of this module: the lock, and the meaning of an entry.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 
-/// Entries for a thread that was busy. See the [module's essay](self).
+/// Entries for a thread that holds the lock. See the [module's essay](self).
 #[derive(Debug)]
 pub(crate) struct Inbox<T> {
     len: AtomicUsize,
@@ -50,7 +51,7 @@ impl<T> Inbox<T> {
         self.len.store(entries.len(), Ordering::Release);
     }
 
-    /// Returns whether there was nothing at the time of the call. One atomic load.
+    /// Returns whether the inbox was empty at the time of the call. One atomic load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_last_thread_to_take_the_lock_finds_all_entries() {
-        // Producers try the lock and leave an entry when it is taken; nothing may be lost or come twice.
+        // Producers try the lock and leave an entry when it is taken; no entry may be lost or processed twice.
         let (sum, inbox) = (Mutex::new(0u64), Inbox::default());
         let deliver = |amount: u64| match sum.try_lock() {
             Ok(mut sum) => {
@@ -135,7 +136,7 @@ mod loom_tests {
             let handle = thread::spawn(move || [1, 10].map(|amount| deliver(&other, amount)));
             deliver(&shared, 100);
             handle.join().expect("no thread panics");
-            // The next thread to take the lock finds all entries.
+            // The next thread that takes the lock finds all entries.
             let sum = shared.0.lock().expect("no thread panics");
             let left: u64 = std::iter::from_fn(|| shared.1.pop()).sum();
             assert_eq!(*sum + left, 111);

@@ -1,7 +1,7 @@
-//! The memory that was taken from the upstream, and how much more may be.
+//! The memory that was taken from the upstream, and the limit on further memory.
 //!
-//! Segments come and go in the slow path only, which has one lock; so these figures are plain numbers behind it, and exact
-//! whatever the number of threads.
+//! Only the slow path, which has one lock, takes and returns segments; so these figures are plain numbers guarded by it, and
+//! exact whatever the number of threads.
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,34 @@ use crate::ids::{Owner, PoolId, SizeClass};
 use crate::statistics::stats::{DeviceStatistics, Statistic};
 use crate::trace::history::StackId;
 
-/// So many entries of private pools are kept, and more only of pools that have memory.
+/// The number of entries of private pools that are kept even if the pools have no memory.
 const MOST_PRIVATE: usize = 1024;
 
 /// The figures of the slow path.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// Those fields that concern segments and driver calls. The others are summed from the arenas when asked for.
+    /// The fields that concern segments and driver calls. The others are summed from the arenas on request.
     pub(crate) statistics: DeviceStatistics,
-    /// The memory that each private pool has taken. A pool's entry outlives it, until the next reset, or until there are many
-    /// such.
+    /// The memory that each private pool has taken. A pool's entry outlives the pool until the next reset, or until there are
+    /// many entries.
     pub(crate) private: BTreeMap<PoolId, Statistic>,
-    /// So many entries there were when those without memory were looked for last, and were left.
+    /// The number of entries that were left when entries without memory were last removed.
     private_left: usize,
-    /// The most that may be taken from the upstream.
+    /// The most memory that may be taken from the upstream.
     pub(crate) allowed_bytes: Option<u64>,
-    /// The most that was found active when memory was looked for, since everything free was given back last.
+    /// The greatest amount of active memory that was seen when memory was searched for, since all free memory was last returned.
     pub(crate) most_active_bytes: u64,
-    /// The place in the program from which memory is being given back, if that is wanted.
+    /// The stack of the call that is returning memory, if stacks are recorded.
     pub(crate) given_back_at: Option<StackId>,
 }
 
 impl Ledger {
-    /// Returns what has been taken and not given back.
+    /// Returns the memory that was taken and not returned.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.statistics.reserved_bytes.all.current
     }
 
-    /// Sets every peak to what there is now. Pools that have nothing any more are forgotten.
+    /// Sets every peak to its present value. Pools that have no memory any more are forgotten.
     pub(crate) fn reset_peak(&mut self) {
         self.statistics.reset_peak();
         self.private.retain(|_, statistic| statistic.current > 0);
@@ -49,7 +49,7 @@ impl Ledger {
         self.private.values_mut().for_each(Statistic::reset_accumulated);
     }
 
-    /// Sets the number of oversize segments, which a change of policy may change.
+    /// Sets the number of oversize segments; a change of policy may change it.
     pub(crate) fn recount_oversize(&mut self, segments: u64) {
         let statistic = &mut self.statistics.oversize_segments;
         if segments > statistic.current {
@@ -59,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// Returns whether `bytes` more would be too many.
+    /// Returns whether taking `bytes` more would exceed the limit.
     pub(crate) fn would_exceed(&self, bytes: u64) -> bool {
         self.allowed_bytes.is_some_and(|allowed| self.reserved_bytes().saturating_add(bytes) > allowed)
     }
@@ -73,7 +73,7 @@ impl Ledger {
         self.bytes_taken(owner, class, bytes);
     }
 
-    /// Counts a plain segment that was given back.
+    /// Counts a plain segment that was returned.
     pub(crate) fn segment_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64, oversize: bool) {
         self.statistics.segment.decrease(class, 1);
         if oversize {
@@ -82,7 +82,7 @@ impl Ledger {
         self.bytes_returned(owner, class, bytes);
     }
 
-    /// Counts pages that were made and mapped, in one go.
+    /// Counts pages that were created and mapped in one operation.
     pub(crate) fn bytes_taken(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
         self.statistics.reserved_bytes.increase(class, bytes);
         self.statistics.num_device_alloc += 1;
@@ -91,9 +91,9 @@ impl Ledger {
         }
     }
 
-    /// Returns a pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
+    /// Returns a pool's entry. Beyond a certain number of entries, those of the oldest pools without memory are removed.
     fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
-        // As many again must have come, so that a look is paid for.
+        // The number must have doubled since the last removal, so that its cost is amortised.
         let most = MOST_PRIVATE.max(2 * self.private_left);
         if self.private.len() >= most && !self.private.contains_key(&pool) {
             let mut surplus = self.private.len() / 2;
@@ -107,21 +107,21 @@ impl Ledger {
         self.private.entry(pool).or_default()
     }
 
-    /// Counts pages of `owner` that become spare; they are not given back yet.
+    /// Counts pages of `owner` that become spare; they are not returned yet.
     pub(crate) fn bytes_spared(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
             self.private.entry(pool).or_default().decrease(bytes);
         }
     }
 
-    /// Counts spare pages, or pages of another pool, that go to `owner`.
+    /// Counts spare pages, or pages of another pool, that are moved to `owner`.
     pub(crate) fn bytes_moved_to(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
             self.of_pool(pool).increase(bytes);
         }
     }
 
-    /// Counts a spare page that was given back.
+    /// Counts a spare page that was returned.
     pub(crate) fn page_destroyed(&mut self, class: SizeClass, bytes: u64) {
         self.statistics.reserved_bytes.decrease(class, bytes);
     }
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// Counts pages that changed from one class to the other.
+    /// Counts pages that moved from one class to the other.
     pub(crate) fn bytes_moved(&mut self, from: SizeClass, to: SizeClass, bytes: u64) {
         self.statistics.num_pages_moved += 1;
         if from != to {

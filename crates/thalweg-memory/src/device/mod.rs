@@ -1,13 +1,13 @@
-//! The allocator of device memory, from the public face down to addresses.
+//! The allocator of device memory, from the public interface down to addresses.
 //!
 //! Two types have their methods in several files, each file a concern: a hub with spokes.
 //!
 //! | hub | spokes |
 //! |---|---|
 //! | `DeviceAllocator` (`allocator`) | `scopes`, `slow_path`, `release`, `failure`, `direct`, `exact`, `restore`, `recording`, `graph_pools`, `sharing` |
-//! | `Arena` with its `ArenaState` (`arena`), and what all arenas share (`common`, `roll`, `references`), which name each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
+//! | `Arena` with its `ArenaState` (`arena`), and the state that all arenas share (`common`, `roll`, `references`), which refer to each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
 //!
-//! No other module uses one that uses it.
+//! Otherwise, no module uses a module that uses it.
 
 pub(crate) mod allocator;
 pub(crate) mod arena;

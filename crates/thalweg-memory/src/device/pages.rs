@@ -1,7 +1,7 @@
-//! The physical pages behind the addresses of an expandable segment, the ones that have moved away, and how far the host knows a
-//! stream to be done with free memory.
+//! The physical pages of an expandable segment, pages that have moved away, and the progress of a stream with respect to free
+//! memory as far as the host knows it.
 //!
-//! What is not here: when pages are mapped, and when they move ([`expandable`](super::expandable)).
+//! When pages are mapped and moved is decided in [`expandable`](super::expandable).
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::upstream::{EventId, PageId, Upstream};
 pub(crate) struct PageTable {
     pub(super) address: u64,
     pub(super) page_bytes: u64,
-    /// As many as reach to the last that was ever there: a segment has addresses for far more.
+    /// The page at each index up to the last page that was ever mapped: a segment has addresses for far more.
     pub(super) pages: Vec<Option<PageId>>,
 }
 
@@ -61,7 +61,7 @@ impl PageTable {
 /// The progress of a stream, as far as the host knows it.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    /// Events on the way, and the clocks of the classes when they were recorded.
+    /// Events that have not passed yet, and the clocks of the classes when they were recorded.
     pub(super) fence: Option<Fence>,
     /// The clocks of the classes whose fence has passed: memory that became free before is idle.
     pub(super) passed: Option<[u64; 2]>,
@@ -74,7 +74,7 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    /// Records an event on an arena's stream, and on the others that may touch its free memory; `None` where no event can be
+    /// Records an event on an arena's stream, and on the other streams that may touch its free memory; `None` if no event can be
     /// recorded.
     pub(super) fn record(
         context: &EventContext<'_>,
@@ -100,8 +100,8 @@ impl Fence {
 /// A range whose pages have moved away, but are still mapped there too. It is a taken block that no caller holds.
 #[derive(Debug)]
 pub(crate) struct StaleMapping {
-    /// The pages that are still mapped there.
+    /// The pages that are still mapped at this range.
     pub(crate) pages: Vec<PageId>,
-    /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
+    /// Whether the mapping stays because a graph may access its addresses. Otherwise it is removed when its event has passed.
     pub(crate) is_alias: bool,
 }

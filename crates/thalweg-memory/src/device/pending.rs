@@ -1,15 +1,16 @@
-//! When a freed block may be used again.
+//! The conditions under which a freed block may be used again.
 //!
-//! A block belongs to one stream, its *own* stream. Freed there, it may be handed out on the same stream at once: the stream's own
-//! order puts the new use behind the old one. If other streams used it too, each of them must be past that use first, or be
-//! *ordered before* the reuse: the block's own stream is made to wait, on the device, for the event behind the use.
+//! A block belongs to one stream, its *own* stream. After a free it may be handed out on the same stream at once: the stream's
+//! own order puts the new use after the old one. If other streams used it too, each of them must have finished that use first, or
+//! the use must be *ordered before* the reuse: the block's own stream is made to wait, on the device, for the event after the
+//! use.
 //!
-//! There are two ways to tell of a use:
+//! There are two ways to record a use:
 //!
-//! - `record_stream`: the stream is noted, and when the block is freed an event is recorded there, behind all its work so
-//!   far. Late, so behind more work than need be.
-//! - `record_use`: the event is recorded at the call, behind the use and nothing else. A later one on the same stream
-//!   replaces it, so there is never more than one per stream.
+//! - `record_stream`: the stream is noted, and when the block is freed an event is recorded there, after all its work so far.
+//!   That is late, so the event follows more work than necessary.
+//! - `record_use`: the event is recorded at the call, right after the use. A later one on the same stream replaces it, so there
+//!   is never more than one per stream.
 //!
 //! ```text
 //!              no uses                                        ┌──────────────┐
@@ -27,16 +28,16 @@
 //! Invariants:
 //!
 //! - Each waiting free is in `pending`, with the number of its queued events and the uses that have no event yet; it becomes
-//!   `ready` when both are none.
-//! - The events of one stream stand in its queue in the order in which they were recorded, so that only the head is asked
-//!   for, and none that has passed waits behind one that has not.
-//! - While a capture is under way no event is recorded, queried or waited for: a recorded event would become part of the
-//!   graph. Uses by streams of the capture are known by the graph's own nodes instead (*marks*), and are over when those
-//!   are ordered before the own stream's next command ([`Reach`]), or with the capture. Other uses wait, unrecorded, until
-//!   it ends; an event recorded later stands behind more work than needed, never less.
+//!   `ready` when there are none of either.
+//! - The events of one stream are in its queue in the order in which they were recorded, so that only the head is queried, and no
+//!   event that has passed waits behind one that has not.
+//! - While a capture is under way no event is recorded, queried or waited for: a recorded event would become part of the graph.
+//!   Uses by streams of the capture are represented by the graph's own nodes instead (*marks*). They are over when those nodes
+//!   are ordered before the own stream's next command ([`Reach`]), or when the capture ends. Other uses wait, unrecorded, until
+//!   it ends; an event recorded later follows more work than necessary, never less.
 //! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
 //!
-//! This module never sees an address, a size or a pool. `T` is an identifier that its owner understands.
+//! This module does not handle addresses, sizes or pools. `T` is an identifier that its owner understands.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,33 +49,33 @@ use super::reach::Reach;
 use crate::ids::StreamId;
 use crate::upstream::{Captures, EventId, Events, NodeId, UpstreamError};
 
-/// An event, with its place among all events that one allocator recorded.
+/// An event, with its sequence number among all events that one allocator recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Recorded {
     pub(crate) event: EventId,
     pub(crate) sequence: u64,
 }
 
-/// The upstream, as far as frees need it, and what the pending frees of all arenas of an allocator share.
+/// The functions of the upstream that frees need, and the state that the pending frees of all arenas of an allocator share.
 pub(crate) struct EventContext<'a> {
     pub(crate) events: &'a dyn Events,
     pub(crate) captures: Option<&'a dyn Captures>,
     /// Whether a capture is under way anywhere on the device.
     pub(crate) capturing: bool,
-    /// Gives recorded events their places.
+    /// The counter that assigns sequence numbers to recorded events.
     pub(crate) sequence: &'a AtomicU64,
 }
 
 impl EventContext<'_> {
     pub(crate) fn record(&self, stream: StreamId) -> Result<Recorded, UpstreamError> {
-        // The place is taken first: two threads that record on one stream at the same time are ordered by neither, but one
-        // thread's second event is behind its first.
+        // The number is taken first. If two threads record on one stream at the same time, neither order is guaranteed, but one
+        // thread's second event has a greater number than its first.
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let event = self.events.record_event(stream)?;
         Ok(Recorded { event, sequence })
     }
 
-    /// Returns the nodes behind which the next command of `stream` stands, if it is part of a capture.
+    /// Returns the nodes that the next command of `stream` will depend on, if it is part of a capture.
     pub(crate) fn marks(&self, stream: StreamId) -> Option<Vec<NodeId>> {
         let captures = self.captures?;
         captures.capture_of(stream).ok()??;
@@ -82,17 +83,17 @@ impl EventContext<'_> {
     }
 }
 
-/// The way in which one stream, other than its own, used a block.
+/// The use of a block by one stream other than its own.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) stream: StreamId,
-    /// An event is to be recorded when the block is freed.
+    /// Whether an event must be recorded when the block is freed.
     pub(crate) at_free: bool,
-    /// Some of that was outside a capture: no graph orders it.
+    /// Whether a part of the use was outside a capture, so that no graph orders it.
     pub(crate) eager: bool,
-    /// The event behind the last use that was told of precisely.
+    /// The event after the last use that was recorded with `record_use`.
     pub(crate) event: Option<Recorded>,
-    /// Nodes of a graph behind the last use that was told of precisely, during a capture.
+    /// The graph nodes after the last use that was recorded with `record_use` during a capture.
     pub(crate) marks: Vec<NodeId>,
 }
 
@@ -101,17 +102,17 @@ impl Use {
         Self { stream, at_free: true, eager: true, event: None, marks: Vec::new() }
     }
 
-    /// Notes that the stream may use the block until it is freed.
+    /// Records that the stream may use the block until it is freed.
     pub(crate) fn note(&mut self, capturing: bool) {
         self.at_free = true;
         self.eager |= !capturing;
     }
 }
 
-/// The uses of a block by other streams than its own. No stream twice.
+/// The uses of a block by streams other than its own, with at most one entry per stream.
 pub(crate) type Uses = Vec<Use>;
 
-/// Returns the entry of `stream`, made if there is none.
+/// Returns the entry of `stream`, created if there is none.
 pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
     let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
         uses.push(Use { stream, at_free: false, eager: false, event: None, marks: Vec::new() });
@@ -124,7 +125,7 @@ pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
 struct PendingFree<T> {
     freed: T,
     queued_events: usize,
-    /// Streams whose event is still to be recorded.
+    /// Streams whose event must still be recorded.
     unrecorded: SmallVec<[StreamId; 2]>,
     /// Nodes of a capture that must be ordered before a reuse within it.
     marks: Vec<NodeId>,
@@ -136,20 +137,20 @@ struct Queued {
     ticket: u64,
 }
 
-/// The frees of one stream that wait.
+/// The frees of one stream that wait for uses on other streams.
 #[derive(Debug)]
 pub(crate) struct PendingFrees<T> {
-    /// By ticket, so the oldest free is first.
+    /// The frees by ticket, so the oldest is first.
     pending: BTreeMap<u64, PendingFree<T>>,
     next_ticket: u64,
-    /// Those of `pending` that have uses without an event, oldest first.
+    /// The tickets in `pending` of frees with uses that have no event, oldest first.
     unrecorded: VecDeque<u64>,
     queues: BTreeMap<StreamId, VecDeque<Queued>>,
-    /// For each stream, the last of its events that the host has seen pass or that the own stream has waited for.
+    /// The last event of each stream that the host has seen pass or that the own stream has waited for.
     settled: FxHashMap<StreamId, u64>,
-    /// Events that the own stream was made to wait for and that have not been seen to pass.
+    /// Events that the own stream was made to wait for and that the host has not seen pass.
     waits: VecDeque<EventId>,
-    /// Some of `pending` have marks.
+    /// The number of entries of `pending` that have marks.
     marked: usize,
     reach: Reach,
     ready: VecDeque<T>,
@@ -172,7 +173,7 @@ impl<T> Default for PendingFrees<T> {
 }
 
 impl<T: Copy + Eq> PendingFrees<T> {
-    /// Frees `freed` behind its uses. [`pop_ready`](Self::pop_ready) returns it when they are over.
+    /// Frees `freed` after its uses. [`pop_ready`](Self::pop_ready) returns it when they are over.
     pub(crate) fn free(&mut self, freed: T, uses: Uses, context: &EventContext<'_>) {
         let mut pending =
             PendingFree { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
@@ -181,7 +182,8 @@ impl<T: Copy + Eq> PendingFrees<T> {
         for Use { stream, at_free, eager, event, marks } in uses {
             let in_capture = context.capturing && !eager;
             if let Some(recorded) = event {
-                // An event that is to come on the same stream stands behind this one; a place in a graph does not.
+                // A later event on the same stream also follows this use, so this event is not needed; a position in a graph does
+                // not.
                 if (at_free && !in_capture) || self.is_settled(stream, recorded) {
                     context.events.release_event(recorded.event);
                 } else {
@@ -210,7 +212,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
             return;
         }
         self.unrecorded.push_back(ticket);
-        // From here on the upstream is asked, and nothing is lost if it fails.
+        // From here on the upstream is called, and nothing is lost if it fails.
         for stream in unmarked {
             self.mark(ticket, stream, context);
         }
@@ -220,7 +222,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Marks a use by nodes of the graph instead of an event, if `stream` is part of a capture.
+    /// Represents a use by nodes of the graph instead of an event, if `stream` is part of a capture.
     fn mark(&mut self, ticket: u64, stream: StreamId, context: &EventContext<'_>) {
         let Some(marks) = context.marks(stream) else { return };
         let pending = self.pending.get_mut(&ticket).expect("it was just put there");
@@ -230,49 +232,49 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.finish(ticket);
     }
 
-    /// Returns what may be used again now; the oldest first. The caller empties this after every call that may add to it.
+    /// Takes the oldest block that may be used again now. The caller empties this after every call that may add to it.
     #[inline]
     pub(crate) fn pop_ready(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
-    /// Returns what may be used again now, the oldest first, and leaves it where it is.
+    /// Returns the oldest block that may be used again now, without removing it.
     #[inline]
     pub(crate) fn first_ready(&self) -> Option<T> {
         self.ready.front().copied()
     }
 
-    /// Returns whether something is ready that was not taken out yet.
+    /// Returns whether there are ready blocks that were not taken yet.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Returns whether nothing waits, and there is nothing to look after.
+    /// Returns whether nothing waits and there is no event to poll.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.waits.is_empty()
     }
 
-    /// Returns what waits, the oldest first.
+    /// Returns the waiting blocks, the oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.pending.values().map(|pending| pending.freed)
     }
 
-    /// Returns how many device-side waits have not been seen to pass.
+    /// Returns the number of device-side waits that the host has not seen pass.
     pub(crate) fn waits_in_flight(&self) -> usize {
         self.waits.len()
     }
 
-    /// Adds events that the own stream was made to wait for, for another reason. They are given back when they have passed.
+    /// Adds events that the own stream was made to wait for, for another reason. They are released when they have passed.
     pub(crate) fn add_waits(&mut self, events: impl Iterator<Item = EventId>) {
         self.waits.extend(events);
     }
 
-    /// Looks how far the streams have come, without waiting. While a capture is under way that is how far its graph has.
+    /// Checks the progress of the streams, without waiting. During a capture this is the progress of its graph.
     ///
-    /// An event that cannot be asked for counts as not passed: this is housekeeping on the way to something else, which must
-    /// not fail for it.
+    /// An event that cannot be queried counts as not passed: this runs as a part of another operation, which must not fail
+    /// because of it.
     pub(crate) fn process(&mut self, own_stream: StreamId, context: &EventContext<'_>) {
         if context.capturing {
             self.process_marks(own_stream, context);
@@ -296,16 +298,16 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Records the events that waited for the end of captures. No capture is under way any more.
+    /// Records the events that were postponed to the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&mut self, context: &EventContext<'_>) {
         self.drop_marks();
         self.record_all(context);
     }
 
-    /// *Blocks* until all queued events have passed. A use whose event cannot be recorded goes on waiting.
+    /// *Blocks* until all queued events have passed. A use whose event cannot be recorded keeps waiting.
     ///
     /// # Errors
-    /// The first failure to wait; what was passed before is ready, the rest stays queued.
+    /// Returns the first failure to wait; blocks whose events passed before it are ready, the rest stay queued.
     ///
     /// # Panics
     /// While a capture is under way.
@@ -322,11 +324,11 @@ impl<T: Copy + Eq> PendingFrees<T> {
         Ok(())
     }
 
-    /// Makes `own_stream` wait, on the device, for all uses of `freed`, which is ready then; and so is whatever waited for
-    /// earlier events of the same streams. Returns `false` if that cannot be: a use has no event, or `freed` does not wait.
+    /// Makes `own_stream` wait, on the device, for all uses of `freed`, which is then ready; so are all blocks that waited for
+    /// earlier events of the same streams. Returns `false` if this is not possible: a use has no event, or `freed` does not wait.
     ///
     /// # Errors
-    /// The upstream's; what was ordered before stays so.
+    /// Returns the upstream's error; the waits that were made before it remain.
     pub(crate) fn order_before(
         &mut self,
         freed: T,
@@ -358,7 +360,8 @@ impl<T: Copy + Eq> PendingFrees<T> {
         Ok(true)
     }
 
-    /// Gives all events back, passed or not. What waited for them waits for ever: this is for the end only.
+    /// Releases all events, whether they have passed or not. Blocks that waited for them wait for ever, so this is only called
+    /// when the arena is dropped.
     pub(crate) fn abandon(&mut self, events: &dyn Events) {
         while let Some((_, queue)) = self.queues.pop_first() {
             queue.into_iter().for_each(|queued| events.release_event(queued.recorded.event));
@@ -370,7 +373,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.settled.get(&stream).is_some_and(|&last| recorded.sequence <= last)
     }
 
-    /// Puts an event into its queue, behind those that were recorded before it.
+    /// Adds an event to its queue, after those that were recorded before it.
     fn enqueue(&mut self, stream: StreamId, recorded: Recorded, ticket: u64) {
         let queue = self.queues.entry(stream).or_default();
         let behind =
@@ -378,7 +381,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         queue.insert(queue.len() - behind, Queued { recorded, ticket });
     }
 
-    /// Returns the streams that have queues, copied, so that the queues may change while they are gone through.
+    /// Returns a copy of the streams that have queues, so that the queues may change during the iteration.
     fn streams(&self) -> SmallVec<[StreamId; 4]> {
         self.queues.keys().copied().collect()
     }
@@ -387,7 +390,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.queues.get(&stream)?.front()
     }
 
-    /// Takes the head off a queue: its event has passed, or the own stream waits for it.
+    /// Removes the head of a queue: its event has passed, or the own stream waits for it.
     fn settle_head(&mut self, stream: StreamId) {
         let queue = self.queues.get_mut(&stream).expect("a queue with a head");
         let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");
@@ -401,7 +404,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.finish(ticket);
     }
 
-    /// Makes a pending free ready if nothing holds it any more.
+    /// Makes a pending free ready if it no longer waits for anything.
     fn finish(&mut self, ticket: u64) {
         let pending = &self.pending[&ticket];
         if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
@@ -421,10 +424,10 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Records the events that a free lacks; whether it has them all now.
+    /// Records the events that a free lacks. Returns whether it has all of them now.
     fn record_uses(&mut self, ticket: u64, context: &EventContext<'_>) -> bool {
         loop {
-            // All its uses may be known by a graph meanwhile, and those be over.
+            // Meanwhile all its uses may have been represented by graph nodes, and may be over.
             let Some(pending) = self.pending.get_mut(&ticket) else { return true };
             let Some(&stream) = pending.unrecorded.last() else { return true };
             let Ok(recorded) = context.record(stream) else { return false };
@@ -435,7 +438,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Frees what the graph under capture orders before the next command of `own_stream`.
+    /// Makes the blocks ready whose uses the graph under capture orders before the next command of `own_stream`.
     fn process_marks(&mut self, own_stream: StreamId, context: &EventContext<'_>) {
         let Some(captures) = context.captures else { return };
         if self.marked == 0 || !self.reach.advance(own_stream, captures) {
@@ -454,7 +457,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Forgets the nodes of captures that are over: they imply that all streams were joined.
+    /// Forgets the nodes of captures that have ended, since all their streams were joined.
     fn drop_marks(&mut self) {
         if self.marked == 0 {
             return;

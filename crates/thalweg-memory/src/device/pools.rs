@@ -1,19 +1,19 @@
-//! Which pool serves a request: the shared one, or a private one.
+//! The choice of the pool that serves a request: the shared one, or a private one.
 //!
-//! A captured graph replays its work at the addresses that it was captured with. So its memory must stay put, and nothing
-//! outside the graph may get it, for as long as the graph lives. That is what a *private pool* is for: while allocations go
-//! to it ([`begin_allocate_to_pool`](crate::DeviceAllocator::begin_allocate_to_pool)), the requests that match the filter
-//! get blocks from the pool's own segments, and a block that came from a pool goes back to it whenever it is freed.
+//! A captured graph replays its work at the addresses that it was captured with. So its memory must keep its addresses, and
+//! nothing outside the graph may use it, for as long as the graph lives. That is the purpose of a *private pool*: while
+//! allocations are directed to it ([`begin_allocate_to_pool`](crate::DeviceAllocator::begin_allocate_to_pool)), the requests that
+//! match the filter get blocks from the pool's own segments, and a block of a pool returns to that pool whenever it is freed.
 //!
-//! A private pool is counted: created and retained by code that needs its addresses, and held by the scope that allocates to
-//! it. After the last release its blocks may live on, but its free segments may go back to the upstream, and when the last
-//! has gone the pool is forgotten.
+//! A private pool is reference-counted: code that needs its addresses creates and retains it, and so does the scope that
+//! allocates to it. After the last release its blocks may live on, but its free segments may be returned to the upstream, and
+//! when the last segment has been returned the pool is forgotten.
 //!
-//! Scopes nest: the one begun last that the request falls into serves. A scope takes the requests of some streams, or those of one
-//! thread. It need not be a capture: a program may want a pool to itself ([`use_pool`](crate::DeviceAllocator::use_pool)), and
-//! while nothing is captured, events and waits are as ever.
+//! Scopes nest: of the scopes that match a request, the one begun last serves it. A scope matches the requests of some streams,
+//! or those of one thread. It need not be a capture: a program may use a pool of its own
+//! ([`use_pool`](crate::DeviceAllocator::use_pool)), and while nothing is captured, events and waits work as usual.
 //!
-//! Not here: the deferral of frees during a capture ([`pending`](super::pending)).
+//! Frees during a capture are postponed in [`pending`](super::pending).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,14 +31,15 @@ use crate::upstream::SegmentSource;
 pub struct PoolOptions {
     /// The source of its segments; the allocator's upstream if `None`.
     pub source: Option<Arc<dyn SegmentSource>>,
-    /// Whether its free blocks serve requests that go to no pool when memory is short.
+    /// Whether its free blocks serve requests of the shared pool when memory is short.
     pub use_on_oom: bool,
-    /// Its blocks are never cut: a request gets a whole segment.
+    /// Whether its blocks are never split, so that each request gets an entire segment.
     pub no_split: bool,
-    /// Whether free pages that are needed in one piece (`stitching`) are mapped there and stay mapped where they are: the same
-    /// memory at two addresses, for as long as the pool is held. For users that rely on the pool's addresses, as graphs do, but
-    /// not on different addresses being different memory. It ends with the first
-    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or when [asked for](crate::DeviceAllocator::keep_pool_in_place).
+    /// Whether free pages that are needed in one piece (`stitching`) are mapped there and also stay mapped at their old address:
+    /// the same memory at two addresses, for as long as the pool is held. For users that rely on the pool's addresses, as graphs
+    /// do, but not on different addresses being different memory. This ends with the first
+    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or with a call of
+    /// [`keep_pool_in_place`](crate::DeviceAllocator::keep_pool_in_place).
     pub may_alias: bool,
 }
 
@@ -58,18 +59,18 @@ impl fmt::Debug for PoolOptions {
 struct PrivatePool {
     options: PoolOptions,
     references: usize,
-    /// No address may lose its page any more, even if that stays mapped there.
+    /// Whether no address may lose its page any more, even if the page stays mapped there.
     stays_in_place: bool,
     arenas: BTreeMap<StreamId, Arc<Arena>>,
 }
 
-/// The private pools. Which requests go to them is a matter of [`Scopes`].
+/// The private pools. [`Scopes`] decides which requests are directed to them.
 #[derive(Default)]
 pub(crate) struct Pools {
     private: BTreeMap<PoolId, PrivatePool>,
     /// The private pools without a reference.
     unheld: BTreeSet<PoolId>,
-    /// Those of them that help out when memory is short.
+    /// The private pools that serve other requests when memory is short.
     helping: BTreeSet<PoolId>,
 }
 
@@ -99,13 +100,13 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes a reference away from a pool whose memory may still be touched by work of these streams.
+    /// Removes a reference from a pool whose memory may still be touched by work of these streams.
     pub(crate) fn release_behind(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
         self.referenced(id)?.arenas.values().for_each(|arena| arena.add_users(streams));
         self.release(id)
     }
 
-    /// Gives a pool whose last reference is gone a new one, if it has not been forgotten yet. Returns whether it did.
+    /// Adds a reference to a pool whose last reference was released, if it has not been forgotten yet. Returns whether it did.
     pub(crate) fn revive(&mut self, id: PoolId) -> bool {
         let found = self.private.get_mut(&id).filter(|private| private.references == 0);
         let revived =
@@ -113,13 +114,13 @@ impl Pools {
         revived && self.unheld.remove(&id)
     }
 
-    /// Returns how many references a pool has; 0 if there is none of this name.
+    /// Returns the number of references of a pool; 0 if it does not exist.
     pub(crate) fn references(&self, id: PoolId) -> usize {
         self.private.get(&id).map_or(0, |private| private.references)
     }
 
-    /// Returns the arena of a pool for a stream, made by `make` if there is none. A pool whose last reference goes while a
-    /// request is on its way to it gives `None`.
+    /// Returns the arena of a pool for a stream, created by `make` if there is none. Returns `None` if the pool's last reference
+    /// was released while the request was on its way.
     pub(crate) fn arena(
         &mut self,
         id: PoolId,
@@ -131,7 +132,7 @@ impl Pools {
         Some(Arc::clone(arena))
     }
 
-    /// Returns whether free memory of `owner` may be taken away from where it is: nothing relies on its addresses.
+    /// Returns whether free memory of `owner` may be moved or returned: nothing relies on its addresses.
     pub(crate) fn is_releasable(&self, owner: Owner) -> bool {
         match owner {
             Owner::Shared => true,
@@ -145,27 +146,27 @@ impl Pools {
         held.is_some_and(|pool| pool.options.may_alias && !pool.options.no_split && !pool.stays_in_place)
     }
 
-    /// Keeps a pool's free memory where it is from now on.
+    /// Keeps a pool's free memory at its addresses from now on.
     pub(crate) fn keep_in_place(&mut self, id: PoolId) {
         if let Some(pool) = self.private.get_mut(&id) {
             pool.stays_in_place = true;
         }
     }
 
-    /// Returns the arenas of pools that help out when memory is short, for one stream.
+    /// Returns the arenas for one stream of pools that serve other requests when memory is short.
     pub(crate) fn helping_out(&self, stream: StreamId) -> Vec<Arc<Arena>> {
         let helping = self.helping.iter().filter_map(|id| self.private.get(id));
         helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
-    /// Returns the arenas of pools without references: they are here as long as they have memory.
+    /// Returns the arenas of pools without references, which exist as long as they have memory.
     pub(crate) fn unreferenced(&self) -> Vec<Arc<Arena>> {
         let left = self.unheld.iter().filter_map(|id| self.private.get(id));
         left.flat_map(|private| private.arenas.values().cloned()).collect()
     }
 
-    /// Changes the options of a pool; the source of its segments is for life. Returns its arenas, whose policy may depend on
-    /// them.
+    /// Changes the options of a pool, except the source of its segments, which never changes. Returns its arenas, whose policy
+    /// may depend on the options.
     pub(crate) fn change_options(
         &mut self,
         id: PoolId,
@@ -182,7 +183,7 @@ impl Pools {
         Ok(arenas)
     }
 
-    /// Returns whether a pool's blocks are never cut.
+    /// Returns whether a pool's blocks are never split.
     pub(crate) fn no_split(&self, owner: Owner) -> bool {
         owner.pool().and_then(|id| self.private.get(&id)).is_some_and(|private| private.options.no_split)
     }
@@ -208,7 +209,7 @@ impl Pools {
     }
 }
 
-/// Requests that go to a private pool: those of one thread, or those on some streams.
+/// The requests that a scope directs to a private pool: those of one thread, or those on some streams.
 #[derive(Clone, Debug)]
 pub(crate) enum Requests {
     OnStreams(StreamFilter),
@@ -221,7 +222,7 @@ struct Scope {
     requests: Requests,
 }
 
-/// The scopes that are open. Nearly always there are none, which is seen by one load.
+/// The open scopes. Nearly always there are none, which one load detects.
 #[derive(Debug, Default)]
 pub(crate) struct Scopes {
     open: AtomicUsize,
@@ -248,7 +249,7 @@ impl Scopes {
     /// Opens a scope.
     ///
     /// # Errors
-    /// If requests on streams go to this pool already: which of the two a call to `end` means could not be told.
+    /// If requests on streams are already directed to this pool: then it would be ambiguous which scope a call to `end` means.
     pub(crate) fn begin(&self, pool: PoolId, requests: Requests) -> Result<(), Kind> {
         let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
         let streams = |requests: &Requests| matches!(requests, Requests::OnStreams(_));

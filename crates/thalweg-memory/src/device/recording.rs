@@ -1,10 +1,10 @@
 //! The events that an allocator records of its memory, and the snapshots that are made of them.
 //!
-//! An arena tells its events where they happen, under its lock, since only there is it known what came before what. Snapshots
-//! look at all arenas in turn.
+//! An arena records its events where they happen, under its lock, since only there is their order known. Snapshots read all
+//! arenas in turn.
 //!
-//! What is not here: what is kept of an event ([`history`](crate::history)), and whether it is wanted
-//! ([`watch`](crate::trace::watch)).
+//! What is kept of an event is decided in [`history`](crate::history), and whether it is recorded in
+//! [`watch`](crate::trace::watch).
 
 use std::sync::{Arc, PoisonError};
 
@@ -25,7 +25,7 @@ use crate::trace::history::{
 use crate::trace::observe::{ObserverId, OutOfMemoryEvent, SnapshotFiles};
 use crate::trace::watch::{SnapshotOptions, SnapshotPart};
 
-/// The events of an arena. They are recorded only if history or an observer wants them.
+/// The events of an arena. They are recorded only if the history or an observer needs them.
 impl ArenaState {
     /// Records that a caller gets a block.
     #[cold]
@@ -44,8 +44,8 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// Records that a caller gave a block back, or that it is free, or both at the same moment. The stack is that of the free, if
-    /// there is one.
+    /// Records that a caller freed a block, or that it has become free, or both at the same moment. The stack is that of the
+    /// free, if there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(
@@ -73,7 +73,7 @@ impl ArenaState {
             return;
         }
         let segment = self.blocks.segment_of(span.block).id;
-        // Of the state alone, PyTorch tells where live blocks were allocated, and nothing of what is free.
+        // If only the state is recorded, PyTorch reports where live blocks were allocated, and nothing about free memory.
         match stack.filter(|_| arena.common.watch.history.keeps_stacks_of_events()) {
             Some(stack) => self.log.segments.insert(segment, stack),
             None => self.log.segments.remove(&segment),
@@ -81,8 +81,8 @@ impl ArenaState {
         self.tell(arena, action, span.address, span.size_bytes, stack);
     }
 
-    /// Records that memory is about to go back to the upstream, or moved away. The block is still there. The stack is that of the
-    /// code that gives it back or takes it.
+    /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. The stack is that of
+    /// the code that returns or takes it.
     pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
@@ -109,7 +109,7 @@ impl ArenaState {
         arena.common.watch.tell_each(&mut self.log.ring, &event, actions);
     }
 
-    /// Puts words to a block that is taken.
+    /// Attaches a text to a block that is taken.
     fn annotate(&mut self, arena: &Arena, block: BlockId, text: &str) {
         let (span, bytes) = (self.blocks.span(block), self.blocks.requested_bytes(block));
         let event = Event {
@@ -120,7 +120,7 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// Returns the block in a caller's hands that `address` is in.
+    /// Returns the block that contains `address` and that a caller holds.
     fn live_block_at(&self, address: u64) -> Option<BlockId> {
         let within = |from: u64, bytes: u64| (from..from + bytes).contains(&address);
         let segment = self.blocks.segments().find(|segment| within(segment.address, segment.size_bytes))?;
@@ -134,7 +134,7 @@ impl ArenaState {
         (taken && !waits()).then_some(block)
     }
 
-    /// Forgets the stack of a segment that is gone.
+    /// Forgets the stack of a segment that no longer exists.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         self.log.segments.remove(&segment);
     }
@@ -145,11 +145,11 @@ impl ArenaState {
     }
 }
 
-/// Stacks by address, as they are noted while a snapshot is taken; names are looked up later.
+/// The stacks by address, as noted while a snapshot is taken; names are looked up later.
 #[derive(Default)]
 struct Stacks {
     blocks: FxHashMap<u64, StackId>,
-    /// Segments as the upstream gave them: first address, end, stack.
+    /// Segments as the upstream provided them: first address, end, stack.
     segments: Vec<(u64, u64, StackId)>,
 }
 
@@ -185,7 +185,7 @@ impl Stacks {
 
 /// History, snapshots and observers.
 impl DeviceAllocator {
-    /// Begins to record what happens to the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs less
+    /// Begins to record the events of the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs less
     /// than 100 ns per event. When recording ends, everything that was recorded is forgotten.
     pub fn record_memory_history(&self, settings: HistorySettings) {
         let ((), remembers) = self.common().watch.switch(|watch| watch.history.configure(settings));
@@ -196,27 +196,27 @@ impl DeviceAllocator {
         }
     }
 
-    /// Sets where the stacks in the history come from, from now on and for good.
+    /// Sets the source of the stacks in the history. It cannot be changed later.
     ///
     /// # Errors
-    /// Gives `source` back if there is one already.
+    /// Returns `source` if there is one already.
     pub fn set_stack_source(&self, source: Arc<dyn StackSource>) -> Result<(), Arc<dyn StackSource>> {
         self.common().watch.history.set_stack_source(source)
     }
 
-    /// Adds the pinned memory of `host` to all snapshots from now on, also those that are written when memory runs out. Its
+    /// Adds the pinned memory of `host` to all snapshots from now on, including those that are written when memory runs out. Its
     /// history is recorded by that allocator itself
     /// ([`HostAllocator::record_memory_history`](crate::HostAllocator::record_memory_history)).
     ///
     /// # Errors
-    /// Gives `host` back if there is one already.
+    /// Returns `host` if there is one already.
     pub fn attach_host_allocator(&self, host: Arc<dyn SnapshotPart>) -> Result<(), Arc<dyn SnapshotPart>> {
         self.common().watch.pinned.set(host)
     }
 
-    /// Returns everything that is known of the memory, as PyTorch's `_snapshot()` has it: segments and blocks, with the stacks of
-    /// their allocation as far as they were recorded, what happened, settings and annotations. The snapshot itself is an event
-    /// too, the last one in the past of the next snapshot. Pinned memory is part of it if its allocator is
+    /// Returns everything that is recorded about the memory, in the form of PyTorch's `_snapshot()`: segments and blocks, with
+    /// the stacks of their allocation as far as they were recorded, the events, settings and annotations. The snapshot itself is
+    /// an event too, the last one in the history of the next snapshot. Pinned memory is included if its allocator is
     /// [attached](Self::attach_host_allocator).
     pub fn memory_snapshot(&self) -> Snapshot {
         self.memory_snapshot_with(&SnapshotOptions::default())
@@ -260,7 +260,7 @@ impl DeviceAllocator {
         snapshot.add_segments(device, &segments);
         stacks.write(&mut snapshot.segments, &watch.history);
         if let Some(merge) = merge {
-            // The list has a place for each device up to this one.
+            // The list has an entry for each device up to this one.
             snapshot.device_traces.resize_with(usize::try_from(device).unwrap_or(0), Vec::new);
             snapshot.device_traces.push(merge.finish());
         }
@@ -270,8 +270,8 @@ impl DeviceAllocator {
         snapshot
     }
 
-    /// Returns the stacks that live blocks, segments and events refer to: a source that keeps more of them may forget the rest. Locks
-    /// all memory in turn.
+    /// Returns the stacks that live blocks, segments and events refer to: a stack source that keeps more may forget the rest.
+    /// Locks all arenas in turn.
     pub fn stacks_in_use(&self) -> FxHashSet<StackId> {
         let history = &self.common().watch.history;
         let central = self.central();
@@ -285,8 +285,8 @@ impl DeviceAllocator {
         used
     }
 
-    /// Returns where the live block that `address` is in was allocated; `None` if there is none, or nothing was recorded then. Looks
-    /// through all blocks.
+    /// Returns the stack of the allocation of the live block that contains `address`; `None` if there is no such block, or no
+    /// stack was recorded. Searches all blocks.
     pub fn allocation_traceback(&self, address: u64) -> Option<Frames> {
         let stack = self.common().all_arenas().into_iter().find_map(|arena| {
             let state = arena.lock();
@@ -296,8 +296,8 @@ impl DeviceAllocator {
         Some(self.common().watch.history.frames(stack))
     }
 
-    /// Puts `text` to the live block that `address` is in, in the history; whether there is such a block. Looks through all
-    /// blocks, which [`Block::annotate`] does not.
+    /// Attaches `text` to the live block that contains `address`, in the history. Returns whether there is such a block. Searches
+    /// all blocks, which [`Block::annotate`] does not.
     pub fn annotate(&self, address: u64, text: &str) -> bool {
         self.common().all_arenas().into_iter().any(|arena| {
             let mut state = arena.lock();
@@ -309,26 +309,27 @@ impl DeviceAllocator {
         })
     }
 
-    /// Notes the start or the end of a scope of the program, if the history's `record_annotations` is set.
+    /// Records the start or the end of a scope of the program, if the history's `record_annotations` is set.
     pub fn annotate_scope(&self, name: &str, stage: ScopeStage) {
         self.common().watch.history.annotate_scope(name, stage, self.settings().device_number());
     }
 
-    /// Tells `observer` of every event from now on, recorded or not, with the lock of its memory held. It may drop blocks. Other
-    /// calls of an allocator are refused, with an error ([`is_invalid_argument`](crate::AllocationError::is_invalid_argument)) or,
-    /// where a call has none, by a panic. A panic of the observer goes no further than to the panic hook.
+    /// Adds an observer that is called for every event from now on, recorded or not, with the lock of its memory held. The
+    /// observer may drop blocks. Other calls of an allocator are refused, with an error
+    /// ([`is_invalid_argument`](crate::AllocationError::is_invalid_argument)) or, if a call returns none, by a panic. A panic of
+    /// the observer reaches only the panic hook.
     pub fn add_event_observer(&self, observer: impl Fn(&Event) + Send + Sync + 'static) -> ObserverId {
         self.common().watch.note_calls_out();
         self.common().watch.switch(|watch| watch.events.add(observer)).0
     }
 
-    /// Tells that observer no more; whether it was there.
+    /// Removes an observer. Returns whether it was registered.
     pub fn remove_event_observer(&self, observer: ObserverId) -> bool {
         self.common().watch.switch(|watch| watch.events.remove(observer)).0
     }
 
-    /// Tells `observer` of every request that fails for lack of memory, when all has been tried, on the thread that asked, with
-    /// no lock held.
+    /// Adds an observer that is called for every request that fails for lack of memory, after everything has been tried, on the
+    /// requesting thread, with no lock held.
     pub fn add_out_of_memory_observer(
         &self,
         observer: impl Fn(&OutOfMemoryEvent) + Send + Sync + 'static,
@@ -336,13 +337,13 @@ impl DeviceAllocator {
         self.common().watch.failures.add(observer)
     }
 
-    /// Tells that observer no more; whether it was there.
+    /// Removes an observer. Returns whether it was registered.
     pub fn remove_out_of_memory_observer(&self, observer: ObserverId) -> bool {
         self.common().watch.failures.remove(observer)
     }
 
-    /// Tells `observer` of every request that is refused for the memory fraction before anything is tried
-    /// (`throw_on_cudamalloc_oom`), as [`add_out_of_memory_observer`](Self::add_out_of_memory_observer) does.
+    /// Adds an observer that is called for every request that is refused because of the memory fraction before anything is tried
+    /// (`throw_on_cudamalloc_oom`), in the same way as [`add_out_of_memory_observer`](Self::add_out_of_memory_observer).
     pub fn add_rejection_observer(
         &self,
         observer: impl Fn(&OutOfMemoryEvent) + Send + Sync + 'static,
@@ -350,20 +351,20 @@ impl DeviceAllocator {
         self.common().watch.rejections.add(observer)
     }
 
-    /// Tells that observer no more; whether it was there.
+    /// Removes an observer. Returns whether it was registered.
     pub fn remove_rejection_observer(&self, observer: ObserverId) -> bool {
         self.common().watch.rejections.remove(observer)
     }
 
     /// Writes a snapshot into these files when a request fails for lack of memory; `None` ends that. The error names the file, or
-    /// says why there is none.
+    /// the reason why it was not written.
     pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {
         *self.common().watch.files.lock().unwrap_or_else(PoisonError::into_inner) = files.map(Arc::new);
     }
 }
 
 impl Block {
-    /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
+    /// Attaches `text` to this block, in the history: as a separate event, in addition to the record of its allocation.
     pub fn annotate(&self, text: &str) {
         let (arena, block) = self.place();
         if !arena.common.watch.is_on() {

@@ -1,10 +1,11 @@
 //! Guards against calls of an allocator from a function that it calls with its locks held.
 //!
-//! Observers of events, callbacks for lack of memory and sources of segments are functions of the program, and may do what they
-//! like. An allocation there would wait for a lock that its own thread has. So the thread takes note, and calls that would wait
-//! for ever are refused instead: with an error if the call returns one, else by a panic. Dropping a block is fine: it is queued.
+//! Observers of events, callbacks for lack of memory and sources of segments are functions of the program, and may run any code.
+//! An allocation there would wait for a lock that its own thread holds. So the thread is marked, and calls that would wait for
+//! ever are refused instead: with an error if the call returns one, otherwise by a panic. Dropping a block is allowed: the free
+//! is queued.
 //!
-//! What is not here: the locks. An allocation that the cache serves does not ask, unless there is an observer.
+//! An allocation that the cache serves does not check the mark, unless there is an observer.
 
 use std::cell::Cell;
 
@@ -15,7 +16,7 @@ thread_local! {
     static TELLS_OF_FAILURE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread is in a function of the program's, with a lock held, as long as this lives.
+/// A guard during whose life the calling thread is in a function of the program, with a lock held.
 #[derive(Debug)]
 pub(crate) struct Outside(());
 
@@ -37,7 +38,7 @@ pub(crate) fn check() -> Result<(), Kind> {
     if CALLS.get() > 0 { Err(Kind::Reentered) } else { Ok(()) }
 }
 
-/// Runs `tell`, which tells observers of a failed request. Requests that fail inside are not told of: that would go on for ever.
+/// Runs `tell`, which notifies observers of a failed request. Requests that fail inside are not reported: that would never end.
 pub(crate) fn tell_of_failure(tell: impl FnOnce()) {
     struct Told;
     impl Drop for Told {

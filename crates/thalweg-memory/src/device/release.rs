@@ -1,13 +1,13 @@
-//! Giving cached memory back to the upstream.
+//! Returning cached memory to the upstream.
 //!
-//! All that is free goes back when the program asks for it (`empty_cache`), or when a request would fail otherwise. Before that, a
-//! request for which there are not enough pages has just as many go back as it lacks: first those that are of the other size,
-//! which is why they could not move to where they are needed. Small pages and large ones are not exchanged; this is how memory
-//! gets from the one kind to the other, and a program that does it now and then should not lose its whole cache each time.
+//! All free memory is returned when the program calls `empty_cache`, or when a request would fail otherwise. Before that, a
+//! request that lacks pages first makes the allocator return only as many bytes as it lacks, starting with pages of the other
+//! size, which could not move to where they are needed. Small and large pages are not exchanged, so this is how memory changes
+//! from one kind to the other, and a program that does so now and then should not lose its entire cache each time.
 //!
-//! Memory goes back in whole plain segments and whole pages, behind the work that may touch it: the host waits for that.
+//! Memory is returned as entire plain segments and entire pages, after the work that may touch it: the host waits for that.
 //!
-//! Not here: when it is done ([`slow_path`](super::slow_path)), and the end of an arena or an allocator.
+//! The [slow path](super::slow_path) decides when; the end of an arena or an allocator is not handled here.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use crate::error::AllocationError;
 use crate::ids::{Owner, PoolId, SizeClass};
 
 impl DeviceAllocator {
-    /// Waits for all pending events, then gives all that is free back: what no private pool relies on, or what one pool has.
-    /// *Blocks*.
+    /// Waits for all pending events, then returns all free memory to the upstream: the memory that no private pool relies on, or
+    /// the memory of one pool. *Blocks*.
     ///
     /// # Errors
-    /// The first failure of the upstream. What was given back before it is gone, the rest stays cached.
+    /// Returns the first failure of the upstream. Memory that was returned before it is gone, the rest stays cached.
     pub(crate) fn release_cached(
         &self,
         central: &mut Central,
@@ -47,8 +47,8 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Gives back the memory and addresses of pools without references, except memory that waits for other streams. *Blocks*
-    /// until nothing touches it. What is refused stays until memory is short.
+    /// Releases the memory and addresses of pools without references to the upstream, except memory that waits for other streams.
+    /// *Blocks* until no work touches it. Memory that the upstream refuses stays until memory is short.
     pub(crate) fn release_unreferenced_pools(&self, central: &mut Central) {
         let left = central.pools.unreferenced();
         if left.is_empty() {
@@ -59,9 +59,9 @@ impl DeviceAllocator {
         central.pools.forget_done();
     }
 
-    /// Gives back as much of what is free as makes up `bytes`, or all if there is less; first what lies in segments of the other
-    /// class than `class`. What waits for other streams stays. *Blocks* until the work of streams that give something is done.
-    /// Returns how many bytes went back.
+    /// Releases free memory to the upstream until it makes up `bytes`, or all if there is less; first the memory in segments of
+    /// the other class than `class`. Memory that waits for other streams stays. *Blocks* until the work of the streams that own
+    /// the memory is done. Returns the number of bytes that were returned.
     ///
     /// # Errors
     /// As [`release_cached`](Self::release_cached).
@@ -102,12 +102,11 @@ impl DeviceAllocator {
 }
 
 impl Arena {
-    /// Gives what is free in one class back to where it came from, until it makes up `bytes`, which become fewer by that: whole
-    /// plain segments, and whole pages. *Blocks* until this stream and [other users](Self::add_users) are done, if there are
-    /// pages.
+    /// Releases the free memory of one class to its source, until it makes up `bytes`, which is reduced accordingly: entire plain
+    /// segments, and entire pages. *Blocks* until this stream and [other users](Self::add_users) are done, if there are pages.
     ///
     /// # Errors
-    /// The upstream's; the rest stays cached.
+    /// Returns the upstream's error; the rest stays cached.
     fn release_free(
         &self,
         central: &mut Central,

@@ -1,10 +1,9 @@
-//! Making a state that was recorded: segments where there are none, and blocks where they were.
+//! Recreating a recorded state: segments where there are none, and blocks at their recorded places.
 //!
-//! A replay of `thalweg-memory-tools` begins with it where its trace does not begin with its program, and for nothing else is
-//! it there. Requests alone do not lead there:
-//! they are rounded, merged and served from what fits best.
+//! Only a replay of `thalweg-memory-tools` uses this, when its trace does not begin with the start of the program. Requests
+//! cannot recreate the state: they are rounded, merged and served by the best fit.
 //!
-//! What is not here: putting a private pool back that a graph has changed (`checkpoint`).
+//! Restoring a private pool that a graph has changed is in `checkpoint`.
 
 use std::sync::Arc;
 
@@ -17,18 +16,18 @@ use crate::ids::{SizeClass, StreamId};
 use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy, Request};
 use crate::settings::Settings;
 
-/// Returns the rule by which `settings` round the size of a request.
+/// Returns the function by which `settings` round the size of a request.
 pub fn rounding(settings: &Settings) -> impl Fn(u64) -> u64 {
     let policy = Policy::new(settings, true, false);
     move |requested_bytes| policy.round_size(requested_bytes.min(MAX_REQUEST_BYTES))
 }
 
-/// The arena that serves a stream, in the pool that allocations go to now.
+/// The arena that serves a stream, in the pool that allocations are directed to now.
 #[derive(Clone)]
 pub struct RestoreArena(Arc<Arena>);
 
 impl RestoreArena {
-    /// Returns the size of a block for so many bytes, and whether what it does not need is cut off.
+    /// Returns the size of a block for `requested_bytes`, and whether the excess of a larger block is split off.
     pub fn rounding(&self, requested_bytes: u64) -> (u64, bool) {
         let state = self.0.lock();
         let size_bytes = state.request(requested_bytes.clamp(1, MAX_REQUEST_BYTES)).size_bytes;
@@ -45,7 +44,7 @@ impl DeviceAllocator {
     /// Returns the arena that serves a stream.
     ///
     /// # Errors
-    /// If the pool that allocations go to has lost its last reference.
+    /// If the pool that allocations are directed to has lost its last reference.
     pub fn restore_arena(&self, stream: StreamId) -> Result<RestoreArena, AllocationError> {
         self.arena_for(stream).map(RestoreArena)
     }
@@ -58,7 +57,7 @@ impl DeviceAllocator {
     /// Takes a plain segment from the upstream; all of it is free.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub fn restore_plain(
         &self,
         arena: &RestoreArena,
@@ -77,12 +76,12 @@ impl DeviceAllocator {
         Ok(address)
     }
 
-    /// Takes addresses for an expandable segment, and maps these ranges of it, as (offset, bytes); they are free. Returns the
-    /// address of the segment; `None` if the ranges are not whole pages or do not fit, or the upstream has no room. What was
-    /// mapped stays.
+    /// Reserves addresses for an expandable segment, and maps these ranges of it, given as (offset, bytes); they are free.
+    /// Returns the address of the segment; `None` if the ranges are not whole pages or do not fit, or the upstream has no room.
+    /// Ranges that were mapped before stay mapped.
     ///
     /// # Errors
-    /// The upstream's.
+    /// Returns the upstream's error.
     pub fn restore_expandable(
         &self,
         arena: &RestoreArena,
@@ -111,7 +110,7 @@ impl DeviceAllocator {
         Ok(Some(base))
     }
 
-    /// Hands out `size_bytes` at `address`, not rounded, if that is free and enough for what was asked for.
+    /// Hands out `size_bytes` at `address`, not rounded, if that range is free and large enough for the request.
     pub fn restore_block(
         &self,
         arena: &RestoreArena,
@@ -132,7 +131,7 @@ impl DeviceAllocator {
         Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
     }
 
-    /// Returns how much is free right behind a block.
+    /// Returns the number of free bytes right after a block.
     pub fn restore_free_behind(&self, block: &Block) -> u64 {
         let (arena, Some(block)) = block.place() else { return 0 };
         let state = arena.lock();

@@ -1,32 +1,31 @@
-//! The arenas that there is something to do for, so that no call looks at all of them.
+//! Lists of the arenas that need attention, so that no call checks all arenas.
 //!
-//! A program may have thousands of streams and private pools, with an arena each, and what is done at every step must not walk
-//! them all. So those that matter are written down, on a [`Roll`] for each question:
+//! A program may have thousands of streams and private pools, with an arena each, and an operation of every step must not walk
+//! all of them. So the arenas that matter are listed, on one [`Roll`] per question:
 //!
-//! | roll | the arenas on it | looked at by |
+//! | roll | the arenas on it | read by |
 //! |---|---|---|
-//! | `waiting` | those with frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
-//! | `free_memory` | those with free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
-//! | `stale` | those with stale mappings | the way back of [spare](super::spare) pages |
+//! | `waiting` | arenas with frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
+//! | `free_memory` | arenas with free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
+//! | `stale` | arenas with stale mappings | the return of [spare](super::spare) pages |
 //!
-//! An arena is written down when it comes to have such a thing, and struck when a look finds nothing. So each look is paid for
-//! by an entry, and N streams of which K have something cost N + K looks, however often there is a question.
+//! An arena is added when the condition becomes true, and removed when a check finds that it no longer holds. So each check is
+//! paid for by an entry: with N streams of which K have an entry, all queries together cost N + K checks.
 //!
 //! # Threads
 //!
-//! A roll has a lock of its own, under which nothing else is taken; an arena's lock comes before it. What an arena has changes
-//! under the arena's lock, and so do its entries: it is written down *before* it has something, and struck when it has nothing.
-//! So a look while no arena is busy finds all that have something, also after a panic of the upstream. That an arena is on
-//! a roll is kept behind its lock as well, so that it is written down once: what is freed on the fast path costs a look at a plain
-//! `bool`.
+//! A roll has a lock of its own, under which no other lock is taken; an arena's lock is taken before it. The condition changes
+//! under the arena's lock, and so do the arena's entries: it is added *before* the condition becomes true, and removed when it is
+//! false. So a query while no arena is busy finds all arenas that it should, even after a panic of the upstream. Whether an arena
+//! is on a roll is also stored under its lock, so that it is added once: a free on the fast path checks only a plain `bool`.
 //!
-//! The inbox alone is filled without the arena's lock, by a thread that could not get it: it fills the inbox first and writes the
-//! arena down then. The thread that strikes the arena looks into the inbox with the roll's lock held. If the other thread came
-//! first, its entry is seen and the arena stays on the roll; if not, the other writes it down anew. At worst an arena is on the
-//! roll in vain, until the next look.
+//! Only the inbox is filled without the arena's lock, by a thread that could not get it: it fills the inbox first and then adds
+//! the arena to the roll. The thread that removes the arena checks the inbox with the roll's lock held. If the other thread was
+//! first, its entry is seen and the arena stays on the roll; if not, the other thread adds it again. At worst an arena is on the
+//! roll without need, until the next check.
 //!
-//! How many there are is kept in an atomic, which is changed with the roll's lock held: a look at an empty roll is one load, and
-//! sees every entry that was made before it.
+//! The number of entries is also stored in an atomic, which is changed with the roll's lock held: a query of an empty roll is one
+//! load, and sees every entry that was made before it.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -39,11 +38,11 @@ use crate::ids::Owner;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::upstream::EventId;
 
-/// So many other arenas are asked whether they are idle, at most, as long as there is memory to be had: each costs the driver a
-/// look at an event.
+/// The greatest number of other arenas that are checked for being idle as long as more memory can be taken: each check queries an
+/// event of the driver.
 pub(crate) const MOST_ASKED: usize = 64;
 
-/// Names that are written down. See the [module's essay](self).
+/// A set of names. See the [module's essay](self).
 #[derive(Debug)]
 pub(crate) struct Roll<K> {
     len: AtomicUsize,
@@ -53,7 +52,7 @@ pub(crate) struct Roll<K> {
 #[derive(Debug)]
 struct Inner<K> {
     names: BTreeSet<K>,
-    /// The last of [some](Roll::some).
+    /// The last name that [`some`](Roll::some) returned.
     last: Option<K>,
 }
 
@@ -65,14 +64,14 @@ impl<K> Default for Roll<K> {
 }
 
 impl<K: Ord + Copy> Roll<K> {
-    /// Writes a name down.
+    /// Adds a name.
     pub(crate) fn insert(&self, name: K) {
         let mut inner = self.lock();
         inner.names.insert(name);
         self.len.store(inner.names.len(), Ordering::Release);
     }
 
-    /// Strikes a name, if `is_done` says so, which is asked with the roll's lock held.
+    /// Removes a name if `is_done` returns `true`; it is called with the roll's lock held.
     pub(crate) fn strike_if(&self, name: K, is_done: impl FnOnce() -> bool) {
         let mut inner = self.lock();
         if is_done() {
@@ -92,7 +91,7 @@ impl<K: Ord + Copy> Roll<K> {
         if self.is_empty() { Vec::new() } else { self.lock().names.range(range).copied().collect() }
     }
 
-    /// Returns the names within a range, in order, if there are no more than `most`; else so many of them, other ones at each
+    /// Returns the names within a range, in order, if there are at most `most`; otherwise `most` of them, different ones at each
     /// call.
     pub(crate) fn some(&self, range: RangeInclusive<K>, most: usize) -> Vec<K> {
         let mut inner = self.lock();
@@ -111,7 +110,7 @@ impl<K: Ord + Copy> Roll<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<K>> {
-        // Neither an entry nor its end leaves the roll half changed.
+        // Neither an addition nor a removal leaves the roll half changed.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -125,7 +124,7 @@ pub(crate) struct Rolls {
 }
 
 impl Rolls {
-    /// Removes an arena that goes.
+    /// Removes an arena that is being dropped.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.waiting.strike_if(arena.number, || true);
         self.free_memory.strike_if((arena.key.owner, arena.number), || true);
@@ -134,13 +133,14 @@ impl Rolls {
 }
 
 impl Common {
-    /// Returns the arenas that something may wait in, oldest first.
+    /// Returns the arenas in which something may wait, oldest first.
     pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
         let waiting = self.rolls.waiting.within(0..=u64::MAX);
         waiting.into_iter().filter_map(|number| self.arena(number)).collect()
     }
 
-    /// Returns the arenas that have free memory of an owner, oldest first; or, if there are more than `most`, other ones at each call.
+    /// Returns the arenas that have free memory of an owner, oldest first; if there are more than `most`, different ones at each
+    /// call.
     pub(crate) fn arenas_with_free(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
         let arenas = self.rolls.free_memory.some((owner, 0)..=(owner, u64::MAX), most);
         arenas.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
@@ -174,7 +174,7 @@ impl Arena {
 }
 
 impl ArenaState {
-    /// Writes the arena down before a free may come to wait here.
+    /// Adds the arena to the roll before a free may wait here.
     pub(crate) fn note_waiting(&mut self, arena: &Arena) {
         if !self.is_on_waiting {
             self.is_on_waiting = true;
@@ -182,7 +182,7 @@ impl ArenaState {
         }
     }
 
-    /// Strikes the arena from the roll if nothing waits here, after a look in vain.
+    /// Removes the arena from the roll if nothing waits here, after a check that found nothing.
     pub(crate) fn strike_waiting(&mut self, arena: &Arena) {
         if self.pending.is_idle() && self.deferred.is_empty() {
             self.is_on_waiting = false;
@@ -190,7 +190,7 @@ impl ArenaState {
         }
     }
 
-    /// Writes the arena down when memory becomes free here.
+    /// Adds the arena to the roll when memory becomes free here.
     #[inline]
     pub(crate) fn note_free(&mut self, arena: &Arena) {
         if !self.is_on_free_memory {
@@ -205,7 +205,8 @@ impl ArenaState {
         arena.common.rolls.free_memory.insert((arena.key.owner, arena.number));
     }
 
-    /// Returns whether there is free memory here, with every free block in its bin. The arena is struck if there is not.
+    /// Returns whether there is free memory here, with every free block in its bin. If there is none, the arena is removed from
+    /// the roll.
     pub(crate) fn has_free(&mut self, arena: &Arena) -> bool {
         let has_free = self.free.iter().any(|bins| bins.iter().next().is_some());
         if !has_free && self.is_on_free_memory {
@@ -230,7 +231,7 @@ mod tests {
         (upstream.clone(), DeviceAllocator::new(upstream, Settings::default()))
     }
 
-    /// Returns a block on each of so many streams.
+    /// Returns one block on each of `streams` streams.
     fn blocks(allocator: &DeviceAllocator, streams: u64, bytes: u64) -> Vec<Block> {
         let streams = (1..=streams).map(StreamId::from_raw);
         streams.map(|stream| allocator.allocate(bytes, stream).expect("there is room")).collect()
@@ -250,7 +251,7 @@ mod tests {
         allocator.process_events();
         assert_eq!((waiting(), upstream.calls().query_event - before), (10, 10));
         upstream.complete_stream(other);
-        // One look takes them in, the next finds nothing.
+        // The first call processes them, the second finds nothing.
         (0..2).for_each(|_| allocator.process_events());
         assert_eq!(waiting(), 0);
     }
@@ -264,7 +265,7 @@ mod tests {
         blocks.truncate(97);
         assert_eq!(with_free(), 3);
         let again = allocator.allocate(20 << 20, StreamId::from_raw(100)).expect("it is cached");
-        // Another thread looks there, and finds nothing.
+        // Another thread checks there, and finds nothing.
         drop(allocator.allocate(20 << 20, StreamId::from_raw(200)).expect("there is room"));
         assert_eq!(with_free(), 3, "two of the three, and the new one");
         drop(again);

@@ -1,4 +1,4 @@
-//! Sending requests to a private pool for a while, and saying that a capture is under way.
+//! Directing requests to a private pool for a while, and announcing a capture.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -26,7 +26,7 @@ impl DeviceAllocator {
     }
 
     /// Directs requests of the calling thread to `pool` until the scope is dropped (`torch.cuda.use_mem_pool`). Scopes nest. The
-    /// pool is retained meanwhile. Nothing is captured: all else is as ever.
+    /// pool is retained meanwhile. No capture is announced: everything else works as usual.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -40,30 +40,30 @@ impl DeviceAllocator {
     /// [`begin_capture`](Self::begin_capture) too.
     ///
     /// # Errors
-    /// If there is no such pool, or requests on streams go to it already.
+    /// If there is no such pool, or requests on streams are already directed to it.
     pub fn begin_use_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
         self.open_scope(&mut *self.enter()?, pool, Requests::OnStreams(filter))
     }
 
-    /// Ends what [`begin_use_pool`](Self::begin_use_pool) began.
+    /// Ends the redirection that [`begin_use_pool`](Self::begin_use_pool) began.
     ///
     /// # Errors
-    /// If no requests on streams go to this pool.
+    /// If no requests on streams are directed to this pool.
     pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         let mut central = self.enter()?;
         self.scopes.end_streams(pool)?;
         Ok(central.pools.release(pool)?)
     }
 
-    /// Announces a capture, which counts as under way until the scope is dropped, with what that means
-    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). Call it before the capture begins,
-    /// and drop the scope after it has ended.
+    /// Announces a capture, which counts as under way until the scope is dropped, with the effects that
+    /// [`begin_allocate_to_pool`](Self::begin_allocate_to_pool) lists (that call announces one itself). Call it before the
+    /// capture begins, and drop the scope after it has ended.
     pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
         self.announce_capture(&mut self.central());
         CaptureScope { allocator: Arc::clone(self) }
     }
 
-    /// Counts a capture as under way. If it is the first, the rest of pools without references goes back before.
+    /// Counts a capture as under way. If it is the first, the remaining memory of pools without references is returned before.
     pub(crate) fn announce_capture(&self, central: &mut Central) {
         if !self.common.is_capturing() {
             self.release_unreferenced_pools(central);
@@ -72,7 +72,7 @@ impl DeviceAllocator {
     }
 }
 
-/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
+/// A guard that directs requests of one thread to a private pool while it is alive. See [`DeviceAllocator::use_pool`].
 #[derive(Debug)]
 pub struct PoolScope {
     allocator: Arc<DeviceAllocator>,
@@ -89,7 +89,7 @@ impl Drop for PoolScope {
     }
 }
 
-/// While it lives, a capture counts as under way. See [`DeviceAllocator::begin_capture`].
+/// A guard during whose life a capture counts as under way. See [`DeviceAllocator::begin_capture`].
 #[derive(Debug)]
 #[must_use = "the capture ends when it is dropped"]
 pub struct CaptureScope {

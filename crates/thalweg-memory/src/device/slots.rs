@@ -1,8 +1,8 @@
-//! A vector whose elements are named by small integers that stay valid while others come and go.
+//! A vector whose elements have small integers as names, which stay valid while other elements are added and removed.
 //!
-//! Segments and their blocks point at each other; an index says the same as a pointer would, in half the space, with a check
-//! on every use. A slot is used again after its element was removed, so that an index means something only as long
-//! as the element lives: the holder of an index owns the element, or is owned by it.
+//! Segments and their blocks point at each other; an index serves as a pointer in half the space, with a check on every use. A
+//! slot is reused after its element was removed, so an index is only valid while the element lives: the holder of an index owns
+//! the element, or is owned by it.
 
 use std::ops::{Index, IndexMut};
 
@@ -30,10 +30,10 @@ impl<T> Slots<T> {
         index
     }
 
-    /// Takes an element out.
+    /// Removes an element and returns it.
     ///
     /// # Panics
-    /// If there is none of this index.
+    /// If there is no element with this index.
     pub(crate) fn remove(&mut self, index: u32) -> T {
         let element = self.slots[index as usize].take().expect("the index names an element");
         self.vacant.push(index);

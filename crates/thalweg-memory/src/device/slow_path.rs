@@ -1,32 +1,31 @@
-//! Finding memory for a request that nothing cached serves, from the cheapest way to the last.
+//! Finding memory for a request that no cached block serves, from the cheapest way to the last.
 //!
-//! | stage | what is tried | PyTorch |
+//! | stage | attempt | PyTorch |
 //! |---|---|---|
-//! | 1 | a free block after all; another thread may have freed it, or a callback frees one | yes |
-//! | 2 | a block that waits for uses elsewhere: the stream is made to wait for the oldest | |
-//! | 3 | above the threshold, old cached segments go back first | yes |
+//! | 1 | a cached block after all: another thread may have freed one, or a callback frees one | yes |
+//! | 2 | a block that waits for uses on other streams: the stream is made to wait for the oldest | |
+//! | 3 | above the threshold, old cached segments are returned first | yes |
 //! | 4 | stitching: new pages while there is slack, then free ones of this stream, then of idle ones | |
-//! | 5 | a free block of another stream that is done with it | |
+//! | 5 | a free block of another stream that has finished with it | |
 //! | 6 | more from the upstream | yes |
-//! | 7 | pools that help out | yes |
-//! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
+//! | 7 | pools that serve other requests when memory is short | yes |
+//! | 8 | with `max_split_size`: oversize blocks are returned, no more than needed, and 6 again | yes |
 //! | 9 | whatever a device-side wait makes available: waiting blocks, pages and blocks of other streams | |
-//! | 10 | as much as is missing goes back, of pages of the other size if there are any, and 6 again | |
-//! | | the host waits for all events, all that is free goes back, and 6 again | yes |
-//! | | then a free block after all: part of a segment, say, that is still in use | |
+//! | 10 | as much as is missing is returned, of pages of the other size if there are any, and 6 again | |
+//! | | the host waits for all events, all free memory is returned, and 6 again | yes |
+//! | | then a free block after all: for example part of a segment that is still in use | |
 //! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::graph_pools::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
-//! | 12 | an error that says what the memory looks like | yes |
+//! | 12 | an error that describes the memory situation | yes |
 //!
-//! With `policy:pytorch` only PyTorch's stages are there, and they decide as it does. While a capture is under way nothing may
-//! be waited for or given back, so stages 2 to 5 and 8 to 10 are left out, and stage 11 looks at the
-//! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are stitched
-//! then too.
+//! With `policy:pytorch` only PyTorch's stages exist, and they decide as PyTorch does. While a capture is under way nothing may
+//! be waited for or returned, so stages 2 to 5 and 8 to 10 are left out, and stage 11 only uses the stream's own blocks. Pools
+//! whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are also stitched then.
 //!
-//! The upstream's lack of memory leads one stage down; any other failure of it ends the slow path and goes to the caller.
-//! Either way the state is as valid as before.
+//! If the upstream is out of memory, the next stage follows; any other error of the upstream ends the slow path and is returned
+//! to the caller. In both cases the state is as valid as before.
 //!
-//! One lock is held for the whole slow path, and an arena's only for a stage: what other threads do between two stages
-//! may make it longer, never wrong, since each stage ends with the block in the caller's hands or with nothing.
+//! One lock is held for the entire slow path, and an arena's only for a stage: actions of other threads between two stages may
+//! make it longer, never wrong, since each stage ends either with a block for the caller or with nothing.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -46,31 +45,31 @@ use crate::policy::{Policy, Request};
 use crate::settings::CrossStreamReuse;
 use crate::upstream::{EventId, PageId, VirtualMemory};
 
-/// A block in the caller's hands, and where it belongs.
+/// A block for the caller, and the arena that it belongs to.
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
-/// One request on the slow path.
+/// A request on the slow path.
 struct SlowPath<'a> {
     allocator: &'a DeviceAllocator,
-    /// `None` only while the upstream is asked without the lock.
+    /// The locked central state; `None` only while the upstream is called without the lock.
     central: Option<MutexGuard<'a, Central>>,
     arena: &'a Arc<Arena>,
     request: Request,
     policy: Policy,
-    /// Pages that are mapped nowhere, on their way to where they are needed.
+    /// Pages that are mapped nowhere, collected for the request.
     pages: Vec<PageId>,
-    /// Pages that were just made and are not counted yet.
+    /// Pages that were just created and are not counted yet.
     made: Vec<PageId>,
     /// Events that this stream was made to wait for.
     waits: Vec<EventId>,
-    /// The number of further ones that it may be made to wait for before memory is short.
+    /// The number of further events that this stream may be made to wait for before memory is short.
     waits_left: usize,
-    /// All else has been tried.
+    /// Whether everything else has been tried.
     is_last_resort: bool,
 }
 
 impl DeviceAllocator {
-    /// Finds memory that nothing cached serves.
+    /// Finds memory for a request that no cached block serves.
     pub(crate) fn obtain_on_slow_path(
         &self,
         arena: &Arc<Arena>,
@@ -98,7 +97,7 @@ impl<'a> SlowPath<'a> {
         self.central.as_mut().expect("the lock is held between two stages")
     }
 
-    /// Runs all stages, and once more if other threads have freed enough meanwhile.
+    /// Runs all stages, and repeats them once if other threads have freed enough meanwhile.
     fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.central().ledger.given_back_at = self.request.stack;
         let obtained = self.run_twice();
@@ -111,7 +110,7 @@ impl<'a> SlowPath<'a> {
         if let Some(obtained) = self.run()? {
             return Ok(obtained);
         }
-        // PyTorch does not look again.
+        // PyTorch does not check again.
         if !self.policy.processes_all
             && allocator.would_fit_now(self.central(), arena, &request)
             && let Some(obtained) = self.run()?
@@ -147,13 +146,13 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// Returns whether a capture is under way. Each stage that waits, or gives anything back, asks for itself: the lock may have been
-    /// given up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
+    /// Returns whether a capture is under way. Each stage that waits or returns memory checks this itself: the lock may have been
+    /// released since the last stage (`release_lock_on_cudamalloc`), and no capture begins while it is held.
     fn is_capturing(&self) -> bool {
         self.arena.common.is_capturing()
     }
 
-    /// Hands a found block out of `arena`.
+    /// Hands out a block that was found in `arena`.
     fn hand_out(&self, arena: &Arc<Arena>, state: &mut ArenaState, span: Span) -> Obtained {
         (Arc::clone(arena), state.hand_out(arena, &self.request, span))
     }
@@ -168,14 +167,14 @@ impl<'a> SlowPath<'a> {
     fn after_callbacks(&mut self) -> Found {
         let callbacks = self.central().free_memory_callbacks.clone();
         let outside = Outside::enter();
-        // Every one is called: each may free what the others cannot.
+        // All callbacks are called: each may free memory that the others cannot.
         let freed = callbacks.iter().filter(|callback| callback()).count();
         drop(outside);
         if freed > 0 { self.cached() } else { Ok(None) }
     }
 
-    /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
-    /// blocks that the device is kept busy meanwhile.
+    /// Makes the stream wait for the oldest block that waits for uses on other streams and would serve, if there are enough such
+    /// blocks to keep the device busy meanwhile.
     fn order_oldest(&mut self) -> Found {
         let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
         let mut state = self.arena.lock();
@@ -191,7 +190,7 @@ impl<'a> SlowPath<'a> {
             return Ok(None);
         }
         let context = self.arena.common.event_context();
-        // Work that cannot be waited for on the device is waited for by the host, some stages below.
+        // Work that cannot be waited for on the device is waited for by the host, in a later stage.
         let ordered = state.pending.order_before(block, self.arena.key.stream, &context).unwrap_or(false);
         state.collect_ready(self.arena);
         if !ordered {
@@ -202,8 +201,8 @@ impl<'a> SlowPath<'a> {
         Ok(found.map(|span| self.hand_out(self.arena, state, span)))
     }
 
-    /// Gives old cached segments back if there is a limit and the cache is near it, as PyTorch does: those that are older
-    /// than the average, again and again, until there is enough.
+    /// Releases old cached segments if there is a limit and the cache is near it, as PyTorch does: those that are older than the
+    /// average, repeatedly, until there is enough.
     fn collect_garbage(&mut self) -> Found {
         let threshold = self.policy.garbage_collection_threshold;
         let allowed = self.central().ledger.allowed_bytes.filter(|_| threshold > 0.0 && !self.is_capturing());
@@ -242,7 +241,7 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// Maps free pages side by side, of this stream and of those that are known to be idle; missing ones are made.
+    /// Maps free pages of this stream and of idle streams side by side; missing ones are created.
     fn stitch(&mut self) -> Found {
         let owner = self.arena.key.owner;
         if !self.policy.stitching {
@@ -250,15 +249,15 @@ impl<'a> SlowPath<'a> {
         } else if self.central().pools.may_alias(owner) {
             self.grow_with(Donors::Own)
         } else if self.is_capturing() {
-            // A page leaves its old address when an event has passed, and there are none now.
+            // A page leaves its old address when an event has passed, and there are no events during a capture.
             Ok(None)
         } else {
             self.grow_with(Donors::Idle)
         }
     }
 
-    /// Returns whether so many pages may be made although free ones could move: what is reserved is hardly more then than what was
-    /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
+    /// Returns whether `pages` pages may be created although free ones could move: the reserved memory then hardly exceeds the
+    /// most that was ever in use. A page that moves costs as much as a new one, and may have to move again in each step.
     fn has_slack(&mut self, pages: usize) -> bool {
         let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
         let known_bytes = self.central().ledger.most_active_bytes.saturating_sub(self.request.size_bytes);
@@ -269,7 +268,7 @@ impl<'a> SlowPath<'a> {
         slack > 0.0 && ledger.reserved_bytes() + bytes <= allowed_bytes && !ledger.would_exceed(bytes)
     }
 
-    /// Maps pages where the request fits best: first those that `donors` can spare, then new ones.
+    /// Maps pages where the request fits best: first pages that `donors` can supply, then new ones.
     fn grow_with(&mut self, donors: Donors) -> Found {
         let upstream = Arc::clone(&self.arena.common.upstream);
         let Some(memory) = upstream.virtual_memory().filter(|_| self.is_expandable()) else {
@@ -284,8 +283,8 @@ impl<'a> SlowPath<'a> {
         obtained
     }
 
-    /// Gathers free pages of `donors`, and makes the missing ones. Returns whether there are `wanted`. No free memory is taken
-    /// apart for a growth that does not come about: so the missing pages are made first.
+    /// Gathers free pages of `donors`, and creates the missing ones. Returns whether there are `wanted`. No free memory is taken
+    /// apart if growing then fails, so the missing pages are created first.
     fn gather_pages(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -311,12 +310,12 @@ impl<'a> SlowPath<'a> {
                 self.collect_pages(&donor, PageDemand { wanted: missing, ..demand });
             }
         }
-        // Fewer came than were there if a stream could not be waited for, say.
+        // There are fewer than were counted if, for example, a stream could not be waited for.
         let missing = wanted - self.pages.len();
         self.create_pages(memory, missing)
     }
 
-    /// Keeps the pages that found no place.
+    /// Keeps the pages that were not mapped.
     fn spare_pages(&mut self) {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         if let Some(central) = &mut self.central {
@@ -326,7 +325,7 @@ impl<'a> SlowPath<'a> {
                 self.pages.append(&mut self.made);
             }
             central.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
-            // Some may come from streams that this one was made to wait for, and no other.
+            // Some may come from streams that only this one was made to wait for.
             let after = Some(self.arena.key.stream);
             let pool = owner.pool().filter(|_| central.pools.may_alias(owner));
             let spare = |page| SparePage { page, bytes: page_bytes, class, after, pool };
@@ -342,8 +341,8 @@ impl<'a> SlowPath<'a> {
         self.policy.expandable && self.arena.source.is_none()
     }
 
-    /// Returns how many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large
-    /// as it may be and there is.
+    /// Returns the number of missing pages at the place where the request fits best. If it fits nowhere, a new range of addresses
+    /// is reserved, as large as allowed and available.
     fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
         let missing = self.arena.lock().missing_pages(&self.request);
         if missing.is_some() {
@@ -354,7 +353,7 @@ impl<'a> SlowPath<'a> {
         let Some(mut reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut state = self.arena.lock();
         while !state.add_expandable(self.request.class, reserve_bytes, memory)? {
-            // Addresses are short. Fewer serve as well, as long as the request fits in.
+            // Addresses are short. A smaller range serves as well, as long as the request fits in.
             if !self.policy.stitching || reserve_bytes == size_bytes {
                 self.central().addresses_are_short = true;
                 return Ok(None);
@@ -371,17 +370,17 @@ impl<'a> SlowPath<'a> {
             return Ok(None);
         };
         if !self.policy.stitching {
-            // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
+            // All pages were created at once, for this request; PyTorch creates and counts the pages of each range separately.
             self.central().ledger.statistics.num_device_alloc += ranges.saturating_sub(1);
         }
         Ok(Some(self.hand_out(arena, &mut state, span)))
     }
 
-    /// Takes spare pages, then makes new ones, until there are `wanted` more. Returns `false` if the limit or the upstream has no
-    /// room.
+    /// Takes spare pages, then creates new ones, until there are `wanted` more. Returns `false` if the limit or the upstream has
+    /// no room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
-        // They stay where they are until the others are there.
+        // The spare pages stay where they are until the others exist.
         let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.key);
         if spare < wanted && !self.make_pages(memory, wanted - spare)? {
             return Ok(false);
@@ -396,7 +395,7 @@ impl<'a> SlowPath<'a> {
         Ok(true)
     }
 
-    /// Makes new pages. Returns `false`, and makes none, if the limit or the upstream has no room for all of them.
+    /// Creates new pages. Returns `false`, and creates none, if the limit or the upstream has no room for all of them.
     fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
@@ -416,16 +415,16 @@ impl<'a> SlowPath<'a> {
             self.central().ledger.bytes_taken(owner, class, wanted as u64 * page_bytes);
             self.pages.append(&mut self.made);
         } else {
-            // Too few are none. One that cannot be given back is spare.
+            // Too few pages are useless. A page that the upstream refuses becomes spare.
             self.made.retain(|page| memory.destroy_page(*page).is_err());
         }
         made
     }
 
-    /// Returns whether `bytes` more would pass the memory fraction.
+    /// Returns whether taking `bytes` more would exceed the memory fraction.
     ///
     /// # Errors
-    /// If that is so and is to be refused at once, without an attempt to make room.
+    /// If it would, and the request must be refused at once, without an attempt to make room.
     fn exceeds_limit(&mut self, bytes: u64) -> Result<bool, AllocationError> {
         let exceeds = self.central().ledger.would_exceed(bytes);
         if exceeds && self.policy.throw_on_cudamalloc_oom {
@@ -435,7 +434,7 @@ impl<'a> SlowPath<'a> {
         Ok(exceeds)
     }
 
-    /// Returns the arenas that may give pages to this one: its own first. No address loses its page while something relies on it.
+    /// Returns the arenas that may supply pages to this one, its own first. No address that something relies on loses its page.
     fn donors(&mut self, donors: Donors) -> Vec<Arc<Arena>> {
         let owner = self.arena.key.owner;
         match donors {
@@ -457,8 +456,9 @@ impl<'a> SlowPath<'a> {
         }
     }
 
-    /// Returns whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held,
-    /// so that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
+    /// Returns whether less memory is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the
+    /// pool is held, so a long-running program accumulates more and more. Beyond this limit, only requests that would fail
+    /// otherwise create aliases.
     fn may_alias_more(&mut self) -> bool {
         if self.is_last_resort {
             return true;
@@ -469,11 +469,10 @@ impl<'a> SlowPath<'a> {
         alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
-    /// Returns the arenas that may give blocks to this one: its own first. Before memory is short, not all that may be idle are
-    /// asked.
+    /// Returns the arenas that may lend blocks to this one, its own first; not all possibly idle ones before memory is short.
     fn block_donors(&self, donors: Donors) -> Vec<Arc<Arena>> {
         let mut all = vec![Arc::clone(self.arena)];
-        // Memory of another stream becomes eligible by an event, and there are none while a capture is under way.
+        // Memory of another stream becomes eligible by an event, and there are no events while a capture is under way.
         if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
             let ArenaKey { owner, .. } = self.arena.key;
             let is_urgent = donors != Donors::Idle || self.is_last_resort;
@@ -484,7 +483,7 @@ impl<'a> SlowPath<'a> {
         all
     }
 
-    /// Returns what of `donor` may be taken now.
+    /// Returns the rule by which memory of `donor` may be taken now.
     fn eligibility(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Eligibility> {
         let own = donor.number == self.arena.number;
         match (own, donors) {
@@ -505,7 +504,7 @@ impl<'a> SlowPath<'a> {
         }
     }
 
-    /// Returns how many of `wanted` pages `donor` could give now, and how to ask for them.
+    /// Returns the number of pages, up to `wanted`, that `donor` could supply now, and the demand to pass to it.
     fn look_for_pages(
         &self,
         donor: &Arc<Arena>,
@@ -535,8 +534,8 @@ impl<'a> SlowPath<'a> {
         }
     }
 
-    /// Makes this stream wait for all that `donor`'s stream, and others that may use its memory, were given so far; whether it could
-    /// be.
+    /// Makes this stream wait for all work so far of `donor`'s stream and of other streams that may use its memory. Returns
+    /// whether this was possible.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let donor_stream = donor.key.stream;
         if !self.wait_for_stream(donor_stream) {
@@ -544,7 +543,7 @@ impl<'a> SlowPath<'a> {
         }
         for stream in self.arena.common.unrecorded_users() {
             let is_waited_for = stream == donor_stream || stream == self.arena.key.stream;
-            // One that the driver does not know any more counts as done.
+            // A stream that the driver no longer has counts as done.
             let _ = is_waited_for || self.wait_for_stream(stream);
         }
         self.arena.common.count_wait();
@@ -555,7 +554,7 @@ impl<'a> SlowPath<'a> {
     fn wait_for_stream(&mut self, stream: StreamId) -> bool {
         let context = self.arena.common.event_context();
         let Ok(recorded) = context.record(stream) else { return false };
-        // Kept first, so that it is not lost in a panic.
+        // Stored first, so that it is not lost in a panic.
         self.waits.push(recorded.event);
         if context.events.wait_event(self.arena.key.stream, recorded.event).is_err() {
             self.waits.pop();
@@ -565,7 +564,7 @@ impl<'a> SlowPath<'a> {
         true
     }
 
-    /// Returns a free block of a stream that is done with it.
+    /// Returns a free block of a stream that has finished with it.
     fn borrow_idle(&mut self) -> Found {
         let reuse = self.policy.cross_stream_reuse;
         if reuse == CrossStreamReuse::Never || self.is_capturing() {
@@ -597,7 +596,7 @@ impl<'a> SlowPath<'a> {
     fn take_more(&mut self) -> Found {
         let is_expandable = self.is_expandable() && self.arena.common.upstream.virtual_memory().is_some();
         let bytes = self.policy.segment_size(self.request.size_bytes);
-        // PyTorch asks for the limit with the size of a plain segment, be it for one page. The code that moves pages knows what it lacks.
+        // PyTorch checks the limit with the size of a plain segment, even for one page. The code that moves pages knows its need.
         let asks_later = is_expandable && self.policy.stitching;
         if !asks_later && self.exceeds_limit(bytes)? {
             return Ok(None);
@@ -607,7 +606,7 @@ impl<'a> SlowPath<'a> {
             if grown.is_some() || !self.central().addresses_are_short {
                 return Ok(grown);
             }
-            // No range of addresses is left to map pages in. The driver may have a segment all the same.
+            // No range of addresses is left to map pages in, but the driver may still have a segment.
             if asks_later && self.exceeds_limit(bytes)? {
                 return Ok(None);
             }
@@ -628,7 +627,8 @@ impl<'a> SlowPath<'a> {
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
-    /// Takes a cached block of a pool that helps out. Only requests that go to no pool are helped.
+    /// Takes a cached block of a pool that serves other requests when memory is short. Only requests to the shared pool are
+    /// served this way.
     fn helping_pools(&mut self) -> Found {
         if self.arena.key.owner.pool().is_some() {
             return Ok(None);
@@ -643,8 +643,8 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// Gives oversize blocks of the request's stream back: the smallest that alone makes enough room, or else the largest
-    /// ones until there is enough; then asks the upstream again.
+    /// Releases oversize blocks of the request's stream: the smallest that makes enough room on its own, otherwise
+    /// the largest ones until there is enough. Then calls the upstream again.
     fn release_oversize(&mut self) -> Found {
         let max_split_bytes = self.policy.max_split_bytes;
         let owner = self.arena.key.owner;
@@ -680,7 +680,8 @@ impl<'a> SlowPath<'a> {
         if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
     }
 
-    /// Takes what becomes eligible if this stream waits, on the device: the alternative is to let the host wait for everything.
+    /// Takes memory that becomes eligible if this stream waits, on the device; the alternative is to let the host wait for
+    /// everything.
     fn order_anything(&mut self) -> Found {
         if self.is_capturing() {
             return Ok(None);
@@ -702,7 +703,7 @@ impl<'a> SlowPath<'a> {
         if self.policy.stitching { self.grow_with(Donors::All) } else { Ok(None) }
     }
 
-    /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
+    /// Releases as many bytes as pages are missing, of the other size if there are any, and calls the upstream again. *Blocks*.
     fn release_some(&mut self) -> Found {
         if self.is_capturing() || !self.policy.stitching || !self.is_expandable() {
             return Ok(None);
@@ -719,7 +720,7 @@ impl<'a> SlowPath<'a> {
         Ok(obtained)
     }
 
-    /// Waits for all events, gives all that is free back, and asks the upstream again. *Blocks*.
+    /// Waits for all events, returns all free memory, and calls the upstream again. *Blocks*.
     fn release_cached(&mut self) -> Found {
         if self.is_capturing() {
             return Ok(None);
@@ -730,7 +731,7 @@ impl<'a> SlowPath<'a> {
         if let Some(obtained) = self.take_more()? {
             return Ok(Some(obtained));
         }
-        // PyTorch does not look again at what the wait has made free.
+        // PyTorch does not check the blocks that the wait has made free.
         if self.policy.processes_all { Ok(None) } else { self.cached() }
     }
 
@@ -751,7 +752,7 @@ impl<'a> SlowPath<'a> {
         }
         let class = self.request.class;
         if self.policy.stitching && class == SizeClass::Large {
-            // Blocks are counted, and go back, by the class of their segment.
+            // Blocks are counted, and returned, by the class of their segment.
             self.request.class = SizeClass::Small;
             if let Some(obtained) = self.find_or_grow()? {
                 return Ok(Some(obtained));
@@ -776,21 +777,22 @@ impl<'a> SlowPath<'a> {
 }
 
 impl Drop for SlowPath<'_> {
-    /// Keeps pages and events that the slow path still has, whatever ended it. Does not call the upstream.
+    /// Keeps the pages and events that the slow path still has, whatever ended it. Does not call the upstream.
     fn drop(&mut self) {
         self.spare_pages();
         self.arena.add_waits(self.waits.drain(..));
     }
 }
 
-/// The arenas that may give pages away.
+/// The arenas that may supply pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Donors {
-    /// No arena: new pages are made.
+    /// No arena: new pages are created.
     None,
-    /// This stream, whose pages stay mapped where they are as well; and, for a capture, shared memory that the host finds idle.
+    /// This stream, whose pages also stay mapped at their old addresses; and, for a capture, shared memory that the host knows to
+    /// be idle.
     Own,
-    /// This stream, and the blocks of others that they are done with.
+    /// This stream, and the blocks of other streams that have finished with them.
     Idle,
     /// All streams; this one waits for them.
     All,

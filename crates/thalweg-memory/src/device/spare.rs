@@ -1,14 +1,14 @@
 //! Pages that are in no arena.
 //!
-//! A page is *spare* when it was made, or taken from where it was, for a growth that did not come about; or when it was
-//! unmapped to be given back. Two things are to be minded before it is used again or given back:
+//! A page is *spare* when it was created, or taken from its place, for a growth that then failed; or when it was unmapped in
+//! order to be returned. Two conditions must be observed before it is used again or returned:
 //!
-//! - Work in flight may still touch it. A request that collects pages from other streams waits for them on the device; so
-//!   such a page is free for the work that comes later *on that stream*, and for no other until the host knows that to be done.
-//! - It may still be mapped where it was: a stale mapping ([`expandable`](super::expandable)). Then it is kept; and if that mapping
-//!   stays for as long as a pool does, the page serves that pool alone.
+//! - Work in flight may still touch it. A request that collects pages from other streams waits for them on the device; so such a
+//!   page is free for later work *on that stream*, and for no other until the host knows that work to be done.
+//! - It may still be mapped at its old address: a stale mapping ([`expandable`](super::expandable)). Then it is kept; and if that
+//!   mapping stays for as long as a pool does, the page serves only that pool.
 //!
-//! What is not here: the figures. Spare pages are reserved memory, of no pool.
+//! Statistics are not kept here. Spare pages are reserved memory, of no pool.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,16 +17,16 @@ use rustc_hash::FxHashSet;
 use crate::ids::{ArenaKey, Owner, PoolId, SizeClass, StreamId};
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
-/// A page in no arena.
+/// A page that is in no arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SparePage {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
     /// The class that it is counted in.
     pub(crate) class: SizeClass,
-    /// The stream whose later work may use it; any if `None`.
+    /// The stream whose later work may use the page; any stream if `None`.
     pub(crate) after: Option<StreamId>,
-    /// The pool that it must stay in, since it may be mapped there at an address that a graph relies on.
+    /// The pool that the page must stay in, since it may be mapped there at an address that a graph relies on.
     pub(crate) pool: Option<PoolId>,
 }
 
@@ -39,7 +39,7 @@ impl SparePage {
     }
 }
 
-/// The spare pages of one allocator. Nothing is called with their lock held.
+/// The spare pages of one allocator. No function is called with their lock held.
 #[derive(Debug, Default)]
 pub(crate) struct SparePages {
     pages: Mutex<Vec<SparePage>>,
@@ -54,27 +54,27 @@ impl SparePages {
         self.lock().extend(pages);
     }
 
-    /// Returns all of them, as they are now.
+    /// Returns a copy of all spare pages.
     pub(crate) fn copy(&self) -> Vec<SparePage> {
         self.lock().clone()
     }
 
-    /// Returns how many pages there are, of up to `wanted`, that the arena of `key` may use.
+    /// Returns the number of pages, at most `wanted`, that the arena of `key` may use.
     pub(crate) fn count(&self, wanted: usize, bytes: u64, key: ArenaKey) -> usize {
         self.lock().iter().filter(|spare| spare.serves(bytes, key)).take(wanted).count()
     }
 
-    /// Takes up to `wanted` of them out.
+    /// Removes and returns up to `wanted` pages that the arena of `key` may use.
     pub(crate) fn take(&self, wanted: usize, bytes: u64, key: ArenaKey) -> Vec<SparePage> {
         let serves = |spare: &mut SparePage| spare.serves(bytes, key);
         self.lock().extract_if(.., serves).take(wanted).collect()
     }
 
-    /// Gives back all pages but those that are still `mapped` somewhere, and tells `destroyed` of each. *Blocks* until work
-    /// that may touch them is done, by `wait`.
+    /// Releases all pages to the upstream except those that are still `mapped` somewhere, and calls `destroyed` for each.
+    /// *Blocks*, by calling `wait`, until work that may touch them is done.
     ///
     /// # Errors
-    /// The upstream's, with the call that failed; the rest is still spare.
+    /// Returns the upstream's error, with the name of the failed call; the remaining pages are still spare.
     pub(crate) fn destroy(
         &self,
         memory: &dyn VirtualMemory,
@@ -99,7 +99,7 @@ impl SparePages {
     }
 }
 
-/// Pages on their way out. Those that do not get there, for whatever reason, are spare again.
+/// Pages that are being destroyed. Pages that are not destroyed, for whatever reason, become spare again when this is dropped.
 struct Leaving<'a> {
     from: &'a SparePages,
     pages: Vec<SparePage>,

@@ -1,31 +1,31 @@
 //! The one change with which a failed request would have been served.
 //!
-//! An error that lists all that might help does not help. So the state is copied, as plain numbers, and the changes that a user can
-//! make are tried on the copy, from the cheapest to the dearest: is there a block then, or room in the driver? The first with
-//! which the request fits is the advice. What is on already, or changes nothing, is never advised, since the request did not
-//! fit with it.
+//! An error that lists everything that might help does not help. So the state is copied, as plain numbers, and the changes that a
+//! user can make are tried on the copy, from the cheapest to the most expensive: is there a block then, or room in the driver?
+//! The first change with which the request fits is the advice. A setting that is already on, or that changes nothing, is never
+//! advised, since the request did not fit with it.
 //!
-//! | change | what it costs |
+//! | change | cost |
 //! |---|---|
 //! | wait for uses on other streams | time |
-//! | `empty_cache`, where nothing is given back now | time |
-//! | end the capture, which holds frees back | the capture |
+//! | `empty_cache`, if nothing can be returned now | time |
+//! | end the capture, which postpones frees | the capture |
 //! | release a private pool that is not used | its addresses |
 //! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
 //! | `expandable_segments:True`, `expandable_page_mb:2` | a setting, from the start of the program |
-//! | a larger memory fraction | other people's memory |
-//! | an end to what others have on the device | other people's work |
-//! | less at a time | a smaller batch |
+//! | a larger memory fraction | memory of other processes |
+//! | freeing memory that others have on the device | work of other processes |
+//! | smaller requests | a smaller batch |
 //! | freeing live memory | a smaller model |
 //!
-//! `stitching` is not among them: whatever it can move, the last attempt before failure has given back to the driver and
-//! asked for again.
+//! `stitching` is not among them: before a request fails, the last attempt has returned to the driver, and requested again, all
+//! the memory that stitching could move.
 //!
-//! The simulation knows the stages of the [slow path](crate::device::slow_path) as arithmetic, and errs on the side of no advice:
-//! a change is only advised if the copy says that it is enough by itself. Settings that shape segments from the start of a
-//! program (`expandable_segments`, `expandable_page_mb`) are judged by the segments as they are.
+//! The simulation models the stages of the [slow path](crate::device::slow_path) as arithmetic, and prefers no advice to wrong
+//! advice: a change is only advised if, according to the copy, it is sufficient. Settings that shape segments from the start of a
+//! program (`expandable_segments`, `expandable_page_mb`) are judged by the present segments.
 //!
-//! Not here: the figures of the error, and its observers.
+//! The figures of the error, and its observers, are elsewhere.
 
 use std::sync::Arc;
 
@@ -67,13 +67,13 @@ struct SegmentCopy {
 #[derive(Clone, Debug)]
 struct ArenaCopy {
     owner: Owner,
-    /// The request is for this one.
+    /// Whether the request is for this arena.
     own: bool,
-    /// Its free memory may be given back.
+    /// Whether its free memory may be returned to the upstream.
     releasable: bool,
-    /// Its free blocks serve requests that go to no pool.
+    /// Whether its free blocks serve requests of the shared pool.
     helps: bool,
-    /// It takes segments from elsewhere: what it gives back is not the device's.
+    /// Whether it takes segments from another source, so that the memory it returns is not the device's.
     has_source: bool,
     segments: Vec<SegmentCopy>,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Situation {
     has_source: bool,
     policy: Policy,
     has_virtual_memory: bool,
-    /// The largest range of addresses to grow in.
+    /// The size of the largest range of addresses that is available to grow in.
     reserve_bytes: u64,
     arenas: Vec<ArenaCopy>,
     /// Pages that are in no arena.
@@ -100,7 +100,7 @@ pub(crate) struct Situation {
     rejected: bool,
 }
 
-/// The copy.
+/// Building and changing the copy.
 impl Situation {
     pub(crate) fn of(
         allocator: &DeviceAllocator,
@@ -170,7 +170,7 @@ impl SegmentCopy {
         self.blocks.iter().filter(|block| block.state == CopyState::Free).map(|block| block.size_bytes)
     }
 
-    /// Makes pending blocks free.
+    /// Marks pending blocks as free.
     fn finish_pending(&mut self) {
         let mut merged: Vec<BlockCopy> = Vec::with_capacity(self.blocks.len());
         for mut block in self.blocks.drain(..) {
@@ -182,7 +182,7 @@ impl SegmentCopy {
         self.blocks = merged;
     }
 
-    /// Gives back what can be given back; how much.
+    /// Releases all memory that can be released. Returns its size.
     fn release(&mut self) -> u64 {
         let Some(page_bytes) = self.page_bytes else {
             let whole = self.blocks.len() == 1 && self.blocks[0].state == CopyState::Free;
@@ -237,7 +237,7 @@ fn missing_from(blocks: &[BlockCopy], size_bytes: u64, page_bytes: u64) -> Optio
     None
 }
 
-/// Adds a block behind others, joined with its neighbour if they are alike.
+/// Adds a block at the end, merged with the last one if they are alike.
 fn push(blocks: &mut Vec<BlockCopy>, block: BlockCopy) {
     let joins = |last: &BlockCopy| {
         last.state == block.state && matches!(block.state, CopyState::Free | CopyState::Unmapped)
@@ -249,9 +249,9 @@ fn push(blocks: &mut Vec<BlockCopy>, block: BlockCopy) {
     }
 }
 
-/// The question.
+/// The check whether the request fits.
 impl Situation {
-    /// Returns what would be taken from the driver.
+    /// Returns the number of bytes that would be taken from the driver.
     pub(crate) fn segment_bytes(&self) -> u64 {
         if self.policy.direct || self.size_bytes > MAX_REQUEST_BYTES {
             return self.size_bytes;
@@ -263,7 +263,7 @@ impl Situation {
         self.policy.segment_size(self.size_bytes)
     }
 
-    /// Returns whether the request would be served, with all that the allocator does by itself.
+    /// Returns whether the request would be served by the allocator's usual stages.
     pub(crate) fn fits(&self) -> bool {
         if self.is_served() {
             return true;
@@ -283,7 +283,7 @@ impl Situation {
         !self.policy.direct && self.arenas.iter().any(|arena| self.is_served_by(arena))
     }
 
-    /// Returns a free block of the request's own arena, or of a pool that helps.
+    /// Returns whether the request is served by a free block of its own arena, or of a pool that helps.
     fn is_served_by(&self, arena: &ArenaCopy) -> bool {
         let helps = arena.helps && self.key.owner == Owner::Shared;
         let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
@@ -308,7 +308,7 @@ impl Situation {
             })
     }
 
-    /// Returns whether the driver would give what the request lacks.
+    /// Returns whether the driver has room for the memory that the request lacks.
     fn has_room(&self) -> bool {
         if self.policy.direct || !self.policy.expandable || self.has_source {
             let bytes = self.segment_bytes();
@@ -318,7 +318,7 @@ impl Situation {
         self.has_room_in(self.class) || smaller && self.has_room_in(SizeClass::Small)
     }
 
-    /// Returns whether the driver would give the pages that the request lacks in segments of a class.
+    /// Returns whether the driver has room for the pages that the request lacks in segments of a class.
     fn has_room_in(&self, class: SizeClass) -> bool {
         let page_bytes = self.policy.page_bytes[class as usize];
         let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
@@ -350,13 +350,13 @@ impl Situation {
         segments.for_each(SegmentCopy::finish_pending);
     }
 
-    /// Does what `empty_cache` does.
+    /// Simulates `empty_cache`.
     fn release(&mut self) {
         self.finish_pending();
         self.release_free();
     }
 
-    /// Does what `empty_cache` does, without waiting for pending blocks.
+    /// Simulates `empty_cache`, without waiting for pending blocks.
     fn release_free(&mut self) {
         for index in 0..self.arenas.len() {
             let arena = &mut self.arenas[index];
@@ -366,7 +366,7 @@ impl Situation {
                 self.give_back(bytes, has_source);
             }
         }
-        // What serves one pool alone may be mapped there still.
+        // Pages that serve only one pool may still be mapped there.
         let spare_bytes =
             self.spare.extract_if(.., |spare| spare.pool.is_none()).map(|spare| spare.bytes).sum();
         self.give_back(spare_bytes, false);
@@ -391,8 +391,8 @@ impl Situation {
     }
 }
 
-/// Returns the smallest of the numbers from `low` to `high` for which `holds`, if it does for `high`; it does for all behind the
-/// first.
+/// Returns the smallest of the numbers from `low` to `high` for which `holds` is true, if it is true for `high`. If `holds` is
+/// true for a number, it must be true for all greater ones.
 fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (low, high);
     if low > high || !holds(high) {
@@ -416,7 +416,8 @@ impl Situation {
             return Some(Advice::Divide);
         }
         if self.fits() {
-            // The allocator has asked again by itself, and it did not: something is short that is not known here.
+            // The allocator has already repeated the request, and it failed: the cause is something that the copy does not
+            // contain.
             return None;
         }
         let tries: [fn(&Self) -> Option<Advice>; 12] = [
@@ -443,7 +444,7 @@ impl Situation {
     }
 
     fn empty_cache(&self) -> Option<Advice> {
-        // What a capture holds back stays where it is.
+        // Memory whose free the capture postpones stays where it is.
         let release = if self.capturing { Self::release_free } else { Self::release };
         let helps = self.capturing || self.rejected;
         (helps && self.with(release).fits()).then_some(Advice::EmptyCache)
@@ -455,7 +456,7 @@ impl Situation {
         (self.capturing && ended().fits()).then_some(Advice::EndCapture { bytes })
     }
 
-    /// Returns the pool with the least that is enough.
+    /// Returns the smallest pool that is sufficient.
     fn release_pool(&self) -> Option<Advice> {
         let mut kept: Vec<(u64, PoolId)> = Vec::new();
         for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.key.owner) {

@@ -1,3 +1,3 @@
-//! Advice where memory ran out: the change that would have helped.
+//! Advice for requests that failed for lack of memory: the change that would have helped.
 
 pub(crate) mod advice;

@@ -1,8 +1,8 @@
-//! A driver's own allocator, whose memory comes and goes in stream order.
+//! A driver's own allocator, which allocates and frees memory in stream order.
 //!
-//! What is freed is free when its stream has passed the place of the free, and everything that the stream was made to wait for
-//! before; then it stays with the driver, for any stream, until it is trimmed away. On its own stream it may be used again
-//! at once. Only memory of the same size is used again: the driver's skill at packing is not what is tested here.
+//! Freed memory is free when its stream has passed the position of the free, and everything that the stream was made to wait for
+//! before; then it stays with the driver, for any stream, until it is trimmed. On its own stream it may be used again at once.
+//! Only memory of the same size is used again, because the driver's packing is not tested here.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use super::{FakeUpstream, Inner};
 use crate::ids::StreamId;
 use crate::upstream::{Reserved, StreamOrdered, UpstreamError};
 
-/// Memory that was freed and is not free yet.
+/// Memory that was freed in stream order and is not free yet.
 #[derive(Debug)]
 struct Freed {
     address: u64,
     bytes: u64,
     stream: StreamId,
-    /// The places on streams that must have been passed.
+    /// The positions on streams that must have been passed.
     behind: Vec<(StreamId, u64)>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct DriverPool {
-    /// Size and stream of what is out, by address.
+    /// Size and stream of allocated memory, by address.
     live: BTreeMap<u64, (u64, StreamId)>,
     freed: Vec<Freed>,
     /// Sizes of free memory, by address.
     idle: BTreeMap<u64, u64>,
-    /// The places of others that a stream was made to wait for.
+    /// The positions on other streams that a stream was made to wait for.
     waits: BTreeMap<StreamId, Vec<(StreamId, u64)>>,
     reserved_peak_bytes: u64,
 }
@@ -50,7 +50,7 @@ impl Inner {
         places.iter().all(|&(stream, place)| passed(stream) >= place)
     }
 
-    /// Looks which frees have come about.
+    /// Moves the memory of completed frees to the idle memory.
     fn settle(&mut self) {
         let freed = std::mem::take(&mut self.driver_pool.freed);
         let (done, waiting) = freed.into_iter().partition(|freed| self.has_passed_all(&freed.behind));
@@ -64,19 +64,19 @@ impl Inner {
     }
 }
 
-/// For tests of the driver's own allocator.
+/// Functions for tests of the driver's own allocator.
 impl FakeUpstream {
     /// Creates a device as [`new`](Self::new) does, with a stream-ordered allocator of its own.
     pub fn with_stream_order(capacity_bytes: u64) -> Self {
         Self { has_stream_order: true, ..Self::new(capacity_bytes) }
     }
 
-    /// Returns what the driver's allocator has given out, as (address, bytes), in address order.
+    /// Returns the memory that the driver's allocator has handed out, as (address, bytes), in address order.
     pub fn live_stream_ordered(&self) -> Vec<(u64, u64)> {
         self.lock().driver_pool.live.iter().map(|(&address, &(bytes, _))| (address, bytes)).collect()
     }
 
-    /// Returns how much was freed in stream order and is not free yet, in bytes.
+    /// Returns the number of bytes that were freed in stream order and are not free yet.
     pub fn freed_in_stream_order(&self) -> u64 {
         let mut inner = self.lock();
         inner.settle();
@@ -115,7 +115,7 @@ impl StreamOrdered for FakeUpstream {
             |calls| &mut calls.free_async,
             |inner| {
                 let place = inner.timelines.entry(stream).or_default();
-                // Work that is given to the stream later has a later place.
+                // Work that is submitted to the stream later has a later position.
                 place.recorded += 1;
                 let own = (stream, place.recorded);
                 let pool = &mut inner.driver_pool;

@@ -1,8 +1,8 @@
-//! Captures of the fake: graphs that grow by commands and joins, as streams that capture do.
+//! Captures of the fake: graphs that grow by commands and joins, as those of capturing streams do.
 //!
-//! A capture begins on one stream and spreads by [`join`](FakeUpstream::capture_join): what joins a stream of it becomes part
-//! of it. Each stream of a capture has *terminals*, the nodes that its next command will depend on. As with a driver, a join
-//! is not a node.
+//! A capture begins on one stream and spreads by [`join`](FakeUpstream::capture_join): a stream that joins one of its streams
+//! becomes part of it. Each stream of a capture has *terminals*, the nodes that its next command will depend on. As with a
+//! driver, a join is not a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::upstream::{CaptureId, Captures, NodeId, UpstreamError};
 /// All captures that are under way.
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// The streams that capture: into what, and their terminals.
+    /// The capturing streams: their capture, and their terminals.
     streams: BTreeMap<StreamId, (CaptureId, BTreeSet<NodeId>)>,
     predecessors: BTreeMap<NodeId, Vec<NodeId>>,
     next: u64,
@@ -34,7 +34,7 @@ impl FakeUpstream {
     /// Begins a capture on `stream`. Until the last capture ends, touching an event is a breach of the contract, and panics.
     ///
     /// # Panics
-    /// If it captures already.
+    /// If the stream is capturing already.
     pub fn begin_capture(&self, stream: StreamId) -> CaptureId {
         let graphs = &mut self.lock().graphs;
         let capture = CaptureId::from_raw(graphs.next());
@@ -46,7 +46,7 @@ impl FakeUpstream {
     /// Adds a command to the graph of the capturing `stream`.
     ///
     /// # Panics
-    /// If it does not capture.
+    /// If the stream is not capturing.
     pub fn capture_command(&self, stream: StreamId) -> NodeId {
         let graphs = &mut self.lock().graphs;
         let node = NodeId::from_raw(graphs.next());
@@ -56,10 +56,10 @@ impl FakeUpstream {
         node
     }
 
-    /// Makes what `stream` is given from now on depend on what `other`, which captures, was given so far.
+    /// Makes later work of `stream` depend on all work so far of `other`, which captures.
     ///
     /// # Panics
-    /// If `other` does not capture, or `stream` captures into another graph.
+    /// If `other` is not capturing, or `stream` captures into another graph.
     pub fn capture_join(&self, stream: StreamId, other: StreamId) {
         let graphs = &mut self.lock().graphs;
         let (capture, after) = graphs.streams.get(&other).cloned().expect("the other stream captures");

@@ -1,10 +1,10 @@
-//! Private pools, put back to what they were.
+//! Restoring private pools to an earlier state.
 //!
-//! Several graphs may be captured into one pool, and replayed in more than one order. What a replay leaves in the pool is
-//! what was live at the end of its capture, whatever has happened to the pool since. So the pool is *checkpointed* after
-//! the capture ([`checkpoint_pool`](crate::DeviceAllocator::checkpoint_pool)), and *restored* before whatever relies on that state
-//! ([`restore_pool`](crate::DeviceAllocator::restore_pool)): the blocks that are live now lose their memory, and those that
-//! were live then have it again, at the same addresses, with the same free memory between them.
+//! Several graphs may be captured into one pool, and replayed in more than one order. After a replay, the live memory of the pool
+//! is the memory that was live at the end of the capture, whatever has happened to the pool since. So the pool is *checkpointed*
+//! after the capture ([`checkpoint_pool`](crate::DeviceAllocator::checkpoint_pool)), and *restored* before anything that relies
+//! on that state ([`restore_pool`](crate::DeviceAllocator::restore_pool)): the blocks that are live now lose their memory, and
+//! those that were live then have it again, at the same addresses, with the same free memory between them.
 //!
 //! ```text
 //! segment at the checkpoint   [ live a ][  free  ][ live b ][     free     ]
@@ -14,24 +14,23 @@
 //!
 //! # Blocks whose memory was taken back
 //!
-//! Every live block of the pool is *revoked*, even if it is live in the checkpoint too: new [`Block`]s are handed out for
-//! those. A revoked block ([`Block::is_revoked`]) keeps its address as a number, and nothing else: dropping it frees
-//! nothing, and uses recorded on it are forgotten. The code that restores a pool guarantees that no work touches memory
-//! through a revoked block except as the checkpointed state allows (a tensor that stands for an output of the graph may go on
-//! standing for it), and that work which uses the pool's memory on *other* streams than its own is ordered before what
-//! comes: uses that were noted on a revoked block are forgotten, not waited for. Frees that were waiting for uses are
-//! waited for.
+//! Every live block of the pool is *revoked*, even if it is live in the checkpoint too: new [`Block`]s are returned for those. A
+//! revoked block ([`Block::is_revoked`]) keeps only its address, as a number: dropping it frees nothing, and uses recorded on it
+//! are forgotten. The code that restores a pool guarantees that no work touches memory through a revoked block except as the
+//! checkpointed state allows (a tensor that represents an output of the graph may continue to do so), and that work which uses
+//! the pool's memory on *other* streams than its own is ordered before later work: uses that were noted on a revoked block are
+//! forgotten, not waited for. Frees that were waiting for uses are waited for.
 //!
-//! In the books the name of a revoked block lives on without a place, until its holder lets go of it: so a drop, early or
-//! late, differs from the drop of the block that stands there now, and the usual drop pays one look at an empty set.
+//! Internally the identifier of a revoked block remains without an address range until its holder drops it. So a late drop cannot
+//! be mistaken for the drop of the block that is at the address now, and the usual drop pays one check of an empty set.
 //!
-//! # What may have changed
+//! # Changes since the checkpoint
 //!
-//! The pool may have taken more segments since, and expandable ones may have grown: new memory is free after the
-//! restoration. What the checkpoint has must still be there. If not, nothing is changed.
+//! The pool may have taken more segments since, and expandable ones may have grown: new memory is free after the restoration. The
+//! memory in the checkpoint must still exist. If not, nothing is changed.
 //!
-//! The lock of the slow path is held throughout, so that no segment comes or goes meanwhile. Blocks that other threads
-//! allocate from the pool or free to it at that time are before or after it.
+//! The lock of the slow path is held throughout, so that no segment is added or removed meanwhile. Blocks that other threads
+//! allocate from the pool or free to it at that time are ordered before or after the restoration.
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,7 +47,7 @@ use crate::error::{AllocationError, Kind};
 use crate::ids::{PoolId, SegmentKind, StreamId};
 use crate::policy::Request;
 
-/// A state of a private pool: its segments and blocks, not what is in them. It holds no memory.
+/// A state of a private pool: its segments and blocks, without their contents. It holds no memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolCheckpoint {
     pool: PoolId,
@@ -58,7 +57,7 @@ pub struct PoolCheckpoint {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct SavedArena {
     stream: StreamId,
-    /// By address.
+    /// The segments, by address.
     segments: Vec<SavedSegment>,
 }
 
@@ -67,14 +66,14 @@ struct SavedSegment {
     address: u64,
     size_bytes: u64,
     tag: SegmentKind,
-    /// The parts with memory, in address order. What is between the live ones is free.
+    /// The mapped ranges, in address order. The gaps between live blocks are free.
     mapped: Vec<(u64, u64)>,
-    /// The blocks that callers held: address, size and the size asked for.
+    /// The blocks that callers held: address, size and requested size.
     live: Vec<(u64, u64, u64)>,
 }
 
 impl PoolCheckpoint {
-    /// Saves the state of a pool's arenas. *Blocks* until frees that wait for other streams are through.
+    /// Saves the state of a pool's arenas. *Blocks* until frees that wait for other streams are complete.
     pub(crate) fn of(pool: PoolId, of: &[Arc<Arena>]) -> Result<Self, AllocationError> {
         let mut arenas = Vec::new();
         for arena in of {
@@ -84,7 +83,7 @@ impl PoolCheckpoint {
         Ok(Self { pool, arenas })
     }
 
-    /// Puts a pool's arenas back. The lock of the slow path is held.
+    /// Restores a pool's arenas. The lock of the slow path is held.
     ///
     /// # Errors
     /// Those of [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool); nothing has changed then.
@@ -96,7 +95,8 @@ impl PoolCheckpoint {
         let streams: FxHashMap<StreamId, &Vec<SavedSegment>> =
             self.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
         for arena in arenas {
-            // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
+            // Arenas that are not in the checkpoint are included: memory that was freed there may also be in use by other
+            // streams.
             let state = settled(arena, "restore_pool")?;
             if let Some(segments) = streams.get(&arena.key.stream) {
                 state.check(segments).map_err(refused)?;
@@ -134,7 +134,7 @@ impl PoolCheckpoint {
         self.pool
     }
 
-    /// Returns where the blocks begin that were live, in ascending order.
+    /// Returns the addresses of the blocks that were live, in ascending order.
     pub fn live_addresses(&self) -> Vec<u64> {
         let segments = self.arenas.iter().flat_map(|arena| &arena.segments);
         let mut live: Vec<u64> =
@@ -144,17 +144,17 @@ impl PoolCheckpoint {
     }
 }
 
-/// The outcome of [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool).
+/// The result of [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool).
 #[derive(Debug)]
 #[must_use = "the blocks in it are freed when it is dropped"]
 pub struct Restored {
-    /// The addresses at which the blocks began that were live before, in ascending order. They are revoked.
+    /// The addresses of the blocks that were live before, in ascending order. These blocks are revoked.
     pub freed: Vec<u64>,
     /// The blocks that are live in the checkpoint, in ascending order of their addresses.
     pub allocated: Vec<Block>,
 }
 
-/// The way in which the live blocks of a pool differ from what was expected. Addresses are in ascending order.
+/// The difference between the live blocks of a pool and the expected ones. Addresses are in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LiveDifference {
     /// The pool.
@@ -178,7 +178,7 @@ impl std::error::Error for LiveDifference {}
 /// Compares the live blocks of a pool with those that begin at `expected`.
 ///
 /// # Errors
-/// How they differ.
+/// Returns the difference.
 pub(crate) fn check_live(
     pool: PoolId,
     arenas: &[Arc<Arena>],
@@ -203,7 +203,7 @@ pub(crate) fn check_live(
 }
 
 impl Block {
-    /// Returns whether the memory was taken back, because its pool was put back to a checkpoint
+    /// Returns whether the memory was taken back, because its pool was restored to a checkpoint
     /// ([`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool)). Dropping the block then frees nothing.
     pub fn is_revoked(&self) -> bool {
         let (arena, block) = self.place();
@@ -211,7 +211,7 @@ impl Block {
     }
 }
 
-/// Returns an arena's state in which no free waits for anything. *Blocks*.
+/// Locks an arena's state and completes all waiting frees. *Blocks*.
 fn settled<'a>(
     arena: &'a Arc<Arena>,
     call: &'static str,
@@ -219,7 +219,7 @@ fn settled<'a>(
     let mut state = arena.lock();
     let context = arena.common.event_context();
     if context.capturing {
-        // Nothing can be waited for. Where nothing waits, nothing has to be.
+        // Waiting is impossible during a capture. If no free waits, it is not necessary.
         let waits = state.pending.iter().next().is_some();
         return if waits { Err(Kind::Capturing { call }.into()) } else { Ok(state) };
     }
@@ -230,13 +230,13 @@ fn settled<'a>(
 }
 
 impl ArenaState {
-    /// Returns whether this is a name without a place.
+    /// Returns whether this block was revoked, so that it has no address range.
     #[inline]
     pub(crate) fn is_revoked(&self, block: BlockId) -> bool {
         !self.revoked.is_empty() && self.revoked.contains(&block)
     }
 
-    /// Forgets a revoked block, whose holder has let go of it.
+    /// Forgets a revoked block that its holder has dropped.
     #[cold]
     pub(crate) fn forget_revoked(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
         let was_revoked = self.revoked.remove(&block);
@@ -246,7 +246,7 @@ impl ArenaState {
         events.for_each(|recorded| arena.common.upstream.release_event(recorded.event));
     }
 
-    /// Returns all blocks that are neither free nor unmapped, nor stale mappings: live ones, and those that wait.
+    /// Returns all blocks that are neither free nor unmapped, nor stale mappings: live ones, and pending ones.
     fn taken_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let all = self.blocks.segments().flat_map(|segment| self.blocks.blocks_of(segment));
         all.filter(|block| {
@@ -255,13 +255,13 @@ impl ArenaState {
         })
     }
 
-    /// Returns the blocks that are in callers' hands.
+    /// Returns the blocks that callers hold.
     pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let pending: FxHashSet<BlockId> = self.pending.iter().collect();
         self.taken_blocks().filter(move |block| !pending.contains(block))
     }
 
-    /// Takes all memory back from its holders, or from pending frees. The addresses of live blocks go to `freed`.
+    /// Takes all memory back from its holders, and from pending frees. The addresses of live blocks are added to `freed`.
     fn revoke_live(&mut self, arena: &Arena, freed: &mut Vec<u64>) {
         let live: FxHashSet<BlockId> = self.live_blocks().collect();
         let taken: Vec<BlockId> = self.taken_blocks().collect();
@@ -311,7 +311,7 @@ impl ArenaState {
         SavedSegment { address, size_bytes, tag, mapped, live }
     }
 
-    /// Returns whether all the memory that `segments` had is here; if not, why not.
+    /// Checks that all the memory of `segments` still exists in this arena. The error is the reason.
     fn check(&self, segments: &[SavedSegment]) -> Result<(), String> {
         let here: FxHashMap<u64, SegmentView<SegmentKind>> =
             self.blocks.segments().map(|view| (view.address, view)).collect();

@@ -1,9 +1,9 @@
-//! Which blocks callers hold, and what is notified when one is given back.
+//! The blocks that callers hold, and notifications when a block is freed.
 //!
-//! A captured graph goes on using memory by its address alone. A replay must know that the blocks behind these
-//! addresses are still held by the callers that held them at the capture, and must know it cheaply: a replay takes a few
-//! microseconds, and a graph has hundreds of inputs. So nothing is asked at a replay. The graph keeps a [`LivenessWatch`] over its
-//! blocks, and a block that is given back says so there: as long as no block has, one load is the answer.
+//! A captured graph accesses memory only by its address. A replay must know that the blocks at these addresses are still held by
+//! the callers that held them at the capture, and must know it cheaply: a replay takes a few microseconds, and a graph has
+//! hundreds of inputs. So nothing is searched at a replay. The graph keeps a [`LivenessWatch`] over its blocks, and a block that
+//! is freed sets a flag there: as long as none has been freed, the check is one load.
 //!
 //! ```text
 //! capture   live_blocks ─▶ the blocks at the graph's addresses ─▶ watch_block, for each
@@ -14,12 +14,12 @@
 //! Invariants:
 //!
 //! - A block has died for its watches when its arena takes it back, or takes it *from* its holder
-//!   ([`restore_pool`](crate::DeviceAllocator::restore_pool)); so before its memory serves again. (A drop that finds its arena
-//!   busy is taken in by the next call there, and counts from then on.)
-//! - An arena without watched blocks pays one look at an empty map for a drop.
-//! - A watch that its owner has dropped is forgotten when its block dies, or gets another one.
+//!   ([`restore_pool`](crate::DeviceAllocator::restore_pool)); this is before its memory is reused. (A drop that finds its arena
+//!   busy is processed by the next call there, and counts from then on.)
+//! - In an arena without watched blocks, a drop pays one check of an empty map.
+//! - A watch that its owner has dropped is forgotten when its block dies, or gets another watch.
 //!
-//! Not here: graphs, and what their owner does when a block has died.
+//! Graphs, and the reaction of their owner to the death of a block, are not handled here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
 
-/// A watch over blocks that others hold: a flag that is cleared when one of them is given back.
+/// A watch over blocks that others hold: a flag that is cleared when one of them is freed.
 #[derive(Debug, Default)]
 pub struct LivenessWatch {
     disturbed: AtomicBool,
@@ -41,7 +41,7 @@ impl LivenessWatch {
         !self.disturbed.load(Ordering::Acquire)
     }
 
-    /// Returns where the blocks began that have died, in the order of their deaths.
+    /// Returns the addresses of the blocks that have died, in the order of their deaths.
     pub fn died(&self) -> Vec<u64> {
         self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -52,14 +52,14 @@ impl LivenessWatch {
     }
 }
 
-/// A block that was in a caller's hands when it was looked for. Sizes are in bytes.
+/// A block that a caller held when the blocks were listed. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LiveBlock {
     /// The address at which it begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
-    /// The number of bytes that were asked for.
+    /// The number of bytes that were requested.
     pub requested_bytes: u64,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,

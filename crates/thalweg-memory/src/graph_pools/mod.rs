@@ -1,4 +1,4 @@
-//! The needs of captured graphs' pools beside allocation: their addresses stay put while a graph may run.
+//! Functions that pools of captured graphs need besides allocation: their addresses must stay valid while a graph may run.
 
 pub(crate) mod aliases;
 pub(crate) mod checkpoint;

@@ -1,13 +1,12 @@
 //! Memory of other processes, opened in this one.
 //!
-//! [`DeviceAllocator::open_shared`](crate::DeviceAllocator::open_shared) opens what another process exported
-//! ([`sharing`](super::sharing)). Many tensors may lie in one exported piece, so a piece is opened once, however often it is
-//! asked for, and closed when its last owner goes. What is opened is not the allocator's: it is never cached, never handed out,
-//! and in no statistic.
+//! [`DeviceAllocator::open_shared`](crate::DeviceAllocator::open_shared) opens memory that another process exported
+//! ([`sharing`](super::sharing)). Many tensors may be in one exported piece, so a piece is opened once, however often it is
+//! requested, and closed when its last owner drops it. Opened memory does not belong to the allocator: it is never cached, never
+//! handed out, and in no statistic.
 //!
-//! The memory belongs to the other process, which knows nothing of the streams here. So closing waits for them: the streams
-//! that used the memory are noted ([`SharedMemory::record_stream`]), and the last owner's drop *blocks* until they are
-//! through with it.
+//! The memory belongs to the other process, which does not see the streams here. So closing waits for them: the streams that used
+//! the memory are noted ([`SharedMemory::record_stream`]), and the last owner's drop *blocks* until they have finished with it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,21 +20,21 @@ use crate::error::{AllocationError, Kind};
 use crate::ids::StreamId;
 use crate::upstream::{MemorySharing, PageHandle, PageId, VirtualMemory};
 
-/// The open memory, by the handle it was opened from.
+/// The open memory, by the handle that it was opened with.
 #[derive(Default)]
 pub(crate) struct Imports(Mutex<FxHashMap<MemoryHandle, Weak<SharedMemory>>>);
 
-/// Memory of another process. Dropping it closes it, and *blocks* until the streams that used it are through with that. If
-/// they cannot be waited for, or a capture is under way, it stays open for as long as the process lives.
+/// Memory of another process. Dropping it closes it, and *blocks* until the streams that used it have finished with it. If they
+/// cannot be waited for, or a capture is under way, it stays open for the life of the process.
 pub struct SharedMemory {
     common: Arc<Common>,
     address: u64,
-    /// `None` for an allocation.
+    /// The mapping of pages; `None` for a plain allocation.
     mapping: Option<Mapping>,
     users: Mutex<BTreeSet<StreamId>>,
 }
 
-/// Pages in a range of addresses of their own.
+/// Pages mapped in their own range of addresses.
 struct Mapping {
     bytes: u64,
     pages: Vec<PageId>,
@@ -43,7 +42,7 @@ struct Mapping {
 }
 
 impl Imports {
-    /// Opens what another process exported, or finds it open already.
+    /// Opens memory that another process exported, or returns it if it is open already.
     pub(crate) fn open(
         &self,
         common: &Arc<Common>,
@@ -51,7 +50,7 @@ impl Imports {
     ) -> Result<Arc<SharedMemory>, AllocationError> {
         let sharing = common.upstream.sharing();
         let sharing = sharing.ok_or(Kind::Sharing("the upstream shares no memory"))?;
-        // The lock is held meanwhile, so that nothing is opened twice at a time.
+        // The lock is held meanwhile, so that no memory is opened twice at the same time.
         let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = imports.get(handle).and_then(Weak::upgrade) {
             return Ok(open);
@@ -72,9 +71,10 @@ impl Imports {
         Ok(memory)
     }
 
-    /// Forgets memory and returns it, if the caller is the last to have it.
+    /// Forgets memory and returns it, if the caller has the last reference.
     pub(crate) fn retire(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
-        // With the lock held it is not found, and of two threads that let go at once the second sees that it is the last.
+        // While the lock is held the memory is not found; and if two threads retire it at once, the second sees that it has the
+        // last reference.
         let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::strong_count(&memory) > 1 {
             return None;
@@ -103,7 +103,7 @@ impl SharedMemory {
             .reserve_addresses(bytes)
             .map_err(|error| AllocationError::upstream("reserve_addresses", error))?;
         let mut shared = SharedMemory::new(common, address);
-        // From here on, a drop gives back what there is.
+        // From here on, a drop releases everything acquired so far.
         let mapping = shared.mapping.insert(Mapping { bytes, pages: Vec::new(), is_mapped: false });
         for handle in handles {
             let page = sharing
@@ -122,18 +122,18 @@ impl SharedMemory {
         Self { common: Arc::clone(common), address, mapping: None, users: Mutex::default() }
     }
 
-    /// Returns where it begins in this process. A block lies behind that by its
-    /// [`offset_bytes`](crate::SharedBlock::offset_bytes).
+    /// Returns the address of the memory in this process. A block is at its [`offset_bytes`](crate::SharedBlock::offset_bytes)
+    /// from there.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Says that `stream` uses the memory: it stays open until that is over.
+    /// Records that `stream` uses the memory: it stays open until the present work of the stream is done.
     pub fn record_stream(&self, stream: StreamId) {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
     }
 
-    /// *Blocks* until the streams that used the memory are through with it; whether they could be waited for.
+    /// *Blocks* until the streams that used the memory have finished with it. Returns whether they could be waited for.
     fn wait(&mut self) -> bool {
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _gate = self.common.hold_gate();
@@ -147,7 +147,7 @@ impl SharedMemory {
         users.is_empty() || (!self.common.is_capturing() && users.iter().all(wait))
     }
 
-    /// Gives the memory back. There is no caller to report a refusal to.
+    /// Closes the memory. There is no caller to report a refusal to.
     fn close(&self) {
         let (upstream, address) = (&self.common.upstream, self.address);
         let Some(Mapping { bytes, pages, is_mapped }) = &self.mapping else {

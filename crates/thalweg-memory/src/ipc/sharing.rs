@@ -1,26 +1,26 @@
 //! Memory that is shared with another process.
 //!
-//! A process *exports* a block as bytes, sends them by whatever means, and another process opens them. Three things are kept
-//! apart here: what of the memory is shared ([`SharedExtent`]), what stands for it outside of this process
-//! ([`MemoryHandle`]), and what asks the driver ([`MemorySharing`](crate::upstream::MemorySharing)).
+//! A process *exports* a block as bytes, sends them by any means, and another process opens them. Three things are separate here:
+//! the part of the memory that is shared ([`SharedExtent`]), its name outside of this process ([`MemoryHandle`]), and the calls
+//! of the driver ([`MemorySharing`](crate::upstream::MemorySharing)).
 //!
-//! | [`SharingKind`] | what is shared | how it is opened |
+//! | [`SharingKind`] | shared part | how it is opened |
 //! |---|---|---|
-//! | `Plain` | the whole segment that the block lies in: a driver exports what it allocated, by its first address | in one call |
-//! | `Pages` | the pages that the block lies in, and no others | a page at a time, then mapped side by side |
+//! | `Plain` | the entire segment that contains the block: a driver exports an allocation by its first address | in one call |
+//! | `Pages` | only the pages that contain the block | one page at a time, then mapped side by side |
 //!
-//! Either way others of the process's blocks may lie there too: the process that opens it is trusted with them. Plain memory is the
-//! better one to share: it is one handle however large it is, where pages take one each, and file descriptors are scarce. A
-//! program that means to share a tensor allocates it from a pool of plain memory, or with `expandable_segments` off, and
-//! can see what it got by [`Block::sharing_kind`].
+//! In both cases other blocks of the process may be in the same memory: the process that opens it is trusted with them. Plain
+//! memory is better for sharing: it needs one handle however large it is, whereas each page needs one, and file descriptors are
+//! scarce. A program that plans to share a tensor allocates it from a pool of plain memory, or with `expandable_segments` off,
+//! and can check the result with [`Block::sharing_kind`].
 //!
-//! PyTorch exports *all* pages of an expandable segment up to the end of what is mapped. Here pages move when they are
-//! free, so that a process which opened more than the block could be left with a page that another block has by now.
-//! The pages of a live block stay. So a block must stay alive while another process has it open; the processes see to that.
+//! PyTorch exports *all* pages of an expandable segment up to the end of the mapped range. Here free pages can move, so a process
+//! that opened more than the block could keep a page that another block owns by now. The pages of a live block stay. So a block
+//! must stay alive while another process has it open; the processes must ensure that.
 //!
 //! # The bytes
 //!
-//! They are PyTorch's (version 3): first the version, then `c` or `e`.
+//! The format is PyTorch's (version 3): first the version, then `c` or `e`.
 //!
 //! ```text
 //! 3 'c' | 64 bytes: the driver's handle of the allocation
@@ -29,11 +29,11 @@
 //!                                                              2: 64 bytes: a fabric handle
 //! ```
 //!
-//! Numbers are little-endian, and the gaps are those that C leaves. The offset of the block goes beside them. The bytes come
-//! from another process: whatever they are, reading them neither panics nor takes more memory than their own length.
+//! Numbers are little-endian, and the gaps are the padding that C inserts. The offset of the block is sent separately. The bytes
+//! come from another process: whatever they are, reading them neither panics nor allocates more memory than their own length.
 //!
-//! What is not here: opening what other processes exported ([`imports`](super::imports)), sending the bytes, keeping blocks alive for
-//! others, and events between processes.
+//! Not handled here: opening memory that other processes exported ([`imports`](super::imports)), sending the bytes, keeping
+//! blocks alive for others, and events between processes.
 
 use std::fmt;
 
@@ -41,19 +41,19 @@ use crate::device::block::Block;
 use crate::error::{AllocationError, Kind};
 use crate::upstream::{PageHandle, PageId};
 
-/// The way in which the memory of a block can be shared.
+/// The kind of sharing that a block's memory allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SharingKind {
-    /// As the one allocation that its segment is.
+    /// The memory is shared as one allocation, the block's segment.
     Plain,
-    /// Page by page.
+    /// The memory is shared page by page.
     Pages,
 }
 
-/// The memory that is shared of a block. Sizes are in bytes.
+/// The part of the memory that is shared with a block. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedExtent {
-    /// The way in which it is shared.
+    /// The kind of sharing.
     pub kind: SharingKind,
     /// The address at which the shared memory begins: the segment, or the first of the pages.
     pub base_address: u64,
@@ -63,24 +63,24 @@ pub struct SharedExtent {
     pub offset_bytes: u64,
     /// The size of the block, in bytes.
     pub size_bytes: u64,
-    /// The pages in the order of their addresses, without a gap; none if the memory is plain.
+    /// The pages in the order of their addresses, without gaps; empty if the memory is plain.
     pub pages: Vec<PageId>,
 }
 
-/// A block as another process may be given it.
+/// A block in the form that is sent to another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedBlock {
     /// The handle of the memory to open.
     pub memory: MemoryHandle,
-    /// The distance from the beginning of that to the block, in bytes.
+    /// The distance from the beginning of that memory to the block, in bytes.
     pub offset_bytes: u64,
-    /// The size, in bytes.
+    /// The size of the block, in bytes.
     pub size_bytes: u64,
 }
 
 impl Block {
-    /// Returns how the memory can be shared with another process; `None` if it cannot: there is none, it was taken back, or the
-    /// driver's stream-ordered allocator has it.
+    /// Returns how the memory can be shared with another process; `None` if it cannot be shared: the block is null or revoked, or
+    /// the driver's stream-ordered allocator owns the memory.
     pub fn sharing_kind(&self) -> Option<SharingKind> {
         let (arena, block) = self.place();
         let state = arena.lock();
@@ -88,12 +88,13 @@ impl Block {
         Some(if state.blocks.tag(block).is_expandable { SharingKind::Pages } else { SharingKind::Plain })
     }
 
-    /// Returns whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream knows how.
+    /// Returns whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream supports
+    /// sharing.
     pub fn is_exportable(&self) -> bool {
         self.place().0.common.upstream.sharing().is_some() && self.sharing_kind().is_some()
     }
 
-    /// Returns what is shared if the block is; `None` as [`sharing_kind`](Self::sharing_kind).
+    /// Returns the memory that is shared with the block; `None` in the same cases as [`sharing_kind`](Self::sharing_kind).
     pub fn shared_extent(&self) -> Option<SharedExtent> {
         let kind = self.sharing_kind()?;
         let (arena, block) = self.place();
@@ -112,12 +113,12 @@ impl Block {
         Some(SharedExtent { kind, base_address, extent_bytes, offset_bytes, size_bytes, pages })
     }
 
-    /// Exports the memory. It must not be freed while another process has it open. File descriptors in the result are this
-    /// process's, and stay open as long as their pages are there.
+    /// Exports the memory. It must not be freed while another process has it open. File descriptors in the result belong to this
+    /// process, and stay open as long as their pages exist.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the block is not
-    /// [exportable](Self::is_exportable); or the upstream's.
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the block is not [exportable](Self::is_exportable); or
+    /// the upstream's error.
     pub fn share(&self) -> Result<SharedBlock, AllocationError> {
         let upstream = &self.place().0.common.upstream;
         let sharing = upstream.sharing().ok_or(Kind::Sharing("the upstream shares no memory"))?;
@@ -154,16 +155,16 @@ impl Block {
 pub enum MemoryHandle {
     /// One allocation, as the driver exports it.
     Allocation(Box<[u8; 64]>),
-    /// Pages that belong side by side.
+    /// Pages that are mapped side by side.
     Pages {
-        /// The process that exported the memory, whose file descriptors they are.
+        /// The process that exported the memory, which owns the file descriptors.
         process: u32,
-        /// Its [`serial`](crate::MemorySharing::serial) when it exported them: descriptors of one number are the same only where
-        /// this is. PyTorch, which has none, leaves what it likes in its place.
+        /// The process's [`serial`](crate::MemorySharing::serial) when it exported them: equal descriptor numbers mean the same
+        /// page only if the serials are equal too. PyTorch, which has no serial, leaves arbitrary bytes in its place.
         serial: u64,
-        /// The size of each, in bytes.
+        /// The size of each page, in bytes.
         page_bytes: u64,
-        /// One for each page, all of one kind.
+        /// The handles, one per page, all of one kind.
         handles: Vec<PageHandle>,
     },
 }
@@ -178,7 +179,8 @@ impl MemoryHandle {
     /// Returns the bytes to send.
     ///
     /// # Panics
-    /// If it has no pages, or pages of both kinds, or the process is none: what this crate exports does not.
+    /// If there are no pages, or pages of both kinds, or the process number is not one; handles that this crate exports satisfy
+    /// all of this.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Allocation(handle) => [&[VERSION, ALLOCATION][..], &handle[..]].concat(),
@@ -189,7 +191,7 @@ impl MemoryHandle {
                 };
                 let process = i32::try_from(*process).expect("processes are numbered by i32");
                 let mut bytes = vec![VERSION, PAGES];
-                // What PyTorch leaves unused, between its fields, has the halves of the serial number.
+                // The gaps that PyTorch leaves unused between its fields contain the halves of the serial number.
                 let serial = serial.to_le_bytes();
                 bytes.extend(process.to_le_bytes());
                 bytes.extend(&serial[..4]);
@@ -211,10 +213,10 @@ impl MemoryHandle {
         }
     }
 
-    /// Returns what the bytes stand for.
+    /// Decodes a handle.
     ///
     /// # Errors
-    /// If they are of another version, or cut short, or have something behind their end, or make no sense.
+    /// If the bytes have another version, are truncated, have trailing bytes, or are not a valid handle.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandleError> {
         let mut rest = Rest(bytes);
         let [version, kind] = rest.array("its version and kind")?;
@@ -232,7 +234,7 @@ impl MemoryHandle {
         }
     }
 
-    /// Returns how much memory it stands for, in bytes, if it says so itself.
+    /// Returns the size of the memory in bytes, if the handle contains it.
     pub fn extent_bytes(&self) -> Option<u64> {
         match self {
             Self::Allocation(_) => None,
@@ -253,7 +255,7 @@ impl fmt::Display for HandleError {
 
 impl std::error::Error for HandleError {}
 
-/// The bytes that are still to be read.
+/// The bytes that have not been read yet.
 struct Rest<'b>(&'b [u8]);
 
 impl Rest<'_> {

@@ -1,4 +1,4 @@
-//! [`HostBlock`]: pinned memory in the caller's hands.
+//! [`HostBlock`]: pinned memory held by a caller.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ struct Users {
     captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
 }
 
-/// Pinned host memory in the caller's hands. Dropping it frees it, without failing and without waiting, on any thread.
+/// Pinned host memory held by a caller. Dropping it frees it, without failing and without waiting, on any thread.
 pub struct HostBlock {
     allocator: Arc<HostAllocator>,
     /// `None` for a null block.
@@ -33,17 +33,17 @@ impl HostBlock {
         Self { allocator, block, owner, users: Mutex::default() }
     }
 
-    /// Returns where the memory begins; 0 for a null block.
+    /// Returns the address; 0 for a null block.
     pub fn address(&self) -> u64 {
         self.block.map_or(0, |block| block.address)
     }
 
-    /// Returns how many bytes there are: what was asked for, rounded up (see [`HostSettings`](crate::HostSettings)).
+    /// Returns the size: the requested size, rounded up (see [`HostSettings`](crate::HostSettings)).
     pub fn size_bytes(&self) -> u64 {
         self.block.map_or(0, |block| block.size_bytes)
     }
 
-    /// Returns how many bytes were asked for.
+    /// Returns the number of bytes that were requested.
     pub fn requested_bytes(&self) -> u64 {
         self.block.map_or(0, |block| block.requested_bytes)
     }
@@ -53,12 +53,12 @@ impl HostBlock {
         self.block.is_none()
     }
 
-    /// Says that `stream` uses the memory, by what it has been given so far: an event is recorded there now, and the memory
-    /// is not used again before that has passed. Call it right after the copy. A later call for the same stream replaces
-    /// an earlier one, so that the list is bounded by the number of streams.
+    /// Records that the work submitted to `stream` so far uses the memory: an event is recorded there now, and the memory is not
+    /// reused before it has passed. Call this right after the copy. A later call for the same stream replaces an earlier one, so
+    /// that the list is bounded by the number of streams.
     ///
-    /// While a capture is under way nothing is recorded. If the stream takes part in it, the block is kept for the
-    /// capture's pool: freed, it serves no request until the pool's last reference is released. If not, this is
+    /// While a capture is under way nothing is recorded. If the stream takes part in it, the block is kept for the capture's
+    /// pool: once freed, it serves no request until the pool's last reference is released. If not, this is the same as
     /// [`record_stream`](Self::record_stream).
     ///
     /// An event that cannot be recorded now is recorded at the drop. Waits for a capture that is just beginning or ending.
@@ -66,10 +66,11 @@ impl HostBlock {
         self.record(stream, |uses| uses.record(stream, &self.allocator.core.recorder));
     }
 
-    /// Says that `stream` uses the memory, by what it has been given when the block is dropped: the event is recorded then.
-    /// Cheaper than [`record_use`](Self::record_use) where one block is used many times, and slower to let the memory go.
+    /// Records that `stream` uses the memory, by the work that has been submitted when the block is dropped: the event is
+    /// recorded then. Cheaper than [`record_use`](Self::record_use) if one block is used many times, but the memory becomes free
+    /// later.
     ///
-    /// In a capture it does what `record_use` does.
+    /// In a capture this is the same as `record_use`.
     pub fn record_stream(&self, stream: StreamId) {
         self.record(stream, |uses| uses.mark(stream));
     }
@@ -91,7 +92,7 @@ impl HostBlock {
         }
     }
 
-    /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
+    /// Attaches `text` to this block, in the history: as a separate event, in addition to the record of its allocation.
     pub fn annotate(&self, text: &str) {
         if let Some(block) = self.block {
             self.allocator.core.annotate(block, &self.owner, text);

@@ -1,7 +1,7 @@
 //! Blocks of about one size that no caller holds: free ones, and those that were freed and wait.
 //!
-//! A [`Bucket`] is one lock with everything behind it that serving a request of its size needs, so that requests of different
-//! sizes never meet. There is one for each power of two, and one for each private pool (for all its sizes).
+//! A [`Bucket`] is one lock that guards everything needed to serve a request of its size, so that requests of different sizes
+//! never contend. There is one for each power of two, and one for each private pool (for all its sizes).
 //!
 //! ```text
 //!  drop ─▶ inbox ─▶ receive ─┬─ no use ──────────────────────────────▶ free ─▶ taken by a request
@@ -12,11 +12,11 @@
 //!
 //! Invariants, which hold whenever the upstream is called and whenever the lock is free:
 //!
-//! - A block is in one of these places, or in a caller's hands, or retired.
-//! - `active` counts the blocks that were taken from here and have not become free (or retired) here. A block that is kept
-//!   by another pool's bucket is still counted by its own.
+//! - A block is in one of these places, or held by a caller, or retired.
+//! - `active` counts the blocks that were taken from here and have not become free (or retired) here. A block that is kept by
+//!   another pool's bucket is still counted by its own.
 //!
-//! This module does not know which bucket serves which request, captures, and how memory is pinned.
+//! This module does not handle captures, the choice of the bucket that serves a request, and how memory is pinned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ use crate::statistics::stats::Statistic;
 use crate::trace::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
-/// The owner of a block: where it was taken from, and where it comes back to.
+/// The owner of a block: where it was taken from, and where it is returned to.
 #[derive(Clone, Debug)]
 pub(crate) enum PinnedOwner {
     /// The bucket of its size.
@@ -45,12 +45,12 @@ pub(crate) enum PinnedOwner {
 }
 
 impl PinnedOwner {
-    /// Returns whether it is a pool that has closed, from which blocks move on to the shared buckets.
+    /// Returns whether the owner is a pool that has closed, whose blocks move on to the shared buckets.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Private(pool) if pool.is_closed())
     }
 
-    /// Returns what the history calls it.
+    /// Returns the owner's name in the history.
     pub(crate) fn pool_id(&self) -> (u64, u64) {
         match self {
             Self::Shared => (0, 0),
@@ -59,23 +59,23 @@ impl PinnedOwner {
     }
 }
 
-/// A block on its way back.
+/// A block that was freed.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) block: PinnedBlock,
     pub(crate) owner: PinnedOwner,
     pub(crate) uses: Uses,
-    /// The pools whose captures used it: it goes from one to the next, and at last to its owner.
+    /// The pools whose captures used the block: it moves from one to the next, and finally to its owner.
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
-    /// Whether an event could not be recorded, so that it is never known when the uses are over.
+    /// Whether an event could not be recorded, so that the end of the uses can never be known.
     pub(crate) failed: bool,
-    /// The place where it was freed, if that was asked for.
+    /// The stack of the free, if it is recorded.
     pub(crate) stack: Option<StackId>,
-    /// Whether the history was told that it was freed.
+    /// Whether the free has been recorded in the history.
     pub(crate) told: bool,
 }
 
-/// The state that all buckets look at.
+/// The state that all buckets read.
 pub(crate) struct Common {
     pub(crate) rounding: Rounding,
     pub(crate) history: History,
@@ -84,21 +84,21 @@ pub(crate) struct Common {
 /// A block that arrives in a bucket.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// A block that goes back to the bucket it was taken from.
+    /// A block that is returned to the bucket it was taken from.
     Returned(Freed),
     /// A block that stays here until the pool closes.
     Kept(Freed),
 }
 
-/// Free blocks, by size; those of one size as a stack.
+/// Free blocks, by size; those of one size form a stack.
 #[derive(Default, Debug)]
 pub(crate) struct FreeList {
     stacks: BTreeMap<u64, Vec<(u64, PinnedBlock)>>,
-    /// Numbers the frees, so that the latest can be told.
+    /// The number of frees so far, which numbers them so that the latest can be found.
     frees: u64,
 }
 
-/// Empty stacks are left where they are, for the next free of the size, up to so many in all: all the classes of a power.
+/// The number of empty stacks that are kept for the next free of the same size: one per class of a power of two.
 const STACKS: usize = 9;
 
 impl FreeList {
@@ -119,7 +119,7 @@ impl FreeList {
         self.pop(size)
     }
 
-    /// Takes the block of exactly this size that was freed last.
+    /// Takes the last-freed block of exactly this size.
     fn pop(&mut self, size_bytes: u64) -> Option<PinnedBlock> {
         let stack = self.stacks.get_mut(&size_bytes)?;
         let (_, block) = stack.pop()?;
@@ -137,7 +137,7 @@ impl FreeList {
         self.stacks.values().flatten().map(|(_, block)| block)
     }
 
-    /// Takes out all that could go back to the upstream, or all there is.
+    /// Takes all blocks that can be returned to the upstream, or all blocks.
     pub(crate) fn take_all(&mut self, with_reserve: bool) -> Vec<PinnedBlock> {
         let mut taken = Vec::new();
         for stack in self.stacks.values_mut() {
@@ -149,15 +149,15 @@ impl FreeList {
     }
 }
 
-/// The state behind a bucket's lock.
+/// The state guarded by a bucket's lock.
 #[derive(Default, Debug)]
 pub(crate) struct Shelf {
     pub(crate) free: FreeList,
     pub(crate) waiting: Waiting,
-    /// Blocks with marks that could not get their events yet: a capture was under way. The oldest first.
+    /// Blocks with marks whose events could not be recorded yet because a capture was under way; the oldest first.
     pub(crate) deferred: VecDeque<(PinnedBlock, Uses)>,
     pub(crate) kept: Vec<Freed>,
-    /// Free blocks that are too large to be kept: to be given back as soon as a call may wait for that.
+    /// Free blocks that are too large to be kept: returned as soon as a call may wait for that.
     pub(crate) discarded: Vec<PinnedBlock>,
     /// Blocks that are never used again.
     pub(crate) retired: Vec<PinnedBlock>,
@@ -173,7 +173,7 @@ impl Shelf {
         Some(self.taken(block, asked, common))
     }
 
-    /// Counts a block that goes from here into a caller's hands. Returns it with the request's size.
+    /// Counts a block that is handed from here to a caller. Returns the block with the request's size.
     pub(crate) fn taken(&mut self, block: PinnedBlock, asked: &Asked, common: &Common) -> PinnedBlock {
         let block = PinnedBlock { requested_bytes: asked.request.requested_bytes, ..block };
         self.active_requests.increase(1);
@@ -213,13 +213,13 @@ impl Shelf {
         }
     }
 
-    /// Returns whether anything here could become free by looking at events.
+    /// Returns whether any block here could become free when events are checked.
     pub(crate) fn has_pending(&self) -> bool {
         !self.deferred.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Records what could not be recorded before, and looks how far the streams have come; or *blocks* until they are
-    /// done. No capture is under way.
+    /// Records events that could not be recorded before, and checks the progress of the streams; or *blocks* until they are done.
+    /// No capture is under way.
     pub(crate) fn process(
         &mut self,
         recorder: &Recorder,
@@ -245,14 +245,14 @@ impl Shelf {
         self.settle_all(common);
     }
 
-    /// Takes in what came out of waiting. Only a panic of the upstream leaves anything behind.
+    /// Processes the blocks that have finished waiting. Only a panic of the upstream leaves any behind.
     pub(crate) fn settle_all(&mut self, common: &Common) {
         while let Some((block, outcome)) = self.waiting.pop_settled() {
             self.settle(block, outcome, None, common);
         }
     }
 
-    /// Ends the wait of a block: it is free, or retired. The stack is that of the free, where that is still known.
+    /// Ends the wait of a block: it becomes free, or retired. The stack is that of the free, if it is still known.
     fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(block.size_bytes);
@@ -268,7 +268,7 @@ impl Shelf {
         }
     }
 
-    /// Puts a free block here.
+    /// Adds a free block.
     pub(crate) fn put(&mut self, block: PinnedBlock, rounding: &Rounding) {
         if rounding.is_cached(block.size_bytes) || block.source == Source::Reserve {
             self.free.push(block);
@@ -277,20 +277,20 @@ impl Shelf {
         }
     }
 
-    /// Returns whether no block is here, and none is to come back.
+    /// Returns whether no block is here, and none will be returned here.
     pub(crate) fn is_empty(&self) -> bool {
         let counted = self.active_requests.current == 0 && self.kept.is_empty() && self.discarded.is_empty();
         counted && self.free.is_empty()
     }
 
-    /// Returns the freed blocks that wait.
+    /// Returns the freed blocks that wait for uses.
     pub(crate) fn pending_blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
         let deferred = self.deferred.iter().map(|(block, _)| block);
         let kept = self.kept.iter().map(|freed| &freed.block);
         deferred.chain(kept).chain(self.waiting.blocks())
     }
 
-    /// Returns their number and bytes.
+    /// Returns the number and bytes of the freed blocks that wait for uses.
     pub(crate) fn pending(&self) -> Tally {
         let deferred = Tally::of(self.deferred.iter().map(|(block, _)| block.size_bytes));
         let kept = Tally::of(self.kept.iter().map(|freed| freed.block.size_bytes));
@@ -299,7 +299,7 @@ impl Shelf {
     }
 }
 
-/// One lock, and the blocks behind it. Buckets of neighbouring sizes do not share a line of the cache.
+/// A lock with the blocks that it guards. Buckets of neighbouring sizes do not share a cache line.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(crate) struct Bucket {

@@ -1,8 +1,8 @@
-//! Captures: which are under way, whose requests they serve, and what their graphs keep.
+//! The captures under way, the pools that serve their requests, and the memory that their graphs keep.
 //!
-//! A captured copy runs at every replay, so the pinned memory that it uses must belong to the graph for as long as it
-//! lives, and while a capture is under way no event may be recorded (it would become part of the graph) or asked for.
-//! The graph holds a *private pool*, named by the same [`PoolId`] as its device memory:
+//! A captured copy runs at every replay, so the pinned memory that it uses must belong to the graph for as long as the graph
+//! lives, and while a capture is under way no event may be recorded (it would become part of the graph) or queried. The graph
+//! holds a *private pool*, named by the same [`PoolId`] as its device memory:
 //!
 //! ```text
 //! retain_pool ─ begin_allocate_to_pool ─ capture ─ end_allocate_to_pool ─ replays ─ release_pool
@@ -10,19 +10,19 @@
 //!                 └ no event is touched from here ───┘ to here                        └ memory is shared again
 //! ```
 //!
-//! - A request for a stream that a scope matches is served from the pool, and goes back to it. If no captured work used it, it
-//!   may serve the pool's next request.
-//! - A block that captured work used, from the pool or not, is *kept* by the pool when it is freed, and serves no request
-//!   until the last reference is released.
+//! - A request for a stream that a scope matches is served from the pool, and the block is returned to it. If no captured work
+//!   used the block, it may serve the pool's next request.
+//! - A block that captured work used, from the pool or not, is *kept* by the pool when it is freed, and serves no request until
+//!   the last reference is released.
 //!
-//! The [`Gate`] says whether events may be touched. A call that touches events holds it open meanwhile, and a
-//! capture is announced by closing it, which waits until no call does. Drops do not wait: they take a gate that is just moving for a
-//! closed one, which defers their events and harms nothing.
+//! The [`Gate`] indicates whether events may be touched. A call that touches events holds it open meanwhile. A capture is
+//! announced by closing it, which waits until no call holds it open. Drops do not wait: they treat a gate that is just moving as
+//! closed, which postpones their events and harms nothing.
 //!
-//! Locks are taken in this order: gate, the list of pools, a bucket, an inbox; where a bucket's lock comes before the gate,
-//! the gate is only tried.
+//! Locks are taken in this order: gate, the list of pools, a bucket, an inbox; if a bucket's lock is taken before the gate, the
+//! gate is only tried.
 //!
-//! This module and `bucket` use each other: a private pool has a bucket, whose blocks know the pool that they belong to.
+//! This module and `bucket` use each other: a private pool has a bucket, whose blocks refer to the pool that they belong to.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,9 +36,9 @@ use crate::ids::{PoolId, StreamFilter, StreamId};
 /// The pinned memory of some graphs.
 pub(crate) struct PrivatePool {
     id: PoolId,
-    /// Whether the last reference is gone. It never comes back.
+    /// Whether the last reference has been released. This never becomes `false` again.
     closed: AtomicBool,
-    /// All sizes.
+    /// The pool's blocks of all sizes.
     pub(crate) bucket: Bucket,
 }
 
@@ -49,7 +49,7 @@ impl PrivatePool {
         pool
     }
 
-    /// Returns what the history calls it.
+    /// Returns the name of the pool in the history.
     pub(crate) fn pool_id(&self) -> (u64, u64) {
         (0, self.id.raw())
     }
@@ -61,12 +61,12 @@ impl PrivatePool {
 
 impl fmt::Debug for PrivatePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Kept blocks lead back to the pool, so no further than this.
+        // Blocks that the pool keeps lead back to the pool, so the output stops here.
         self.id.fmt(f)
     }
 }
 
-/// While it is open, requests that match go to the pool.
+/// A scope: while it is open, requests that match are directed to the pool.
 struct Scope {
     pool: Arc<PrivatePool>,
     filter: StreamFilter,
@@ -82,7 +82,7 @@ impl fmt::Debug for Scope {
 #[derive(Default, Debug)]
 pub(crate) struct Gate {
     scopes: RwLock<Vec<Scope>>,
-    /// The number of them, to be asked without the lock.
+    /// The number of captures under way, readable without the lock.
     count: AtomicUsize,
 }
 
@@ -106,17 +106,17 @@ impl GateGuard<'_> {
 }
 
 impl Gate {
-    /// Returns whether a capture is under way, as far as can be told without waiting.
+    /// Returns whether a capture is under way, as far as this is known without waiting.
     pub(crate) fn is_closed(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Looks at the gate, and holds it as it is.
+    /// Locks the gate in its present state.
     pub(crate) fn hold(&self) -> GateGuard<'_> {
         GateGuard(self.scopes.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Holds the gate if it is open and that can be told without waiting.
+    /// Holds the gate if it is open and this does not require waiting.
     pub(crate) fn try_hold_open(&self) -> Option<GateGuard<'_>> {
         let scopes = match self.scopes.try_read() {
             Ok(scopes) => scopes,
@@ -153,15 +153,15 @@ struct Counted {
     references: usize,
 }
 
-/// The private pools that are referenced, or still have blocks out.
+/// The private pools that are referenced, or have blocks that callers hold.
 #[derive(Default, Debug)]
 pub(crate) struct PrivatePools(Mutex<BTreeMap<PoolId, Counted>>);
 
 impl PrivatePools {
-    /// Adds a reference. A name that is not known becomes a new pool.
+    /// Adds a reference. An unknown name becomes a new pool.
     ///
     /// # Errors
-    /// If the last reference was released and blocks of the pool are still out.
+    /// If the last reference was released and callers still hold blocks of the pool.
     pub(crate) fn retain(&self, id: PoolId) -> Result<(), Kind> {
         let mut pools = self.lock();
         let counted = pools
@@ -174,7 +174,7 @@ impl PrivatePools {
         Ok(())
     }
 
-    /// Takes a reference away. Returns whether it was the last: then the pool is closed.
+    /// Removes a reference. Returns whether it was the last: then the pool is closed.
     pub(crate) fn release(&self, id: PoolId) -> Result<bool, Kind> {
         let mut pools = self.lock();
         let counted = referenced(&mut pools, id)?;
@@ -192,15 +192,15 @@ impl PrivatePools {
         Ok(counted.pool.clone())
     }
 
-    /// Returns all that are known, the closed ones included.
+    /// Returns all pools, including closed ones.
     pub(crate) fn all(&self) -> Vec<Arc<PrivatePool>> {
         self.lock().values().map(|counted| counted.pool.clone()).collect()
     }
 
-    /// Forgets a closed pool if nothing is in it, and only the caller could still bring something. Returns whether it did.
+    /// Forgets a closed pool if it is empty, and only the caller could still add a block. Returns whether it did.
     pub(crate) fn forget(&self, pool: &Arc<PrivatePool>, is_empty: impl FnOnce() -> bool) -> bool {
         let mut pools = self.lock();
-        // The caller's and ours. Others are copied from one of these, or from ours with the lock held.
+        // The two references are the caller's and ours. Others are cloned from one of these, or from ours with the lock held.
         let forgotten = Arc::strong_count(pool) == 2 && pools.contains_key(&pool.id) && is_empty();
         if forgotten {
             pools.remove(&pool.id);

@@ -1,6 +1,6 @@
 //! The state that all handles of a host allocator share: the buckets and the ways between them.
 //!
-//! A request takes one bucket's lock; only if nothing there serves does it go further:
+//! A request takes one bucket's lock. Further steps follow only if no block there serves:
 //!
 //! ```text
 //! 1. the bucket of its size            one lock, no driver
@@ -11,13 +11,13 @@
 //! 6.                 any free block that is large enough
 //! ```
 //!
-//! Waiting (5) comes after everything that needs none, and everything that has completed is found before the first wait: a
-//! stream that is stuck holds up no request that can be served without it. Steps 4 and 5 are left out during a capture, when events
-//! may not be touched and freeing may break the capture. Step 6 makes sure that a request fails only when no free block could
-//! serve it. A private pool that finds nothing may have a shared block for good; never the other way round.
+//! Waiting (5) comes after every step that does not need it, and all blocks that have completed are found before the first wait:
+//! a stuck stream delays no request that can be served without it. Steps 4 and 5 are left out during a capture, when events may
+//! not be touched and freeing may break the capture. Step 6 makes sure that a request fails only when no free block could serve
+//! it. A private pool that finds nothing may take a shared block permanently; never the other way round.
 //!
-//! *Chores* are what a drop leaves to others because it must not wait: giving back blocks that are too large to be kept,
-//! and emptying pools that were closed. The next call of any kind does them; a flag says whether there are any.
+//! *Chores* are tasks that a drop leaves to others because it must not wait: returning blocks that are too large to be kept, and
+//! emptying pools that were closed. The next call of any kind does them; a flag indicates whether there are any.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,26 +35,26 @@ use crate::error::{AllocationError, Kind, OutOfMemory};
 use crate::trace::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
-/// No request may be larger (1 EiB): it can only be a mistake, and rounding cannot overflow.
+/// The size that no request may exceed (1 EiB): a larger one can only be a mistake, and rounding cannot overflow.
 const MAX_REQUEST_BYTES: u64 = 1 << MAX_EXPONENT;
 const MAX_EXPONENT: usize = 60;
 
-/// See the [module's essay](self).
+/// The state of a host allocator. See the [module's essay](self).
 pub(crate) struct Core {
     upstream: Arc<dyn HostUpstream>,
     pub(crate) recorder: Recorder,
     settings: Mutex<HostSettings>,
     pub(crate) common: Common,
-    /// By the exponent of the power of two that a size is at most.
+    /// The shared buckets, indexed by the exponent of the smallest power of two that is at least the size.
     shared: [Bucket; MAX_EXPONENT + 1],
     pub(crate) gate: Gate,
     pub(crate) pools: PrivatePools,
     pub(crate) pinning: Pinning,
-    /// Held to read while a call has blocks in no bucket and in no caller's hands, and to write while all blocks are looked at.
-    /// It comes before the locks of buckets.
+    /// Held for reading while a call has blocks that are in no bucket and held by no caller, and for writing while all blocks are
+    /// listed. It is taken before the locks of buckets.
     pub(crate) moving: RwLock<()>,
     has_chores: AtomicBool,
-    /// The number of times that a pool was about to be forgotten, and how often that was over.
+    /// The number of times that a pool was about to be forgotten, and the number of times that this had finished.
     forgettings_begun: AtomicU64,
     forgettings_ended: AtomicU64,
     pub(crate) wake: Wake,
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Takes a cached block, perhaps one that has just become free.
+    /// Takes a cached block, possibly one that has just become free.
     fn cached(&self, asked: &Asked, owner: &PinnedOwner) -> Option<PinnedBlock> {
         let bucket = self.bucket(owner, asked.request.size_bytes);
         let mut shelf = self.lock(bucket);
@@ -165,7 +165,7 @@ impl Core {
         Some(self.taken(block, asked, owner))
     }
 
-    /// Takes a block back from a caller's hands. Neither fails nor waits.
+    /// Takes a block back from a caller. Neither fails nor waits.
     pub(crate) fn take_back(&self, freed: Freed) {
         let mut delivery = Delivery { core: self, freed: Some(freed) };
         if let Some(freed) = &mut delivery.freed
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Brings a freed block to where it waits, or is kept, or is free.
+    /// Moves a freed block to its next place: waiting, kept, or free.
     fn deliver(&self, mut freed: Freed) {
         let pool = loop {
             match freed.captured_by.pop() {
@@ -203,7 +203,7 @@ impl Core {
         }
     }
 
-    /// Looks how far the streams have come. Whether anything is left to look for.
+    /// Checks the progress of the streams. Returns whether anything is still pending.
     pub(crate) fn process_events(&self) -> bool {
         let looked = self.settle(false);
         self.do_chores();
@@ -212,7 +212,8 @@ impl Core {
         pending
     }
 
-    /// Looks at the events of all buckets, or *waits* for them, and empties closed pools. Whether no capture stood in the way.
+    /// Checks the events of all buckets, or *waits* for them, and empties closed pools. Returns `false` if a capture prevented
+    /// this.
     fn settle(&self, wait: bool) -> bool {
         let mut looked = true;
         self.each_bucket(|shelf| {
@@ -235,7 +236,7 @@ impl Core {
         }
     }
 
-    /// Gives all memory that no block holds back. *Waits* for pending uses, after all else has gone back.
+    /// Releases all memory that no caller holds. *Waits* for pending uses, after everything else has been returned.
     pub(crate) fn empty_cache(&self) -> Result<(), AllocationError> {
         for wait in [false, true] {
             if !self.settle(wait) {
@@ -246,7 +247,7 @@ impl Core {
         Ok(())
     }
 
-    /// Gives back what is free in the shared buckets.
+    /// Releases the free memory of the shared buckets.
     fn give_back_free(&self) -> Result<(), AllocationError> {
         let _moving = self.moving();
         for bucket in &self.shared {
@@ -276,7 +277,7 @@ impl Core {
         Ok(())
     }
 
-    /// Does what drops have left behind, if anything. What cannot be given back stays for [`empty_cache`](Self::empty_cache).
+    /// Does the chores that drops have left, if any. Memory that cannot be returned stays for [`empty_cache`](Self::empty_cache).
     fn do_chores(&self) {
         if !self.has_chores.load(Ordering::Acquire) {
             return;
@@ -293,7 +294,7 @@ impl Core {
         }
     }
 
-    /// Empties the closed pools, and forgets those of which no block is out.
+    /// Empties the closed pools, and forgets those of which no caller holds a block.
     pub(crate) fn sweep(&self) {
         for pool in self.pools.all() {
             if pool.is_closed() {
@@ -316,7 +317,7 @@ impl Core {
             if kept.is_empty() {
                 break;
             }
-            // Some of it may come back here, as free blocks.
+            // Some of the memory may become free blocks here.
             kept.into_iter().for_each(|freed| self.deliver(freed));
         }
         let is_empty = || self.lock(&pool.bucket).is_empty();
@@ -335,7 +336,7 @@ impl Core {
 
     pub(crate) fn statistics(&self) -> HostStatistics {
         loop {
-            // The figures of a pool that is just being forgotten are in neither place, or in both.
+            // The figures of a pool that is just being forgotten may be in neither place, or in both.
             let ended = self.forgettings_ended.load(Ordering::Acquire);
             let sum = self.sum_statistics();
             if self.forgettings_begun.load(Ordering::Acquire) == ended {
@@ -409,7 +410,7 @@ impl Core {
         self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
     }
 
-    /// Returns all buckets that there are, those of these pools last.
+    /// Returns all buckets, those of these pools last.
     pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
         self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
     }
@@ -418,9 +419,9 @@ impl Core {
         self.moving.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a bucket's lock and takes in the blocks that were left while another thread had it.
+    /// Takes a bucket's lock and processes the blocks that were left in its inbox while another thread held it.
     pub(crate) fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
-        // A shelf is valid whenever the upstream, which may panic, is called.
+        // The state of a bucket is valid whenever the upstream, which may panic, is called.
         let mut shelf = bucket.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(arrival) = bucket.inbox.pop() {
             shelf.receive(arrival, &self.common);
@@ -430,12 +431,12 @@ impl Core {
     }
 }
 
-/// Returns the exponent of the power of two that a size is at most.
+/// Returns the exponent of the smallest power of two that is at least a size.
 fn exponent(size_bytes: u64) -> usize {
     size_bytes.next_power_of_two().trailing_zeros() as usize
 }
 
-/// A block that is delivered whatever happens: what recording its events has left undone is done later.
+/// A freed block that is delivered even if recording its events panics; the missing events are recorded later.
 struct Delivery<'a> {
     core: &'a Core,
     freed: Option<Freed>,
@@ -449,7 +450,7 @@ impl Drop for Delivery<'_> {
     }
 }
 
-/// Blocks on their way to the upstream. Those that did not get there are free again.
+/// Blocks that are being returned to the upstream. Those that were not returned become free again when this is dropped.
 struct Going<'a> {
     core: &'a Core,
     blocks: Vec<PinnedBlock>,
@@ -464,10 +465,11 @@ impl Drop for Going<'_> {
 }
 
 impl Drop for Core {
-    /// Gives back what can be given back; no block is held any more. Memory that could not be waited for may still be copied to
-    /// or from, and what a graph's pool keeps may be replayed: that is left pinned rather than taken away from the device.
+    /// Releases all memory that can be released; no caller holds a block any more. Memory that could not be waited for may still
+    /// be copied to or from, and memory kept by a graph's pool may still be used by replays: it stays pinned rather than being
+    /// taken away from the device.
     fn drop(&mut self) {
-        // An upstream that panics now must not keep the rest from going back.
+        // An upstream that panics now must not prevent the release of the rest.
         let guarded = |action: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(action)));
         guarded(&|| _ = self.settle(true));
         self.sweep();

@@ -1,4 +1,4 @@
-//! The events of its blocks that a bucket remembers.
+//! The events that a bucket records of its blocks.
 
 use rustc_hash::FxHashMap;
 use thalweg_snapshot::Action;
@@ -7,23 +7,23 @@ use super::unsplit::PinnedBlock;
 use crate::ids::StreamId;
 use crate::trace::history::{Event, History, Ring, StackId, TextId};
 
-/// Pinned memory belongs to no stream.
+/// The stream in records: pinned memory belongs to no stream.
 pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
 
 /// A block that was handed out while something was recorded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holding {
     pub(crate) requested_bytes: u64,
-    /// The place in the program, if that was asked for.
+    /// The stack of the allocation, if it is recorded.
     pub(crate) stack: Option<StackId>,
 }
 
-/// The events that a bucket remembers.
+/// The events that a bucket records.
 #[derive(Default, Debug)]
 pub(crate) struct Log {
     pub(crate) pool_id: (u64, u64),
     pub(crate) ring: Ring,
-    /// By address, those that are not free again.
+    /// The blocks that are not free again, by address.
     pub(crate) held: FxHashMap<u64, Holding>,
 }
 
@@ -36,7 +36,7 @@ impl Log {
         self.tell(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
     }
 
-    /// Records that a caller gave a block back, or that it is free. The stack is that of the free, if there is one.
+    /// Records that a caller freed a block, or that it has become free. The stack is that of the free, if there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(

@@ -1,13 +1,12 @@
 //! The cache of pinned host memory.
 //!
-//! The device copies to and from pinned memory by itself, while the host goes on. Pinning is slow (it talks to the driver
-//! and the kernel, page by page), so freed memory is kept. There is no splitting and merging: sizes are rounded up to few
-//! classes, and a request takes a free block of its class, the one that was freed last, which is the likeliest to be in the
-//! host's caches.
+//! The device copies to and from pinned memory on its own, while the host continues. Pinning is slow (it involves the driver and
+//! the kernel, page by page), so freed memory is kept. Blocks are not split or merged: sizes are rounded up to few classes, and a
+//! request takes a free block of its class, the last-freed one, which is the likeliest to be in the host's caches.
 //!
-//! A block belongs to no stream. Each stream that copies to or from it is recorded with [`HostBlock::record_use`], which
-//! records an event behind the copy; freed, the block serves no request until all its events have passed. (It may be freed at
-//! once after the copy was submitted: the next owner gets it when the copy is over.)
+//! A block belongs to no stream. Each stream that copies to or from it is recorded with [`HostBlock::record_use`], which records
+//! an event after the copy; once freed, the block serves no request until all its events have passed. (It may be freed right
+//! after the copy was submitted: the next owner gets it when the copy is over.)
 //!
 //! ```text
 //!            allocate ┌───────────┐ drop
@@ -25,30 +24,30 @@
 //!
 //! | module | knows | never sees |
 //! |---|---|---|
-//! | `settings` | what a request comes to: classes and thresholds | memory |
+//! | `settings` | the size that a request is rounded to: classes and thresholds | memory |
 //! | `uses` | events, and when they have passed | captures |
-//! | `bucket` | one lock, and the blocks of one size behind it | other buckets |
-//! | `captures` | which captures are under way, and their private pools | what is in a bucket |
-//! | `pinning` | the upstream, the reserve, their accounts | the code that asks |
-//! | `unsplit`, `log` | a range of pinned memory; what was recorded of it | what holds it |
-//! | `core` | the ways between all these; what to do when memory is short | handles |
+//! | `bucket` | one lock, and the blocks of one size that it guards | other buckets |
+//! | `captures` | which captures are under way, and their private pools | the contents of a bucket |
+//! | `pinning` | the upstream, the reserve, their accounts | the requesting code |
+//! | `unsplit`, `log` | a range of pinned memory; its recorded events | its holder |
+//! | `core` | the ways between all these; the steps when memory is short | handles |
 //! | `poller` | the background thread | |
-//! | `watch` | the history: what happened to which block; snapshots | how a block is found |
+//! | `watch` | the history: the events of each block; snapshots | how a block is found |
 //! | `block` | handles | |
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! - No block is smaller than what was asked for, whatever the settings were when it was pinned. Above 1 MiB at most 12.5 %
-//!   of a block are wasted, unless the alternative is failure (or the settings are [PyTorch's](HostSettings::pytorch)).
-//! - A block is handed out only after all events of its last life have passed.
-//! - A block whose events have passed waits for nothing else: not for another stream, another block, or an event that cannot
-//!   be asked for. (PyTorch asks in one queue, in which one event that never passes holds up all behind it.)
-//! - A request that fails finds no free block that is large enough, anywhere it may take one from.
-//! - In steady state a call takes one lock, that of its bucket, and calls no driver.
-//! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and works on.
+//! - No block is smaller than the requested size, whatever the settings were when it was pinned. Above 1 MiB at most 12.5 % of a
+//!   block are wasted, unless the alternative is failure (or the settings are [PyTorch's](HostSettings::pytorch)).
+//! - A block is handed out only after all events of its last use have passed.
+//! - A block whose events have passed waits for nothing else: not for another stream, another block, or an event that cannot be
+//!   queried. (PyTorch queries in one queue, in which one event that never passes delays all later ones.)
+//! - A request fails only if there is no free block that is large enough, anywhere it may take one from.
+//! - In steady state a call takes one lock, that of its bucket, and makes no driver call.
+//! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and stays usable.
 //! - Dropping a block neither fails nor waits: `inbox`.
 //!
-//! What is not here: the copies themselves, and access to the memory, which only its address is known of.
+//! Not part of this module: the copies themselves, and access to the memory, of which only the address is handled.
 
 mod block;
 mod bucket;
@@ -79,8 +78,8 @@ pub use self::statistics::{HostStatistics, StatisticEntry, Tally, TimeStatistic}
 
 /// A caching allocator for pinned host memory. See the [module's essay](self).
 ///
-/// All methods may be called from any thread. It lives as long as any of its blocks; when the last is gone it waits for
-/// pending uses and gives everything back to the upstream.
+/// All methods may be called from any thread. The allocator lives as long as any of its blocks; when the last one is dropped, it
+/// waits for pending uses and returns all memory to the upstream.
 pub struct HostAllocator {
     core: Arc<Core>,
     poller: Mutex<Option<Poller>>,
@@ -95,14 +94,15 @@ impl HostAllocator {
         allocator
     }
 
-    /// Returns how it behaves now.
+    /// Returns the present settings.
     pub fn settings(&self) -> HostSettings {
         self.core.settings()
     }
 
-    /// Changes how it behaves from now on. What is pinned stays as it is: blocks that are cached serve under the new rounding
-    /// if they fit, those that are now too large to be kept go at [`empty_cache`](Self::empty_cache), and a reserve that was
-    /// made stays in use until it is used up. Ends the background thread, and waits for its end, if there is to be none.
+    /// Changes the settings from now on. Pinned memory is not changed: blocks that are cached serve under the new rounding if
+    /// they fit, blocks that are now too large to be kept are returned by [`empty_cache`](Self::empty_cache), and an existing
+    /// reserve stays in use until it is used up. If the new settings have no background thread, the call stops it and waits for
+    /// its end.
     pub fn set_settings(&self, settings: HostSettings) {
         let mut poller = self.poller();
         let background = settings.pinned_use_background_threads();
@@ -114,19 +114,19 @@ impl HostAllocator {
         }
     }
 
-    /// Returns a block of at least `bytes` of pinned memory, for no stream in particular: of private pools only one that serves all
-    /// streams serves it. `bytes` of 0 give a null block, which holds no memory. May block: when nothing cached fits, the
-    /// upstream pins memory, and when it has run out, the host waits for all pending uses.
+    /// Returns a block of at least `bytes` of pinned memory, for no particular stream: the only private pool that may serve it is
+    /// one that serves all streams. If `bytes` is 0, the result is a null block, which holds no memory. May block: if no cached
+    /// block fits, the upstream pins memory, and if the upstream has run out, the host waits for all pending uses.
     ///
     /// # Errors
-    /// [`is_out_of_memory`](AllocationError::is_out_of_memory) when the host has no more to pin; or the upstream's error. The
-    /// allocator works on as before.
+    /// [`is_out_of_memory`](AllocationError::is_out_of_memory) if the host has no more memory to pin; or the upstream's error.
+    /// The allocator stays usable.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<HostBlock, AllocationError> {
         self.allocate_for(bytes, None)
     }
 
-    /// Allocates a block as [`allocate`](Self::allocate) does, for work on `stream`: while allocations for it go to a private pool (see
-    /// [`begin_allocate_to_pool`](Self::begin_allocate_to_pool)), the block is from there.
+    /// Allocates a block as [`allocate`](Self::allocate) does, for work on `stream`: while allocations for it are directed to a
+    /// private pool (see [`begin_allocate_to_pool`](Self::begin_allocate_to_pool)), the block is from that pool.
     ///
     /// # Errors
     /// Those of [`allocate`](Self::allocate).
@@ -152,24 +152,23 @@ impl HostAllocator {
         Ok(HostBlock::new(Arc::clone(self), Some(block), owner))
     }
 
-    /// Looks how far the streams have come, and gives back what is not to be kept. Calls that need a block do this by themselves;
-    /// call it to bring the statistics up to date. Touches no event while a capture is under way.
+    /// Checks the progress of the streams, and returns memory that is not to be kept. Calls that need a block do this
+    /// automatically; call it to update the statistics. Touches no event while a capture is under way.
     pub fn process_events(&self) {
         self.core.process_events();
     }
 
-    /// Gives all memory that no block holds back to the upstream, but for the reserve and what private pools hold. *Blocks*
-    /// until pending uses are over; what is free without that goes back first.
+    /// Releases all memory that no caller holds to the upstream, except the reserve and the memory of private pools. *Blocks*
+    /// until pending uses are over; memory that is free already is returned first.
     ///
     /// # Errors
-    /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which
-    /// the rest stays cached (but see
-    /// [`pinned_free_catch_all`](HostSettings::with_pinned_free_catch_all)).
+    /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which the rest
+    /// stays cached (but see [`pinned_free_catch_all`](HostSettings::with_pinned_free_catch_all)).
     pub fn empty_cache(&self) -> Result<(), AllocationError> {
         self.core.empty_cache()
     }
 
-    /// Returns a new private pool with one reference, which the caller gives back with [`release_pool`](Self::release_pool).
+    /// Returns a new private pool with one reference, which the caller releases with [`release_pool`](Self::release_pool).
     pub fn create_pool(&self) -> PoolId {
         let id = PoolId::unique();
         let retained = self.core.pools.retain(id);
@@ -177,18 +176,18 @@ impl HostAllocator {
         id
     }
 
-    /// Adds a reference to a private pool. A name that is not known here, a device allocator's for instance, becomes a pool.
+    /// Adds a reference to a private pool. An unknown name, for example of a device allocator's pool, becomes a new pool.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the last reference was released, and blocks of the
-    /// pool are still out.
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the last reference was released, and callers still hold
+    /// blocks of the pool.
     pub fn retain_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         Ok(self.core.pools.retain(pool)?)
     }
 
-    /// Takes a reference away. With the last, no graph uses the pool's memory any more: no replay is under way, except those that
-    /// [`record_use`](HostBlock::record_use) or [`record_stream`](HostBlock::record_stream) has recorded. All of it is shared
-    /// from then on.
+    /// Removes a reference. When the last one is removed, no graph may use the pool's memory any more: no replay is under way,
+    /// except those that [`record_use`](HostBlock::record_use) or [`record_stream`](HostBlock::record_stream) has recorded. All
+    /// of the memory is shared from then on.
     ///
     /// # Errors
     /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if there is no reference.
@@ -199,12 +198,12 @@ impl HostAllocator {
 
     /// Directs requests for streams that match the filter to the pool until [`end_allocate_to_pool`](Self::end_allocate_to_pool).
     /// Meanwhile blocks that such streams use are kept for the pool, and *no event is touched*: freed blocks that were used wait.
-    /// Call it before the capture begins. Captures may overlap; the scope begun last whose filter matches serves. Holds a
-    /// reference. Waits for calls that are touching events.
+    /// Call this before the capture begins. Captures may overlap; of the scopes whose filter matches, the one begun last serves.
+    /// Holds a reference. Waits for calls that are touching events.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if there is no reference to the pool, or
-    /// allocations go to it already.
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if there is no reference to the pool, or allocations are
+    /// already directed to it.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
         let private = self.core.pools.hold(pool)?;
         let begun = self.core.gate.begin(private, filter);
@@ -214,11 +213,11 @@ impl HostAllocator {
         Ok(begun?)
     }
 
-    /// Ends what [`begin_allocate_to_pool`](Self::begin_allocate_to_pool) began. Call it after the capture has ended: if it
-    /// was the last, the events that had to wait for that are recorded now.
+    /// Ends the redirection that [`begin_allocate_to_pool`](Self::begin_allocate_to_pool) began. Call it after the capture has
+    /// ended: if it was the last, the postponed events are recorded now.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if no allocations go to the pool.
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if no allocations are directed to the pool.
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         self.core.gate.end(pool)?;
         self.released(self.core.pools.release(pool)?);
@@ -229,7 +228,7 @@ impl HostAllocator {
     fn released(&self, was_last: bool) {
         if was_last {
             self.core.sweep();
-            // What a graph kept may have marks: their events are recorded as early as can be.
+            // Blocks that a graph kept may have marks: their events are recorded as early as possible.
             self.core.process_events();
         }
     }
@@ -249,7 +248,7 @@ impl HostAllocator {
         self.statistics().memory_stats_nested()
     }
 
-    /// Sets every peak to what there is now.
+    /// Sets every peak to its present value.
     pub fn reset_peak_memory_stats(&self) {
         self.core.reset_peak();
     }

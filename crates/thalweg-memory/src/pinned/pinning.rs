@@ -1,11 +1,11 @@
-//! Pinning memory and giving it back, with its accounts.
+//! Pinning and unpinning memory, with its accounts.
 //!
-//! Memory comes from the upstream, piece by piece, or from the *reserve*: one large piece that is pinned at the first request
-//! and handed out from its beginning to its end, in granules of 4 KiB. Nothing returns to the reserve; what came from it is
-//! cached for ever, and the whole goes back with the allocator. If the reserve cannot be pinned, that is tried once, and all
-//! goes on without it ([`reserve_segment_bytes`](crate::HostStatistics::reserve_segment_bytes) stays 0).
+//! Memory comes from the upstream, piece by piece, or from the *reserve*: one large piece that is pinned at the first request and
+//! handed out from its beginning to its end, in granules of 4 KiB. Nothing is returned to the reserve; blocks from it are cached
+//! for ever, and all of it is freed with the allocator. If the reserve cannot be pinned, this is not tried again, and the
+//! allocator works without it ([`reserve_segment_bytes`](crate::HostStatistics::reserve_segment_bytes) stays 0).
 //!
-//! The upstream is called with no lock held, but for the one call that makes the reserve.
+//! The upstream is called with no lock held, except for the one call that pins the reserve.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use crate::ids::StreamId;
 use crate::trace::history::{Event, History, Ring, StackId};
 use crate::upstream::{HostMethod, HostUpstream, UpstreamError};
 
-/// The reserve is handed out in multiples of this: a page, as far as most hosts go.
+/// The granule of the reserve: the page size of most hosts.
 const RESERVE_GRANULE_BYTES: u64 = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -52,31 +52,31 @@ fn granules(bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) size_bytes: u64,
-    /// The place in the program where it was pinned, if that was recorded.
+    /// The stack of the call that pinned it, if it was recorded.
     pub(crate) stack: Option<StackId>,
-    /// Whether it is never used again, and in no bucket.
+    /// Whether the block is never used again, and in no bucket.
     pub(crate) lost: bool,
 }
 
 #[derive(Default, Debug)]
 pub(crate) struct Accounts {
-    /// The statistics, without what the buckets count: the active blocks.
+    /// The statistics, without the active blocks, which the buckets count.
     pub(crate) statistics: HostStatistics,
     /// All blocks, by address.
     pub(crate) pieces: BTreeMap<u64, Piece>,
-    /// The record of when they came and went, and the events of buckets that are gone.
+    /// The record of when blocks were pinned and freed, and the events of buckets that no longer exist.
     pub(crate) ring: Ring,
     reserve: Option<Reserve>,
-    /// The size of a reserve that could not be had.
+    /// The size of a reserve that could not be pinned.
     refused_reserve_bytes: u64,
 }
 
-/// The way to the upstream. See the [module's essay](self).
+/// The calls of the upstream, with their accounts. See the [module's essay](self).
 #[derive(Default, Debug)]
 pub(crate) struct Pinning(Mutex<Accounts>);
 
 impl Pinning {
-    /// Pins memory for a request; `None` when there is none to be had.
+    /// Pins memory for a request; `None` if there is no memory left.
     pub(crate) fn pin(
         &self,
         asked: &Asked,
@@ -129,7 +129,7 @@ impl Pinning {
         address
     }
 
-    /// Gives one block, which has no uses, back to the upstream it came from.
+    /// Returns one block, which has no uses, to the upstream it came from.
     pub(crate) fn unpin(
         &self,
         block: &PinnedBlock,
@@ -153,22 +153,22 @@ impl Pinning {
         Ok(())
     }
 
-    /// Gives the reserve back if these are all the blocks that came from it. This is for the end only.
+    /// Frees the reserve if these are all the blocks that came from it. Only called when the allocator is dropped.
     pub(crate) fn unpin_reserve(&self, blocks: &[PinnedBlock], upstream: &dyn HostUpstream) {
         let Some(reserve) = self.lock().reserve else { return };
         let returned: u64 = blocks.iter().map(|block| granules(block.size_bytes)).sum();
         if returned == reserve.used_bytes {
-            // No caller is left to report a failure to.
+            // There is no caller left to report a failure to.
             let _ = upstream.free_host(reserve.address, reserve.size_bytes, reserve.method);
         }
     }
 
-    /// Locks the accounts and returns their statistics, to be read or changed.
+    /// Locks the accounts and calls `action` with their statistics, to read or change them.
     pub(crate) fn with_statistics<T>(&self, action: impl FnOnce(&mut HostStatistics) -> T) -> T {
         action(&mut self.lock().statistics)
     }
 
-    /// Locks the accounts, to be read or changed.
+    /// Locks the accounts, to read or change them.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,8 +191,8 @@ impl Accounts {
     }
 }
 
-/// A block that is about to go back. The history records it before, since its address may come back at once on another thread. A
-/// block that stays after all, because the upstream refuses it, is recorded as taken again.
+/// A block that is about to be freed. The history records it before the call, since its address may be handed out again at once
+/// on another thread. A block that the upstream refuses to free is recorded as taken again.
 struct Leaving<'a> {
     pinning: &'a Pinning,
     history: &'a History,

@@ -1,13 +1,13 @@
-//! The background thread that looks at events, so that calls that need a block find it free.
+//! The background thread that checks events, so that calls that need a block find it free.
 //!
-//! It looks every 100 microseconds as long as a freed block waits for an event, and sleeps for as long as none does. It holds
-//! the [`Core`], not the allocator: the allocator ends it, and waits for it, when its last handle goes. It touches no event
-//! while a capture is under way.
+//! It checks every 100 microseconds as long as a freed block waits for an event, and sleeps while none does. It holds the
+//! [`Core`], not the allocator: when the allocator's last handle is dropped, the allocator stops the thread and waits for it. It
+//! touches no event while a capture is under way.
 //!
 //! # Note: falling asleep
-//! A block may be freed just as the thread finds nothing to do. So it says that it is about to sleep *before* it looks for the
-//! last time, and a drop looks for that *after* it has delivered: with a fence on each side, one of the two sees the other.
-//! A wake that comes before the sleep makes it end at once.
+//! A block may be freed just as the thread finds nothing to do. So the thread announces that it is about to sleep *before* its
+//! last check, and a drop checks that announcement *after* it has delivered its block: with a fence on each side, one of the two
+//! sees the other. A wake before the sleep makes the sleep end at once.
 //!
 //! This module and `core` use each other: the core wakes the thread, which works on the core.
 
@@ -21,7 +21,7 @@ use super::core::Core;
 
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// The place where a drop finds the thread, if there is one.
+/// The thread to wake, if there is one.
 #[derive(Default, Debug)]
 pub(crate) struct Wake {
     asleep: AtomicBool,
@@ -29,11 +29,11 @@ pub(crate) struct Wake {
 }
 
 impl Wake {
-    /// Says that there is something to do. Does not wait.
+    /// Wakes the thread because there is something to do. Does not wait.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
-            // The lock is held only to put the thread there or to take it away.
+            // The lock is held only to store or remove the thread.
             if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
                 thread.unpark();
             }
@@ -45,7 +45,7 @@ impl Wake {
     }
 }
 
-/// The thread. Dropping this ends it, and waits for the end.
+/// The thread. Dropping this stops it, and waits for its end.
 pub(crate) struct Poller {
     core: Arc<Core>,
     stop: Arc<AtomicBool>,
@@ -53,8 +53,8 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// Starts the thread. `None` if the system has no thread to give: events are then looked at by calls, as they are
-    /// without this.
+    /// Starts the thread. Returns `None` if the system cannot create one: events are then checked by calls, as they are without
+    /// the thread.
     pub(crate) fn start(core: &Arc<Core>) -> Option<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (polled, stopped) = (Arc::clone(core), Arc::clone(&stop));
@@ -66,7 +66,7 @@ impl Poller {
 }
 
 fn run(core: &Core, stop: &AtomicBool) {
-    // An upstream that panics here harms no call: the state is valid, and the next look may go well.
+    // An upstream that panics here harms no call: the state is valid, and the next check may succeed.
     let is_pending = || catch_unwind(AssertUnwindSafe(|| core.process_events())).unwrap_or(true);
     while !stop.load(Ordering::Acquire) {
         if is_pending() {
@@ -88,9 +88,9 @@ impl Drop for Poller {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
         thread.thread().unpark();
-        // The upstream may drop the allocator's last block while the thread itself calls it; then it ends by itself.
+        // The upstream may drop the allocator's last block while this very thread calls it; then the thread ends on its own.
         if thread.thread().id() != std::thread::current().id() {
-            // It catches its panics, so that there is nothing to learn from the result.
+            // The thread catches its panics, so the result contains no information.
             let _ = thread.join();
         }
     }

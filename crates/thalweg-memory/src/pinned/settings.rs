@@ -1,16 +1,17 @@
-//! How a host allocator behaves, and how it rounds requests.
+//! The settings of a host allocator, and its rounding of requests.
 //!
 //! # Rounding
 //!
 //! A freed block serves later requests only if it is large enough for them, so sizes are rounded up to few classes. PyTorch
-//! rounds to powers of two: a request for 20.4 GiB pins 32, and pinned memory is the host's for good. Here only requests up
-//! to 1 MiB are rounded so, where a pinned page is little and calls are many; above that a class is an eighth of a power of
-//! two, and at most 12.5 % are wasted. A cached block serves a request only within the same bound. A cache of eight classes
-//! per power hits as often in steady work, where sizes repeat exactly, and pins at most as much in any other.
-//! [`HostSettings::pytorch`] rounds as PyTorch does, for comparison and for programs that need few classes at any cost.
+//! rounds to powers of two: a request for 20.4 GiB pins 32, and pinned memory cannot be used for anything else on the host. Here
+//! only requests up to 1 MiB are rounded to powers of two, where little memory is lost and calls are frequent. Above that a class
+//! is an eighth of a power of two, and at most 12.5 % are wasted. A cached block serves a request only within the same bound. A
+//! cache of eight classes per power hits as often in steady state, where sizes repeat exactly, and pins at most as much
+//! otherwise. [`HostSettings::pytorch`] rounds as PyTorch does, for comparison and for programs that need few classes at any
+//! cost.
 //!
-//! Two thresholds change that. Above `pinned_max_round_threshold` nothing is rounded. Above `pinned_max_cached_size` nothing
-//! is rounded either, and freed blocks are given back instead of kept; nor does rounding ever carry a request over it.
+//! Two thresholds change that. Above `pinned_max_round_threshold` nothing is rounded. Above `pinned_max_cached_size` nothing is
+//! rounded either, and freed blocks are returned instead of kept; rounding never raises a request above this threshold.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -20,14 +21,14 @@ use crate::upstream::HostMethod;
 
 /// The most threads that may touch pages at once before they are registered.
 const MAX_REGISTER_THREADS: u32 = 128;
-/// Up to here sizes are rounded to powers of two in either mode.
+/// The size up to which sizes are rounded to powers of two in both modes.
 const POWER_OF_TWO_BYTES: u64 = 1 << 20;
-/// Classes from one power of two to the next, above that.
+/// The number of classes from one power of two to the next, above that size.
 const CLASSES_PER_POWER: u64 = 8;
 
 /// The settings of a [`HostAllocator`](crate::HostAllocator). The names are those of `PYTORCH_ALLOC_CONF`; sizes are in bytes.
 ///
-/// The default differs from PyTorch's in the rounding alone: at most 12.5 % of a block above 1 MiB are wasted.
+/// The default differs from PyTorch's only in the rounding: at most 12.5 % of a block above 1 MiB are wasted.
 /// [`HostSettings::pytorch`] has PyTorch's rounding too.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostSettings {
@@ -58,45 +59,46 @@ impl Default for HostSettings {
 
 impl HostSettings {
     /// Returns PyTorch's own choices: all sizes are rounded up to a power of two, and of the cached blocks of the right power the
-    /// one that was freed last serves, if it is large enough.
+    /// last-freed one serves, if it is large enough.
     pub fn pytorch() -> Self {
         Self { powers_of_two_only: true, ..Self::default() }
     }
 
-    /// Requests above `bytes` are not rounded. `None`, the default: all are.
+    /// Sets the size above which requests are not rounded. With `None`, the default, all are rounded.
     #[must_use]
     pub fn with_pinned_max_round_threshold_bytes(mut self, bytes: Option<u64>) -> Self {
         self.pinned_max_round_threshold_bytes = bytes;
         self
     }
 
-    /// Blocks above `bytes` are not rounded, and given back when they are freed. `None`, the default: all are kept.
+    /// Sets the size above which blocks are not rounded, and returned when they are freed. With `None`, the default, all are
+    /// kept.
     ///
-    /// A drop does not wait, and giving back may. So it happens at the next call of the allocator, or on its background
-    /// thread where there is one, which is then at once.
+    /// A drop does not wait, and returning memory may. So it happens at the next call of the allocator, or at once on its
+    /// background thread if there is one.
     #[must_use]
     pub fn with_pinned_max_cached_size_bytes(mut self, bytes: Option<u64>) -> Self {
         self.pinned_max_cached_size_bytes = bytes;
         self
     }
 
-    /// Sets whether a thread looks every 100 microseconds how far the streams have come, as long as a freed block waits for one. By
-    /// default that is done by calls that need a block.
+    /// Sets whether a thread checks the progress of the streams every 100 microseconds, as long as a freed block waits for one.
+    /// By default, calls that need a block do this.
     #[must_use]
     pub fn with_pinned_use_background_threads(mut self, background: bool) -> Self {
         self.pinned_use_background_threads = background;
         self
     }
 
-    /// Sets whether memory is allocated as ordinary memory, touched and then registered with the driver, instead of being allocated
-    /// by the driver. Touching it can be done by several threads, which makes pinning of large blocks faster.
+    /// Sets whether memory is allocated as ordinary memory, touched and then registered with the driver, instead of being
+    /// allocated by the driver. Several threads can touch it, which makes pinning of large blocks faster.
     #[must_use]
     pub fn with_pinned_use_cuda_host_register(mut self, register: bool) -> Self {
         self.pinned_use_cuda_host_register = register;
         self
     }
 
-    /// Sets how many threads touch the pages of memory that is registered: 1 by default.
+    /// Sets the number of threads that touch the pages of registered memory: 1 by default.
     ///
     /// # Errors
     /// If it is not a power of two from 1 to 128.
@@ -113,8 +115,8 @@ impl HostSettings {
         Ok(self)
     }
 
-    /// Pins `bytes` once, at the first request, and serves requests from there, in order, until it is used up. What comes from
-    /// there is cached for ever and given back with the allocator. Without it, the default, nothing is reserved.
+    /// Pins `bytes` once, at the first request, and serves requests from there, in order, until it is used up. Blocks from there
+    /// are cached for ever and freed with the allocator. By default, nothing is reserved.
     ///
     /// # Errors
     /// If it is 0.
@@ -127,9 +129,9 @@ impl HostSettings {
         Ok(self)
     }
 
-    /// Sets whether a failure to give memory back is swallowed: the memory is then lost to the process
-    /// ([`retired`](crate::HostStatistics::retired)), and the rest is given back. By default
-    /// [`empty_cache`](crate::HostAllocator::empty_cache) reports the failure and the memory stays cached.
+    /// Sets whether a failure to free memory is ignored: the memory is then lost to the process
+    /// ([`retired`](crate::HostStatistics::retired)), and the rest is freed. By default
+    /// [`empty_cache`](crate::HostAllocator::empty_cache) returns the error and the memory stays cached.
     #[must_use]
     pub fn with_pinned_free_catch_all(mut self, catch_all: bool) -> Self {
         self.pinned_free_catch_all = catch_all;
@@ -151,7 +153,7 @@ impl HostSettings {
         self.pinned_max_cached_size_bytes
     }
 
-    /// Returns whether a thread of the allocator's own processes events.
+    /// Returns whether a background thread of the allocator processes events.
     pub fn pinned_use_background_threads(&self) -> bool {
         self.pinned_use_background_threads
     }
@@ -161,7 +163,7 @@ impl HostSettings {
         self.pinned_use_cuda_host_register
     }
 
-    /// Returns how many threads touch the pages of memory that is registered.
+    /// Returns the number of threads that touch the pages of registered memory.
     pub fn pinned_num_register_threads(&self) -> u32 {
         self.pinned_num_register_threads
     }
@@ -171,7 +173,7 @@ impl HostSettings {
         self.pinned_reserve_segment_size_bytes
     }
 
-    /// Returns whether failures to give memory back are swallowed.
+    /// Returns whether failures to free memory are ignored.
     pub fn pinned_free_catch_all(&self) -> bool {
         self.pinned_free_catch_all
     }
@@ -189,18 +191,18 @@ impl HostSettings {
 /// A request after rounding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
-    /// The size that was asked for: no block may be smaller.
+    /// The size that was requested: no block may be smaller.
     pub(crate) requested_bytes: u64,
     /// The size of a new block.
     pub(crate) size_bytes: u64,
     /// The largest cached block that may serve.
     pub(crate) most_bytes: u64,
-    /// Whether the block freed last serves instead of the smallest.
+    /// Whether the last-freed block serves instead of the smallest.
     pub(crate) latest_first: bool,
 }
 
-/// The part of the settings that every allocation and every free needs, to be read without a lock. It may change at any
-/// time; each value makes sense by itself.
+/// The part of the settings that every allocation and every free needs, readable without a lock. It may change at any time; each
+/// value is valid independently of the others.
 #[derive(Debug)]
 pub(crate) struct Rounding {
     powers_of_two_only: AtomicBool,
@@ -227,7 +229,7 @@ impl Rounding {
         self.max_cached_bytes.store(max_cached, Ordering::Relaxed);
     }
 
-    /// Returns what a request of 1 to 2^60 bytes comes to.
+    /// Returns the sizes for a request of 1 to 2^60 bytes.
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let powers_of_two_only = self.powers_of_two_only.load(Ordering::Relaxed);
         let mut size_bytes = requested_bytes;
@@ -256,7 +258,7 @@ impl Rounding {
 }
 
 impl From<&Settings> for HostSettings {
-    /// Creates the `pinned_*` keys of the settings of an allocator; with `policy:pytorch`, PyTorch's rounding too.
+    /// Creates the settings from the `pinned_*` keys of an allocator's settings; with `policy:pytorch`, also PyTorch's rounding.
     fn from(settings: &Settings) -> Self {
         let base = match settings.policy() {
             Policy::PyTorch => Self::pytorch(),

@@ -1,23 +1,23 @@
 //! The statistics of pinned memory, under PyTorch's keys.
 //!
-//! Each bucket counts for itself, behind the lock that it holds anyway, and [`HostStatistics`] is the sum. So every figure
-//! is exact but one: the peaks of `active_requests` and `active_bytes` are sums of the buckets' own peaks, which need not have
-//! come at one time. They are never too low. (PyTorch's peaks are all of that kind. Here those of `allocations` and
-//! `allocated_bytes` are exact: they change only beside a call of the driver, where one more lock costs nothing.)
+//! Each bucket counts its own figures, under the lock that it holds anyway, and [`HostStatistics`] is the sum. So every figure is
+//! exact with one exception: the peaks of `active_requests` and `active_bytes` are sums of the buckets' own peaks, which need not
+//! have occurred at the same time. They are never too low. (All of PyTorch's peaks are of that kind. Here those of `allocations`
+//! and `allocated_bytes` are exact: they change only together with a driver call, where one more lock costs nothing.)
 //!
-//! What PyTorch has no key for (what waits, what is lost, the reserve) are fields, and in no list.
+//! Figures for which PyTorch has no key (waiting blocks, lost blocks, the reserve) are fields, and not in the lists.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use crate::statistics::stats::Statistic;
 
-/// A number of things, and their size together.
+/// A number of blocks, and their total size.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
-    /// The number of them.
+    /// The number of blocks.
     pub count: u64,
-    /// Their size in bytes.
+    /// Their total size in bytes.
     pub bytes: u64,
 }
 
@@ -51,21 +51,21 @@ pub enum StatisticEntry {
     Figures(Vec<(&'static str, u64)>),
 }
 
-/// The time that calls of the upstream took. A wall clock, for a person to read; nothing is decided by it.
+/// The time of calls of the upstream: wall-clock time, for people to read; no decision depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TimeStatistic {
     /// The sum over all calls, in microseconds.
     pub total_us: u64,
     /// The longest call, in microseconds.
     pub max_us: u64,
-    /// The shortest call, in microseconds; 0 when there was none.
+    /// The shortest call, in microseconds; 0 if there was no call.
     pub min_us: u64,
     /// The number of calls.
     pub count: u64,
 }
 
 impl TimeStatistic {
-    /// Returns the mean, in microseconds; 0 when there was no call.
+    /// Returns the mean, in microseconds; 0 if there was no call.
     pub fn average_us(&self) -> u64 {
         self.total_us.checked_div(self.count).unwrap_or(0)
     }
@@ -84,7 +84,7 @@ impl TimeStatistic {
 pub struct HostStatistics {
     /// Pieces of pinned memory taken from the upstream or the reserve, in use or cached.
     pub allocations: Statistic,
-    /// Those in the hands of callers, and freed ones that wait for events.
+    /// Pieces that callers hold, and freed ones that wait for events.
     pub active_requests: Statistic,
     /// The bytes of `allocations`.
     pub allocated_bytes: Statistic,
@@ -92,20 +92,20 @@ pub struct HostStatistics {
     pub active_bytes: Statistic,
     /// The time that the upstream took to pin memory.
     pub host_alloc_time: TimeStatistic,
-    /// The time that the upstream took to take it back.
+    /// The time that the upstream took to free it.
     pub host_free_time: TimeStatistic,
-    /// Pieces taken from the upstream or the reserve since the last reset of sums.
+    /// The number of pieces taken from the upstream or the reserve since the last reset of sums.
     pub num_host_alloc: u64,
-    /// Pieces given back since the last reset of sums.
+    /// The number of pieces returned since the last reset of sums.
     pub num_host_free: u64,
     /// Freed pieces that wait: for events, for the end of a capture, or in a private pool for the end of a graph.
     pub pending: Tally,
-    /// Pieces that are lost, because it could not be learnt when their use is over, or because they could not be given back.
-    /// They stay in `allocations` and are never used again.
+    /// Pieces that are lost, because the end of their use could not be determined, or because they could not be freed. They stay
+    /// in `allocations` and are never used again.
     pub retired: Tally,
     /// The size of the reserve, if there is one.
     pub reserve_segment_bytes: u64,
-    /// The number of bytes of the reserve that were ever handed out. What came from it is in `allocations`.
+    /// The number of bytes of the reserve that were ever handed out. They are included in `allocations`.
     pub reserve_segment_used_bytes: u64,
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn add(sum: &mut Statistic, part: &Statistic) {
     sum.freed += part.freed;
 }
 
-/// Adds the sums of a bucket that is gone and holds nothing.
+/// Adds the sums of an empty bucket that no longer exists.
 pub(crate) fn add_past(sum: &mut Statistic, part: &Statistic) {
     sum.allocated += part.allocated;
     sum.freed += part.freed;

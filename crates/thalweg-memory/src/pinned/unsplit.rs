@@ -4,12 +4,12 @@ use super::settings::Request;
 use crate::trace::history::StackId;
 use crate::upstream::HostMethod;
 
-/// The source of a block, which says how it goes back.
+/// The source of a block, which determines how it is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     /// The upstream, pinned in this way.
     Upstream(HostMethod),
-    /// The reserve, which goes back as a whole.
+    /// The reserve, which is freed in one piece.
     Reserve,
 }
 
@@ -18,7 +18,7 @@ pub(crate) enum Source {
 pub(crate) struct PinnedBlock {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
-    /// The size that its last holder asked for.
+    /// The size that its last holder requested.
     pub(crate) requested_bytes: u64,
     pub(crate) source: Source,
 }
@@ -27,6 +27,6 @@ pub(crate) struct PinnedBlock {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) request: Request,
-    /// The place in the program, if that was asked for.
+    /// The stack of the request, if it is recorded.
     pub(crate) stack: Option<StackId>,
 }

@@ -1,11 +1,11 @@
-//! Which streams use a block of pinned memory, and when they are done with it.
+//! The streams that use a block of pinned memory, and when they have finished with it.
 //!
-//! Pinned memory belongs to no stream. Each stream that copies to or from it is a *use* of the block, told of in one of two
-//! ways: *precisely*, by an event recorded there and then, behind the copy; or by a *mark*, whose event is recorded when
-//! the block is freed, behind all work of the stream so far. A block has one use per stream: a later precise use replaces an
-//! earlier one, and a mark replaces both, because the event of a mark stands behind theirs.
+//! Pinned memory belongs to no stream. Each stream that copies to or from it is a *use* of the block, which is recorded in one of
+//! two ways: *precisely*, by an event recorded at once, after the copy; or by a *mark*, whose event is recorded when the block is
+//! freed, after all work of the stream so far. A block has one use per stream: a later precise use replaces an earlier one, and a
+//! mark replaces both, because the event of a mark follows theirs.
 //!
-//! A freed block whose uses all have events is [`Waiting`]: it comes out when every one of them has passed.
+//! A freed block whose uses all have events is [`Waiting`]: it is returned when every one of them has passed.
 //!
 //! ```text
 //! record_use ─▶ event ─┐                                ┌─▶ every event passed: free
@@ -15,16 +15,16 @@
 //!
 //! Invariants:
 //!
-//! - The events of one stream are asked for in the order in which they were recorded, whatever order the blocks were freed in:
-//!   each queue is sorted by the events' numbers. Streams pass their events in order, so that only the head of a queue is
-//!   asked for, and a head that has not passed holds up nothing that has. (The number is drawn just after the recording;
-//!   two threads that record on one stream at the same moment may swap two neighbours.)
-//! - An event that cannot be asked for never holds up another: its block is retired and the next event is asked for.
-//! - An [`Event`] is given back when it is dropped, once.
+//! - The events of one stream are queried in the order in which they were recorded, whatever order the blocks were freed in: each
+//!   queue is sorted by the events' numbers. Streams pass their events in order, so that only the head of a queue is queried, and
+//!   a head that has not passed delays no event that has. (The number is assigned just after the recording; if two threads record
+//!   on one stream at the same moment, two neighbours may be swapped.)
+//! - An event that cannot be queried never delays another: its block is retired and the next event is queried.
+//! - An [`Event`] is released when it is dropped, once.
 //! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
 //!
-//! This module does not know captures, during which its owner calls nothing here that touches events, and what
-//! becomes of a block that comes out.
+//! Captures are not handled here: during a capture the owner calls nothing that touches events. Nor is the further use of a block
+//! that has finished waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -56,7 +56,7 @@ impl Recorder {
     }
 }
 
-/// A recorded event, given back when dropped.
+/// A recorded event, released when dropped.
 pub(crate) struct Event {
     id: EventId,
     number: u64,
@@ -79,7 +79,7 @@ impl fmt::Debug for Event {
 #[derive(Debug)]
 struct Use {
     stream: StreamId,
-    /// The event behind the use; `None` for a mark.
+    /// The event after the use; `None` for a mark.
     event: Option<Event>,
 }
 
@@ -96,7 +96,7 @@ impl Uses {
         self.0.iter().any(|used| used.event.is_none())
     }
 
-    /// Notes a use whose event is recorded at the free.
+    /// Records a use whose event is recorded at the free.
     pub(crate) fn mark(&mut self, stream: StreamId) {
         match self.of(stream) {
             Some(used) => used.event = None,
@@ -104,8 +104,8 @@ impl Uses {
         }
     }
 
-    /// Records the stream's event now. Where that fails (or panics), the use is a mark instead: its event comes later, and stands
-    /// behind more work than needed, never less.
+    /// Records the stream's event now. If that fails (or panics), the use is a mark instead: its event is recorded later, and
+    /// follows more work than necessary, never less.
     pub(crate) fn record(&mut self, stream: StreamId, recorder: &Recorder) {
         let earlier = match self.of(stream) {
             Some(Use { event: None, .. }) => return,
@@ -125,7 +125,7 @@ impl Uses {
     /// Records the events of all marks.
     ///
     /// # Errors
-    /// The first failure; the marks before it have their events.
+    /// Returns the first failure; the marks before it have their events.
     pub(crate) fn record_marks(&mut self, recorder: &Recorder) -> Result<(), UpstreamError> {
         for used in self.0.iter_mut().filter(|used| used.event.is_none()) {
             used.event = Some(recorder.record(used.stream)?);
@@ -143,7 +143,7 @@ impl Uses {
 pub(crate) enum WaitOutcome {
     /// All uses are over.
     Passed,
-    /// It cannot be known whether they are: the block is never used again.
+    /// The end of the uses cannot be determined: the block is never used again.
     Failed,
 }
 
@@ -162,11 +162,11 @@ struct Queued {
 /// The freed blocks that wait for events, by stream.
 #[derive(Default, Debug)]
 pub(crate) struct Waiting {
-    /// By address.
+    /// The waiting blocks, by address.
     blocks: FxHashMap<u64, Waiter>,
-    /// Each sorted by the events' numbers.
+    /// The queues of events by stream, each sorted by the events' numbers.
     queues: BTreeMap<StreamId, VecDeque<Queued>>,
-    /// Blocks that came out and were not taken yet.
+    /// Blocks that have finished waiting and were not taken yet.
     settled: VecDeque<(PinnedBlock, WaitOutcome)>,
     bytes: u64,
 }
@@ -184,12 +184,12 @@ impl Waiting {
         self.bytes
     }
 
-    /// Returns all that wait, or came out and were not taken yet.
+    /// Returns all blocks that wait, or have finished waiting and were not taken yet.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
         self.blocks.values().map(|waiter| &waiter.block).chain(self.settled.iter().map(|(block, _)| block))
     }
 
-    /// Takes in a freed block, all of whose uses have events; there is at least one.
+    /// Adds a freed block, all of whose uses have events; there is at least one.
     pub(crate) fn add(&mut self, block: PinnedBlock, uses: Uses) {
         let address = block.address;
         self.bytes += block.size_bytes;
@@ -204,7 +204,7 @@ impl Waiting {
         }
     }
 
-    /// Looks how far the streams have come, without waiting.
+    /// Checks the progress of the streams, without waiting.
     pub(crate) fn poll(&mut self, upstream: &dyn HostUpstream) {
         self.process(|event| upstream.query_event(event));
     }
@@ -234,7 +234,7 @@ impl Waiting {
         self.queues.retain(|_, queue| !queue.is_empty());
     }
 
-    /// Takes the head off the stream's queue, which belongs to the block there: it has passed.
+    /// Removes the head of the stream's queue, an event of this block that has passed.
     fn passed(&mut self, stream: StreamId, address: u64) {
         let head = self.queues.get_mut(&stream).and_then(VecDeque::pop_front);
         let waiter = self.blocks.get_mut(&address).expect("what has a queued event waits");
@@ -245,7 +245,7 @@ impl Waiting {
         drop(head);
     }
 
-    /// Handles the failure of one of the block's events: the others are of no use any more.
+    /// Handles the failure of one of the block's events: the others are not needed any more.
     fn failed(&mut self, address: u64) {
         let mut dropped = Vec::new();
         for queue in self.queues.values_mut() {
@@ -262,12 +262,12 @@ impl Waiting {
         self.settled.push_back((block, outcome));
     }
 
-    /// Returns a block that came out, the oldest first. The owner empties this after each call above.
+    /// Takes the oldest block that has finished waiting. The owner empties this after each call above.
     pub(crate) fn pop_settled(&mut self) -> Option<(PinnedBlock, WaitOutcome)> {
         self.settled.pop_front()
     }
 
-    /// Gives all events back. What waits for them waits for ever: this is for the end only.
+    /// Releases all events. Blocks that wait for them wait for ever, so this is only called when the allocator is dropped.
     pub(crate) fn abandon(&mut self) {
         self.queues.clear();
     }

@@ -1,7 +1,7 @@
 //! The history of pinned memory, and its part of a snapshot.
 //!
-//! Each bucket records what happens to its blocks in a ring of its own, with its lock held; what comes from the upstream and
-//! goes back there is recorded where that is accounted for. With the history off that is one load per allocation and two per
+//! Each bucket records the events of its blocks in a ring of its own, with its lock held; memory that is taken from the upstream
+//! and returned to it is recorded together with its accounts. With the history off this costs one load per allocation and two per
 //! free. A pinned block is a segment with one block.
 //!
 //! ```text
@@ -10,14 +10,14 @@
 //!  empty_cache, and what is too large to be kept ─▶ segment_free
 //! ```
 //!
-//! A block that is freed while another thread holds its bucket arrives, and is recorded, when that thread's or the next call takes
-//! it in: never after the memory serves again, but perhaps later than the drop.
+//! A block that is freed while another thread holds its bucket is recorded when that thread's call or the next one processes it:
+//! never after the memory is reused, but possibly later than the drop.
 //!
-//! All blocks are known, recorded or not. How much was asked for, where, and from which pool is known only of those
-//! that were handed out while something was recorded. A block that a caller holds since before is shown as asked for in full, in
-//! the shared pool.
+//! All blocks are known, recorded or not. The requested size, the stack and the pool are known only of blocks that were handed
+//! out while something was recorded. A block that a caller has held since before that is shown as requested in full, in the
+//! shared pool.
 //!
-//! A snapshot holds all buckets at once, so that it is of one moment. (No other code holds two.)
+//! A snapshot locks all buckets at once, so that it shows one moment. (No other code locks two.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ use crate::trace::watch::{SnapshotOptions, SnapshotPart};
 
 /// The number of the host in snapshots.
 const HOST: i32 = -1;
-/// A block as a snapshot sees it, before names are looked up.
+/// A block as seen by a snapshot, before names are looked up.
 struct Seen {
     size_bytes: u64,
     requested_bytes: u64,
@@ -60,7 +60,7 @@ impl Seen {
             active_bytes: if_in(&[BlockState::ActiveAllocated, BlockState::ActivePendingFree], size_bytes),
             requested_bytes,
             stream: NO_STREAM,
-            // Pinned memory has no two kinds of segments.
+            // Pinned memory does not have two kinds of segments.
             class: SizeClass::Large,
             pool_id: self.pool_id,
             is_expandable: false,
@@ -77,7 +77,7 @@ impl Seen {
     }
 }
 
-/// Notes the state of all blocks that one bucket knows.
+/// Adds the state of all blocks of one bucket.
 fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
     let pool_id = shelf.log.pool_id;
     for (address, holding) in &shelf.log.held {
@@ -99,7 +99,7 @@ fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
 }
 
 impl Core {
-    /// Returns all blocks at one moment, and what happened until then.
+    /// Returns all blocks at one moment, and the events until then.
     fn see(&self, include_traces: bool) -> (BTreeMap<u64, Seen>, Vec<TraceEntry>) {
         let still = self.moving.write().unwrap_or_else(PoisonError::into_inner);
         let pools = self.pools.all();
@@ -149,9 +149,9 @@ impl Core {
 
 /// History and snapshots.
 impl HostAllocator {
-    /// Begins to record what happens to pinned memory, as
-    /// [`DeviceAllocator::record_memory_history`](crate::DeviceAllocator::record_memory_history) does for a device's: each is
-    /// switched by itself. When recording ends, everything that was recorded is forgotten.
+    /// Begins to record the events of pinned memory, as
+    /// [`DeviceAllocator::record_memory_history`](crate::DeviceAllocator::record_memory_history) does for a device's: the two are
+    /// switched independently. When recording ends, all records are dropped.
     pub fn record_memory_history(&self, settings: HistorySettings) {
         let history = &self.core.common.history;
         history.configure(settings);
@@ -160,16 +160,16 @@ impl HostAllocator {
         }
     }
 
-    /// Sets where the stacks in the history come from, from now on and for good.
+    /// Sets the source of the stacks in the history. It cannot be changed later.
     ///
     /// # Errors
-    /// Gives `source` back if there is one already.
+    /// Returns `source` if there is one already.
     pub fn set_stack_source(&self, source: Arc<dyn StackSource>) -> Result<(), Arc<dyn StackSource>> {
         self.core.common.history.set_stack_source(source)
     }
 
-    /// Returns what is known of pinned memory: the `host_segments` and `host_traces` of a snapshot, and nothing else. It waits for
-    /// calls that give memory back or wait for uses.
+    /// Returns the known state of pinned memory: the `host_segments` and `host_traces` of a snapshot, and nothing else. Waits for
+    /// calls that free memory or wait for uses.
     pub fn memory_snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();
         self.add_to_snapshot(&mut snapshot, &SnapshotOptions::default());

@@ -1,7 +1,7 @@
-//! The rules by which sizes are rounded, segments are sized and blocks are cut.
+//! The rules by which sizes are rounded, segments are sized and blocks are split.
 //!
-//! A [`Policy`] is arithmetic on sizes: it holds no state, sees no address and calls no other code. It is
-//! made from the [`Settings`](crate::Settings) for one arena.
+//! A [`Policy`] is arithmetic on sizes: it has no state, handles no addresses and calls no other code. It is made from the
+//! [`Settings`](crate::Settings) for one arena.
 //!
 //! | request | class | plain segment | page of an expandable segment |
 //! |---|---|---|---|
@@ -9,39 +9,38 @@
 //! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 8 MiB as Thalweg (`expandable_page_mb`) |
 //! | more | large | the next multiple of 2 MiB (`segment_granularity_mb`) | the same |
 //!
-//! Small and large requests never share a segment, unless one would fail: a small block that stays would keep a large segment
-//! from going back.
-//! Every size is rounded up to a multiple of 512 bytes, and so every address is one too.
+//! Small and large requests never share a segment, unless one would fail: a small block that lives long would prevent the return
+//! of a large segment. Every size is rounded up to a multiple of 512 bytes, and so every address is a multiple of 512 too.
 //!
-//! A rest is split off a block when it has at least 512 bytes (small blocks, and all in expandable segments) or more than 1 MiB
-//! (large blocks of plain segments). With `max_split_size` set, blocks of that size or more are *oversize*: they are never
-//! cut, serve only requests that are oversize themselves, and only when little is wasted.
+//! The remainder of a block is split off if it has at least 512 bytes (small blocks, and all in expandable segments) or more than
+//! 1 MiB (large blocks of plain segments). With `max_split_size` set, blocks of that size or more are *oversize*: they are never
+//! split, serve only requests that are oversize themselves, and only if little is wasted.
 
 use crate::ids::SizeClass;
 use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
 use crate::trace::history::StackId;
 
-/// Every block's size and address is a multiple of this.
+/// The unit of sizes and addresses: those of every block are a multiple of it.
 pub const MIN_BLOCK_BYTES: u64 = 512;
-/// Requests up to this are small.
+/// The size up to which requests are small.
 pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
-/// The segment of small requests, and their page.
+/// The size of a segment of small requests, and of their pages.
 pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// From this on a request gets a segment of its own size.
+/// The size from which a request gets a segment of its own size.
 const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
-/// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the bins, and
-/// sums of sizes cannot overflow.
+/// The size that no request may exceed (64 PiB): no device has addresses for more, the rounded size fits in the bins, and sums of
+/// sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
 
-/// A request with everything that is known of it before memory is looked for.
+/// A request with everything that is known before memory is searched for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
-    /// The place in the program where it is made, if that is recorded.
+    /// The stack of the request, if it is recorded.
     pub(crate) stack: Option<StackId>,
-    /// Whether it asks for a certain address.
+    /// Whether the request is for a certain address.
     pub(crate) exact_address: bool,
 }
 
@@ -56,52 +55,52 @@ impl Request {
 /// The rules for one arena.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Policy {
-    /// Blocks of this size or more are never cut.
+    /// The size from which blocks are never split.
     pub(crate) max_split_bytes: u64,
-    /// The least that may not be wasted on an oversize request.
+    /// A block is used for an oversize request only if it exceeds the request by less than this (`max_non_split_rounding_mb`).
     pub(crate) max_non_split_rounding_bytes: u64,
-    /// The segment of large requests below [`MIN_OWN_SEGMENT_BYTES`].
+    /// The size of a segment for large requests below [`MIN_OWN_SEGMENT_BYTES`].
     pub(crate) large_segment_bytes: u64,
-    /// Segments of larger requests are a multiple of this.
+    /// The granularity of segments for larger requests: their size is a multiple of this.
     pub(crate) segment_granularity_bytes: u64,
-    /// The settings that rounding to steps between powers of two goes by; `None` if it is off.
+    /// The settings for rounding to steps between powers of two; `None` if it is off.
     pub(crate) power2: Option<PowerTwoDivisions>,
-    /// New segments grow.
+    /// Whether new segments are expandable.
     pub(crate) expandable: bool,
-    /// The page of growing segments, by class.
+    /// The page size of expandable segments, by class.
     pub(crate) page_bytes: [u64; 2],
-    /// No block is ever cut (`MemPool(no_split=True)`).
+    /// Whether no block is ever split (`MemPool(no_split=True)`).
     pub(crate) no_split: bool,
-    /// Free pages may move to where a growing segment needs them.
+    /// Whether free pages may move to where an expandable segment needs them.
     pub(crate) stitching: bool,
-    /// The amount by which more than was ever active may be reserved before they do, as a fraction of that.
+    /// The amount that may be reserved above the most that was ever active before pages move, as a fraction of the latter.
     pub(crate) stitching_slack: f64,
-    /// The rule by which other streams' free memory serves before more is taken.
+    /// The rule by which free memory of other streams serves before more is taken.
     pub(crate) cross_stream_reuse: CrossStreamReuse,
-    /// The most waits in flight for that.
+    /// The most waits in flight for the reuse of other streams' memory.
     pub(crate) cross_stream_wait_limit: usize,
     /// The number of fitting blocks that must be waiting before the stream is made to wait for the oldest.
     pub(crate) record_use_depth: Option<usize>,
-    /// Before failing, any free block that is safe to use serves.
+    /// Whether any free block that is safe to use serves before a request fails.
     pub(crate) last_resort: bool,
-    /// The fraction of the allowed memory above which old cached segments go back; 0 if never.
+    /// The fraction of the allowed memory above which old cached segments are returned; 0 for never.
     pub(crate) garbage_collection_threshold: f64,
-    /// Locks are not held while the upstream allocates.
+    /// Whether locks are released while the upstream allocates.
     pub(crate) release_lock_on_cudamalloc: bool,
-    /// Nothing is cached here: the driver's own allocator is asked each time, or plain memory is taken.
+    /// Whether nothing is cached here: each request uses the driver's own allocator, or takes plain memory.
     pub(crate) direct: bool,
-    /// The driver's own stream-ordered allocator is asked.
+    /// Whether requests use the driver's own stream-ordered allocator.
     pub(crate) stream_ordered: bool,
-    /// Every allocation looks how far all streams have come, not its own only, and lets the cached blocks of all grow older.
+    /// Whether every allocation checks the progress of all streams, not only its own, and ages the cached blocks of all.
     pub(crate) processes_all: bool,
-    /// The block that was freed last is not merged before the next request.
+    /// Whether the last-freed block stays unmerged until the next request.
     pub(crate) keeps_last_freed: bool,
-    /// Requests that would pass the memory fraction are refused before anything is tried.
+    /// Whether requests that would exceed the memory fraction are refused before anything is tried.
     pub(crate) throw_on_cudamalloc_oom: bool,
 }
 
 impl Policy {
-    /// Returns what `settings` come to on an upstream with or without virtual memory.
+    /// Returns the policy for `settings` on an upstream with or without virtual memory.
     pub(crate) fn new(settings: &Settings, has_virtual_memory: bool, no_split: bool) -> Self {
         let expandable = settings.expandable_segments() && has_virtual_memory;
         let depth = usize::try_from(settings.record_use_depth()).unwrap_or(usize::MAX);
@@ -144,7 +143,7 @@ impl Policy {
         }
     }
 
-    /// Returns the size of the segment to ask the upstream for when nothing cached serves a rounded size.
+    /// Returns the size of the segment to request from the upstream when no cached block serves a rounded size.
     pub(crate) fn segment_size(&self, size_bytes: u64) -> u64 {
         if size_bytes <= SMALL_REQUEST_BYTES {
             SMALL_SEGMENT_BYTES
@@ -155,7 +154,7 @@ impl Policy {
         }
     }
 
-    /// Returns whether to cut a block that serves `size_bytes` and has `rest_bytes` to spare.
+    /// Returns whether to split a block that serves `size_bytes` and leaves `rest_bytes`.
     #[inline]
     pub(crate) fn should_split(&self, class: SizeClass, size_bytes: u64, rest_bytes: u64) -> bool {
         if self.no_split {

@@ -1,5 +1,5 @@
-//! One method to set each key and one to ask for what is in effect. What the keys mean is said in the
-//! [table](crate::settings#the-keys); here only what the methods add.
+//! One method to set each key and one that returns its effective value. The meanings of the keys are in the
+//! [table](crate::settings#the-keys); the methods document only additional details.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::values::{Backend, CrossStreamReuse, MIB, Policy, PowerTwoDivisions, R
 use super::{Settings, SettingsError};
 use crate::ids::SizeClass;
 
-/// The page of expandable segments for small requests.
+/// The page size of expandable segments for small requests.
 const SMALL_PAGE_BYTES: u64 = 2 * MIB;
 
 impl Settings {
@@ -17,36 +17,36 @@ impl Settings {
         self.consistent()
     }
 
-    /// Sets a key that takes every value of its type.
+    /// Sets a key that accepts every value of its type.
     fn with_any<T: Clone>(self, key: &Key<T>, value: T) -> Self {
         self.with(key, value).expect("every value of this key is valid")
     }
 
-    /// Sets what error messages call the device: `GPU 0`.
+    /// Sets the name of the device in error messages: `GPU 0`.
     #[must_use]
     pub fn with_label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Returns what error messages call the device.
+    /// Returns the name of the device in error messages.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Sets what snapshots and observers call the device: its number, from 0.
+    /// Sets the number of the device in snapshots and for observers, from 0.
     #[must_use]
     pub fn with_device_number(mut self, number: i32) -> Self {
         self.device_number = number;
         self
     }
 
-    /// Returns what snapshots and observers call the device.
+    /// Returns the number of the device in snapshots and for observers.
     pub fn device_number(&self) -> i32 {
         self.device_number
     }
 
-    /// Sets whether freed memory is kept for later requests. Without, every request asks the driver, which finds misuse of
+    /// Sets whether freed memory is kept for later requests. Otherwise every request calls the driver, which reveals misuse of
     /// memory that a cache would hide.
     #[must_use]
     pub fn with_caching(mut self, caching: bool) -> Self {
@@ -54,43 +54,43 @@ impl Settings {
         self
     }
 
-    /// Returns whether freed memory is kept for later requests. No key of the text says so, only the environment.
+    /// Returns whether freed memory is kept for later requests. This has no key in the text; only the environment can set it.
     pub fn caching(&self) -> bool {
         self.caching
     }
 
-    /// Sets `policy`: where the defaults of other keys come from. What is set already stays.
+    /// Sets `policy`: the source of the defaults of other keys. Keys that are set already stay.
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         self.with_any(&keys::POLICY, policy)
     }
 
-    /// Returns `policy`: where the defaults of other keys come from.
+    /// Returns `policy`: the source of the defaults of other keys.
     pub fn policy(&self) -> Policy {
         keys::POLICY.value(self)
     }
 
-    /// Sets `backend`: which allocator hands out device memory.
+    /// Sets `backend`: the allocator that hands out device memory.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         self.with_any(&keys::BACKEND, backend)
     }
 
-    /// Returns whether this crate hands out memory from a cache of its own.
+    /// Returns whether this crate hands out memory from its own cache.
     pub(crate) fn is_cached_here(&self) -> bool {
         self.caching() && self.backend() == Backend::Native
     }
 
-    /// Returns `backend`: which allocator hands out device memory.
+    /// Returns `backend`: the allocator that hands out device memory.
     pub fn backend(&self) -> Backend {
         keys::BACKEND.value(self)
     }
 
-    /// Sets `large_segment_size_mb`: the segment for requests of more than 1 MiB and less than 10.
+    /// Sets `large_segment_size_mb`: the size of segments for requests of more than 1 MiB and less than 10.
     ///
     /// # Errors
-    /// If it is not a multiple of 1 MiB, at least 11 MiB, and at most what `max_split_size_mb` and
-    /// `max_non_split_rounding_mb` are set to.
+    /// If it is not a multiple of 1 MiB, less than 11 MiB, or more than the values of `max_split_size_mb` and
+    /// `max_non_split_rounding_mb`.
     pub fn with_large_segment_size_bytes(self, bytes: u64) -> Result<Self, SettingsError> {
         self.with(&keys::LARGE_SEGMENT_SIZE, bytes)
     }
@@ -100,8 +100,8 @@ impl Settings {
         keys::LARGE_SEGMENT_SIZE.value(self)
     }
 
-    /// Sets `segment_granularity_mb`: segments for requests of 10 MiB or more are a multiple of this. Coarse ones waste more at
-    /// first, and serve later requests of other sizes.
+    /// Sets `segment_granularity_mb`: segments for requests of 10 MiB or more are a multiple of this. A coarse granularity wastes
+    /// more at first, and serves later requests of other sizes.
     ///
     /// # Errors
     /// If it is not a multiple of 2 MiB, from 2 MiB to 1 GiB.
@@ -114,7 +114,7 @@ impl Settings {
         keys::SEGMENT_GRANULARITY.value(self)
     }
 
-    /// Sets `max_split_size_mb`: never cut blocks of `bytes` or more, and keep them for requests of that size. Less
+    /// Sets `max_split_size_mb`: blocks of `bytes` or more are never split, and are kept for requests of that size. Less
     /// fragmentation, more waste.
     ///
     /// # Errors
@@ -123,12 +123,12 @@ impl Settings {
         self.with(&keys::MAX_SPLIT_SIZE, bytes)
     }
 
-    /// Returns `max_split_size_mb`, in bytes: the size from which blocks are not cut; `None` if all may be.
+    /// Returns `max_split_size_mb`, in bytes: the size from which blocks are not split; `None` if all may be.
     pub fn max_split_size_bytes(&self) -> Option<u64> {
         keys::MAX_SPLIT_SIZE.get(self)
     }
 
-    /// Sets `max_non_split_rounding_mb`: a block that is not cut serves requests that waste less than `bytes`.
+    /// Sets `max_non_split_rounding_mb`: a block that is not split serves requests that waste less than `bytes`.
     ///
     /// # Errors
     /// If it is not a multiple of 1 MiB, or less than `large_segment_size_mb`.
@@ -136,12 +136,12 @@ impl Settings {
         self.with(&keys::MAX_NON_SPLIT_ROUNDING, bytes)
     }
 
-    /// Returns `max_non_split_rounding_mb`, in bytes: what a block that is not cut may not waste.
+    /// Returns `max_non_split_rounding_mb`, in bytes: the bound on the waste of a block that is not split.
     pub fn max_non_split_rounding_bytes(&self) -> u64 {
         keys::MAX_NON_SPLIT_ROUNDING.value(self)
     }
 
-    /// Sets `garbage_collection_threshold`: the part of the allowed memory above which old free blocks go back to the
+    /// Sets `garbage_collection_threshold`: the fraction of the allowed memory above which old free blocks are returned to the
     /// driver before more is taken.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ impl Settings {
         keys::ROUNDUP_POWER2_DIVISIONS.get(self).unwrap_or_default()
     }
 
-    /// Sets `per_process_memory_fraction`: the part of the device's memory that may be taken from the driver.
+    /// Sets `per_process_memory_fraction`: the fraction of the device's memory that may be taken from the driver.
     ///
     /// # Errors
     /// If it is not from 0 to 1.
@@ -179,13 +179,13 @@ impl Settings {
         keys::PER_PROCESS_MEMORY_FRACTION.value(self)
     }
 
-    /// Sets `throw_on_cudamalloc_oom`: a request that would pass the memory fraction fails at once.
+    /// Sets `throw_on_cudamalloc_oom`: a request that would exceed the memory fraction fails at once.
     #[must_use]
     pub fn with_throw_on_cudamalloc_oom(self, on: bool) -> Self {
         self.with_any(&keys::THROW_ON_CUDAMALLOC_OOM, on)
     }
 
-    /// Returns `throw_on_cudamalloc_oom`: whether a request that would pass the memory fraction fails at once.
+    /// Returns `throw_on_cudamalloc_oom`: whether a request that would exceed the memory fraction fails at once.
     pub fn throw_on_cudamalloc_oom(&self) -> bool {
         keys::THROW_ON_CUDAMALLOC_OOM.value(self)
     }
@@ -222,7 +222,7 @@ impl Settings {
     }
 
     /// Returns `expandable_segments`: whether segments grow page by page, where the upstream has virtual memory.
-    /// [`is_set`](Self::is_set) tells a value that was set from the default.
+    /// [`is_set`](Self::is_set) distinguishes a value that was set from the default.
     pub fn expandable_segments(&self) -> bool {
         keys::EXPANDABLE_SEGMENTS.value(self)
     }
@@ -239,7 +239,8 @@ impl Settings {
     /// streams reserves.
     ///
     /// # Errors
-    /// If it is not more than 0, or the class has no name that can stand in a text: no white space, none of `,:[]`.
+    /// If it is not more than 0, or the name of the class cannot be written in a text: it is empty, or contains white space or
+    /// one of `,:[]`.
     pub fn with_expandable_segments_reserve_for_class(
         self,
         class: impl Into<String>,
@@ -256,9 +257,8 @@ impl Settings {
         keys::EXPANDABLE_SEGMENTS_RESERVE_BY_CLASS.get(self).unwrap_or_default()
     }
 
-    /// Returns how many bytes of addresses an expandable segment reserves on a device with `total_bytes` of memory, for
-    /// streams of a class or of none. A class that is not in the list is like none. Never more than 9/8 of the
-    /// memory.
+    /// Returns the bytes of addresses that an expandable segment reserves on a device with `total_bytes` of memory, for streams
+    /// of a class or without one. A class that is not in the list counts as none. Never more than 9/8 of the memory.
     pub fn expandable_segments_reserve_bytes(&self, class: Option<&str>, total_bytes: u64) -> u64 {
         let of_class =
             class.and_then(|class| self.expandable_segments_reserve_by_class().get(class).copied());
@@ -266,7 +266,7 @@ impl Settings {
         reserve.map_or(Reserve::full_bytes(total_bytes), |reserve| reserve.bytes(total_bytes))
     }
 
-    /// Sets `expandable_page_mb`: the page by which expandable segments of large requests grow.
+    /// Sets `expandable_page_mb`: the page size of expandable segments for large requests.
     ///
     /// # Errors
     /// If it is not a multiple of 2 MiB, from 2 MiB to 1 GiB.
@@ -274,8 +274,7 @@ impl Settings {
         self.with(&keys::EXPANDABLE_PAGE, bytes)
     }
 
-    /// Returns the page by which expandable segments grow, in bytes: 2 MiB for small requests, `expandable_page_mb` for large
-    /// ones.
+    /// Returns the page size of expandable segments, in bytes: 2 MiB for small requests, `expandable_page_mb` for large ones.
     pub fn expandable_page_bytes(&self, class: SizeClass) -> u64 {
         match class {
             SizeClass::Small => SMALL_PAGE_BYTES,
@@ -294,8 +293,8 @@ impl Settings {
         keys::STITCHING.value(self)
     }
 
-    /// Sets `stitching_slack`: pages are made, not moved, while no more is reserved than was ever active since
-    /// `empty_cache`, and this part of it more.
+    /// Sets `stitching_slack`: pages are created, not moved, while the reserved memory does not exceed the most that was active
+    /// since `empty_cache` by more than this fraction of it.
     ///
     /// # Errors
     /// If it is not from 0 to 1.
@@ -303,7 +302,8 @@ impl Settings {
         self.with(&keys::STITCHING_SLACK, fraction)
     }
 
-    /// Returns `stitching_slack`: how much more than was ever active may be reserved before pages move, as a part of that.
+    /// Returns `stitching_slack`: the fraction by which the reserved memory may exceed the most that was ever active before pages
+    /// move.
     pub fn stitching_slack(&self) -> f64 {
         keys::STITCHING_SLACK.value(self)
     }
@@ -319,26 +319,25 @@ impl Settings {
         keys::CROSS_STREAM_REUSE.value(self)
     }
 
-    /// Sets `cross_stream_wait_limit`: at most this many waits on the device, put there for reuse, may not be known
-    /// to have passed.
+    /// Sets `cross_stream_wait_limit`: the greatest number of device-side waits for reuse that are not known to have passed.
     #[must_use]
     pub fn with_cross_stream_wait_limit(self, waits: u64) -> Self {
         self.with_any(&keys::CROSS_STREAM_WAIT_LIMIT, waits)
     }
 
-    /// Returns `cross_stream_wait_limit`: the most waits that may not be known to have passed.
+    /// Returns `cross_stream_wait_limit`: the greatest number of waits that are not known to have passed.
     pub fn cross_stream_wait_limit(&self) -> u64 {
         keys::CROSS_STREAM_WAIT_LIMIT.value(self)
     }
 
-    /// Sets `record_use_depth`: how many blocks that fit must wait for their recorded uses before a stream is made to
+    /// Sets `record_use_depth`: the number of fitting blocks that must wait for their recorded uses before a stream is made to
     /// wait for the oldest, instead of taking more memory.
     #[must_use]
     pub fn with_record_use_depth(self, blocks: u64) -> Self {
         self.with_any(&keys::RECORD_USE_DEPTH, blocks)
     }
 
-    /// Returns `record_use_depth`: how many blocks that fit must wait before the stream does.
+    /// Returns `record_use_depth`: the number of fitting blocks that must wait before the stream does.
     pub fn record_use_depth(&self) -> u64 {
         keys::RECORD_USE_DEPTH.value(self)
     }
@@ -357,14 +356,13 @@ impl Settings {
 
 /// Pinned host memory.
 impl Settings {
-    /// Sets `pinned_use_background_threads`: a thread in the background looks which blocks the device is done with.
+    /// Sets `pinned_use_background_threads`: a background thread checks which blocks the device has finished with.
     #[must_use]
     pub fn with_pinned_use_background_threads(self, on: bool) -> Self {
         self.with_any(&keys::PINNED_USE_BACKGROUND_THREADS, on)
     }
 
-    /// Returns `pinned_use_background_threads`: whether a thread in the background looks which blocks the device is done
-    /// with.
+    /// Returns `pinned_use_background_threads`: whether a background thread checks which blocks the device has finished with.
     pub fn pinned_use_background_threads(&self) -> bool {
         keys::PINNED_USE_BACKGROUND_THREADS.value(self)
     }
@@ -395,18 +393,18 @@ impl Settings {
         keys::PINNED_MAX_CACHED_SIZE.get(self)
     }
 
-    /// Sets `pinned_use_cuda_host_register`: ordinary memory is taken, touched and registered.
+    /// Sets `pinned_use_cuda_host_register`: ordinary memory is allocated, touched and registered.
     #[must_use]
     pub fn with_pinned_use_cuda_host_register(self, on: bool) -> Self {
         self.with_any(&keys::PINNED_USE_CUDA_HOST_REGISTER, on)
     }
 
-    /// Returns `pinned_use_cuda_host_register`: whether ordinary memory is taken, touched and registered.
+    /// Returns `pinned_use_cuda_host_register`: whether ordinary memory is allocated, touched and registered.
     pub fn pinned_use_cuda_host_register(&self) -> bool {
         keys::PINNED_USE_CUDA_HOST_REGISTER.value(self)
     }
 
-    /// Sets `pinned_num_register_threads`: how many threads touch the pages for that.
+    /// Sets `pinned_num_register_threads`: the number of threads that touch the pages of registered memory.
     ///
     /// # Errors
     /// If it is not a power of two of at most 128.
@@ -419,7 +417,7 @@ impl Settings {
         keys::PINNED_NUM_REGISTER_THREADS.value(self)
     }
 
-    /// Sets `pinned_reserve_segment_size_mb`: pinned memory that is taken once and never given back.
+    /// Sets `pinned_reserve_segment_size_mb`: pinned memory that is taken once and never returned.
     ///
     /// # Errors
     /// If it is not a multiple of 1 MiB, or 0.
@@ -432,13 +430,13 @@ impl Settings {
         keys::PINNED_RESERVE_SEGMENT_SIZE.get(self)
     }
 
-    /// Sets `pinned_free_catch_all`: errors while pinned memory is given back are dropped.
+    /// Sets `pinned_free_catch_all`: errors in freeing pinned memory are ignored.
     #[must_use]
     pub fn with_pinned_free_catch_all(self, on: bool) -> Self {
         self.with_any(&keys::PINNED_FREE_CATCH_ALL, on)
     }
 
-    /// Returns `pinned_free_catch_all`: whether errors while pinned memory is given back are dropped.
+    /// Returns `pinned_free_catch_all`: whether errors in freeing pinned memory are ignored.
     pub fn pinned_free_catch_all(&self) -> bool {
         keys::PINNED_FREE_CATCH_ALL.value(self)
     }

@@ -1,14 +1,14 @@
-//! The error of a text of settings: what is wrong, and where.
+//! The error of a settings text: the mistake, and its position.
 //!
-//! Reading finds a [`Fault`], which knows its place in the text but not the text; at the way out it becomes a
-//! [`SettingsError`], which knows both and can draw the line with the caret.
+//! Reading produces a [`Fault`], which has the position in the text but not the text; before it is returned to the caller it
+//! becomes a [`SettingsError`], which has both and can draw the line with the caret.
 
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 
-/// The reason why settings were refused. Nothing has changed then.
+/// The reason why settings were refused. No setting has changed.
 ///
 /// ```
 /// use thalweg_memory::Settings;
@@ -27,19 +27,19 @@ pub struct SettingsError(Box<Inner>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Inner {
     fault: Fault,
-    /// The text, if the settings came as one.
+    /// The text, if the settings were given as one.
     text: Option<String>,
     variable: Option<&'static str>,
 }
 
-/// One thing that is wrong at one place.
+/// A mistake at a position of the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
-    /// The place, in bytes of the text. Empty at its end.
+    /// The position, in bytes of the text. Empty at its end.
     pub range: Range<usize>,
-    /// The key that it concerns, if that is known.
+    /// The key that the mistake concerns, if known.
     pub key: Option<&'static str>,
-    /// The text that stands there instead.
+    /// The text that was found there.
     pub found: String,
     pub expected: Cow<'static, str>,
     pub kind: FaultKind,
@@ -47,16 +47,16 @@ pub(super) struct Fault {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum FaultKind {
-    /// No key has this name; the nearest one that has.
+    /// No key has this name; the nearest existing name.
     UnknownKey { nearest: Option<&'static str> },
-    /// Something else belongs here.
+    /// The text is not well formed here.
     Syntax,
-    /// The value is well formed or not, but no value of this key.
+    /// The value is not a value of this key.
     Value,
 }
 
 impl Fault {
-    /// Creates a value that its key does not take.
+    /// Creates the fault of a value that its key does not accept.
     pub fn value(
         key: &'static str,
         range: Range<usize>,
@@ -82,17 +82,18 @@ impl SettingsError {
         self
     }
 
-    /// Returns whether a key is named that does not exist.
+    /// Returns whether the text names a key that does not exist.
     pub fn is_unknown_key(&self) -> bool {
         matches!(self.0.fault.kind, FaultKind::UnknownKey { .. })
     }
 
-    /// Returns whether a key was given a value that it does not take.
+    /// Returns whether a key has a value that it does not accept.
     pub fn is_invalid_value(&self) -> bool {
         self.0.fault.kind == FaultKind::Value
     }
 
-    /// Returns the key that it is about, if the text got as far as naming one. An unknown key is its own text.
+    /// Returns the key that the error concerns, if the text names one before the mistake. For an unknown key, this is the text
+    /// found.
     pub fn key(&self) -> Option<&str> {
         match self.0.fault.kind {
             FaultKind::UnknownKey { .. } => Some(&self.0.fault.found),
@@ -100,17 +101,17 @@ impl SettingsError {
         }
     }
 
-    /// Returns what was found; empty where the text ended too early.
+    /// Returns the text that was found; empty if the text ended too early.
     pub fn found(&self) -> &str {
         &self.0.fault.found
     }
 
-    /// Returns what should have been there, in words.
+    /// Returns a description of what should have been there.
     pub fn expected(&self) -> &str {
         &self.0.fault.expected
     }
 
-    /// Returns the key that was probably meant by an unknown one.
+    /// Returns the key that was probably meant instead of an unknown one.
     pub fn suggestion(&self) -> Option<&'static str> {
         match self.0.fault.kind {
             FaultKind::UnknownKey { nearest } => nearest,
@@ -118,29 +119,29 @@ impl SettingsError {
         }
     }
 
-    /// Returns the whole text, unless a value was set by a method.
+    /// Returns the complete text, unless a value was set by a method.
     pub fn text(&self) -> Option<&str> {
         self.0.text.as_deref()
     }
 
-    /// Returns which bytes of the [`text`](Self::text) are wrong; empty where something is missing at its end.
+    /// Returns the bytes of the [`text`](Self::text) that are wrong; empty if something is missing at its end.
     pub fn byte_range(&self) -> Option<Range<usize>> {
         self.0.text.as_ref().map(|_| self.0.fault.range.clone())
     }
 
-    /// Returns where that begins in characters, counted from 1.
+    /// Returns the column where that range begins, in characters, counted from 1.
     pub fn column(&self) -> Option<usize> {
         let text = self.text()?;
         Some(text[..self.0.fault.range.start].chars().count() + 1)
     }
 
-    /// Returns the environment variable that the text came from.
+    /// Returns the environment variable that contained the text.
     pub fn variable(&self) -> Option<&'static str> {
         self.0.variable
     }
 }
 
-/// Returns as much of a wrong text as helps, with invisible characters made visible.
+/// Returns a helpful part of a wrong text, with invisible characters made visible.
 fn shown(found: &str) -> String {
     const LONGEST: usize = 60;
     let mut shown: String = found.chars().take(LONGEST).flat_map(char::escape_debug).collect();
@@ -151,7 +152,7 @@ fn shown(found: &str) -> String {
 }
 
 impl fmt::Display for SettingsError {
-    /// Returns one sentence; then, for a text, its part around the place, and a line of carets below.
+    /// Writes one sentence; then, for a text, the part around the position, with a line of carets below.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { fault, text, variable } = &*self.0;
         if let Some(variable) = variable {
@@ -186,8 +187,8 @@ impl fmt::Display for SettingsError {
 
 impl Error for SettingsError {}
 
-/// Draws the text with the range underlined, in at most 78 columns. What is not a plain ASCII character is drawn as a
-/// dot, so that every character is one column wide on every terminal.
+/// Draws the text with the range underlined, in at most 78 columns. Any character other than plain ASCII is drawn as a dot, so
+/// that every character is one column wide on every terminal.
 fn write_carets(f: &mut fmt::Formatter<'_>, text: &str, range: Range<usize>) -> fmt::Result {
     const BEFORE: usize = 40;
     const WIDTH: usize = 72;

@@ -1,4 +1,4 @@
-//! The text of the settings: how it falls into tokens, and how each form of value is read and written.
+//! The text of the settings: its division into tokens, and the reading and writing of each form of value.
 //!
 //! ```text
 //! text    = [ entry { "," entry } [ "," ] ]
@@ -7,9 +7,8 @@
 //! list    = "[" [ word ":" word { "," word ":" word } [ "," ] ] "]"
 //! ```
 //!
-//! A word is whatever stands between these signs and white space. The cursor never goes back, looks ahead by one
-//! token, and does not recurse: lists do not nest. So the time is linear in the text, and nothing in it overflows a
-//! stack.
+//! A word is the text between these signs and white space. The cursor never moves back, looks ahead by one token, and does not
+//! recurse, since lists do not nest. So the time is linear in the length of the text, and no text overflows the stack.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +17,7 @@ use std::ops::Range;
 use super::error::{Fault, FaultKind};
 use super::values::{Choice, MIB, PowerTwoDivisions, Reserve, word};
 
-/// The value by which any key goes back to its default.
+/// The value that resets any key to its default.
 pub(super) const DEFAULT_WORD: &str = "default";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,9 +33,9 @@ pub(super) enum TokenKind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token<'a> {
     pub kind: TokenKind,
-    /// Empty at the end.
+    /// The text of the token; empty at the end.
     pub text: &'a str,
-    /// The place where it begins, in bytes.
+    /// The position where the token begins, in bytes.
     pub start: usize,
 }
 
@@ -52,7 +51,7 @@ impl Token<'_> {
     }
 }
 
-/// A place in the text, from which tokens are taken.
+/// A position in the text, from which tokens are taken.
 pub(super) struct Cursor<'a> {
     text: &'a str,
     at: usize,
@@ -63,7 +62,7 @@ impl<'a> Cursor<'a> {
         Self { text, at: 0 }
     }
 
-    /// Returns the next token, which stays.
+    /// Returns the next token without taking it.
     pub fn peek(&self) -> Token<'a> {
         let rest = self.text[self.at..].trim_start();
         let start = self.text.len() - rest.len();
@@ -121,21 +120,21 @@ fn is_of_word(character: char) -> bool {
     sign(character).is_none() && !character.is_whitespace()
 }
 
-/// Returns whether this can stand in a text as one word.
+/// Returns whether a text can be written as one word.
 pub(super) fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(is_of_word)
 }
 
-/// The key and words that a value is read for.
+/// The key for which a value is read, with the words for error messages.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub key: &'static str,
-    /// The values that the key takes, in words.
+    /// A description of the values that the key accepts.
     pub accepts: &'static str,
 }
 
 impl Wanted {
-    /// Returns the fault of a word that the key does not take.
+    /// Returns the fault of a word that the key does not accept.
     fn refuses(self, token: &Token<'_>) -> Fault {
         Fault::value(self.key, token.range(), token.text, self.accepts)
     }
@@ -154,13 +153,13 @@ impl Wanted {
     }
 }
 
-/// The way in which one form of value is read and written. Writing what was read and reading it again gives the same value.
+/// The reading and writing of one form of value. Writing a value and reading the result returns the same value.
 pub(super) struct Syntax<T: 'static> {
     pub read: fn(&mut Cursor<'_>, Wanted) -> Result<T, Fault>,
     pub write: fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result,
 }
 
-/// Returns one of a few words.
+/// Returns the syntax of a choice between a few words.
 pub(super) const fn choice<T: Choice>() -> Syntax<T> {
     Syntax {
         read: |cursor, wanted| {
@@ -181,7 +180,7 @@ pub(super) const MEBIBYTES: Syntax<u64> = Syntax {
     read: |cursor, wanted| wanted.parsed(cursor, |text| integer(text)?.checked_mul(MIB)),
     write: |bytes, f| match bytes % MIB {
         0 => write!(f, "{}", bytes / MIB),
-        // Only in the error that refuses it.
+        // Only reached for the error that refuses the value.
         _ => write!(f, "{bytes} bytes"),
     },
 };
@@ -194,7 +193,7 @@ pub(super) const NUMBER: Syntax<f64> =
 pub(super) const RESERVE: Syntax<Reserve> =
     Syntax { read: |cursor, wanted| wanted.parsed(cursor, reserve), write: |value, f| write!(f, "{value}") };
 
-/// `[serving:0.25,training:8G]`. Of two with one name, the last counts.
+/// A list such as `[serving:0.25,training:8G]`. Of two entries with one name, the last counts.
 pub(super) const RESERVE_BY_CLASS: Syntax<BTreeMap<String, Reserve>> = Syntax {
     read: |cursor, wanted| {
         let mut classes = BTreeMap::new();
@@ -221,8 +220,8 @@ pub(super) const RESERVE_BY_CLASS: Syntax<BTreeMap<String, Reserve>> = Syntax {
     },
 };
 
-/// `8`, or `[64:8,256:4,>:1]`. Entries count in the order in which they stand. The first gives its divisions to all
-/// smaller intervals too, `>` to all above the one before; what is not named has none.
+/// One number such as `8`, or a list such as `[64:8,256:4,>:1]`. Entries are applied in order. The first also applies to all
+/// smaller intervals, `>` to all above the one before it; intervals that are not named have no divisions.
 pub(super) const DIVISIONS: Syntax<PowerTwoDivisions> = Syntax {
     read: |cursor, wanted| {
         if !cursor.take(TokenKind::Open) {
@@ -254,8 +253,7 @@ pub(super) const DIVISIONS: Syntax<PowerTwoDivisions> = Syntax {
     write: |value, f| write!(f, "{value}"),
 };
 
-/// Reads the pairs of a list and its end. `pair` is given what stands before the colon, and reads what stands after
-/// it.
+/// Reads the pairs of a list and its end. `pair` is called with the token before the colon, and reads the value after it.
 fn read_list<'a>(
     cursor: &mut Cursor<'a>,
     wanted: Wanted,
@@ -282,7 +280,7 @@ fn integer(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns a number as people write one. The library's parser would also take `inf` and `nan`.
+/// Reads a decimal number. The standard library's parser would also accept `inf` and `nan`.
 fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || b".eE+-".contains(&byte));
     plain.then(|| text.parse().ok())?

@@ -1,7 +1,7 @@
-//! The one list of keys. Reading, writing, what is in effect, the description for people and the hint after a
-//! misspelt key all go by it, so that a new key is one entry here and its two methods in `access`.
+//! The only list of keys. Reading, writing, effective values, the description for people and the hint for a misspelt key are all
+//! derived from it, so that a new key is one entry here and its two methods in `access`.
 //!
-//! This module and the one around it use each other: a key reads and writes a field of [`Settings`], whose text is read by the
+//! This module and its parent use each other: a key reads and writes a field of [`Settings`], whose text is read by means of the
 //! list.
 
 use std::collections::BTreeMap;
@@ -26,15 +26,15 @@ pub enum Concerns {
     Pinned,
 }
 
-/// One key: its name and meaning, its form, its place in the [`Values`].
+/// A key: its name and meaning, its form, its field in the [`Values`].
 pub(super) struct Key<T: 'static> {
     pub name: &'static str,
     meaning: &'static str,
-    /// The values it takes, in words.
+    /// A description of the values that the key accepts.
     accepts: &'static str,
-    /// The value that is in effect when the key is not set, in words.
+    /// A description of the default.
     default_words: &'static str,
-    /// The default as a value, where there is one.
+    /// The default as a value, if there is one.
     default: fn(&Settings) -> Option<T>,
     valid: fn(&T) -> bool,
     syntax: Syntax<T>,
@@ -44,22 +44,22 @@ pub(super) struct Key<T: 'static> {
 }
 
 impl<T: Clone> Key<T> {
-    /// Returns what was set.
+    /// Returns the value that was set.
     pub fn explicit(&self, settings: &Settings) -> Option<T> {
         (self.field)(&settings.values).clone()
     }
 
-    /// Returns what is in effect: what was set, or else the default if there is one.
+    /// Returns the effective value: the one that was set, otherwise the default if there is one.
     pub fn get(&self, settings: &Settings) -> Option<T> {
         self.explicit(settings).or_else(|| (self.default)(settings))
     }
 
-    /// Returns what is in effect, of a key whose default is a value.
+    /// Returns the effective value of a key whose default is a value.
     pub fn value(&self, settings: &Settings) -> T {
         self.get(settings).expect("the default of this key is a value")
     }
 
-    /// Sets a value that is valid for itself. Whether it fits the others is for the caller to see.
+    /// Sets a value that is valid on its own. The caller checks whether it is consistent with the others.
     pub fn set(&self, settings: &mut Settings, value: T) -> Result<(), SettingsError> {
         if !(self.valid)(&value) {
             let found = Written { value: &value, syntax: &self.syntax };
@@ -88,9 +88,9 @@ pub(super) trait AnyKey: Sync {
     fn concerns(&self) -> Concerns;
     fn is_set(&self, settings: &Settings) -> bool;
     fn clear(&self, settings: &mut Settings);
-    /// Reads a value and sets it; `default` clears it.
+    /// Reads a value and sets it; `default` resets the key.
     fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault>;
-    /// Returns what was set, as text.
+    /// Returns the value that was set, as text.
     fn written(&self, settings: &Settings) -> Option<String>;
     fn describe(&self, settings: &Settings) -> KeyDescription;
 }
@@ -151,17 +151,17 @@ impl<T: Clone> AnyKey for Key<T> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct KeyDescription {
-    /// The name of the key, which stands before the colon.
+    /// The name of the key, which is written before the colon.
     pub name: &'static str,
     /// The meaning of the key.
     pub meaning: &'static str,
-    /// The values it takes, in words.
+    /// A description of the values that the key accepts.
     pub accepts: &'static str,
-    /// The value that is in effect when the key is not set, in words.
+    /// A description of the value that is effective when the key is not set.
     pub default: &'static str,
-    /// The value that is in effect now, as it would be set in a text; words where no value says it (`unlimited`).
+    /// The effective value, as it would be set in a text; a description if no value expresses it (`unlimited`).
     pub value: String,
-    /// Whether it was set, and not left to its default.
+    /// Whether the key was set, and not left to its default.
     pub is_set: bool,
     /// The allocator that the key has an effect on.
     pub concerns: Concerns,
@@ -184,9 +184,9 @@ pub(super) fn nearest(wrong: &str) -> Option<&'static str> {
     (distance <= wrong.len().min(name.len()) / 3).then_some(name)
 }
 
-/// Returns how many bytes must be inserted, removed or replaced to make one text of the other.
+/// Returns the number of bytes that must be inserted, removed or replaced to turn one text into the other.
 fn edit_distance(from: &str, to: &str) -> usize {
-    // One row of the usual table: the distances of a part of `from` to every part of `to` that begins it.
+    // One row of the usual table: the distances of a prefix of `from` to every prefix of `to`.
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (length, byte) in from.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], length + 1);
@@ -217,7 +217,7 @@ fn is_thalweg(settings: &Settings) -> bool {
 
 macro_rules! keys {
     ($($constant:ident, $field:ident: $type:ty { $($entry:tt)* })*) => {
-        /// The value that was set of each key; `None` leaves it to its default, which may depend on other keys.
+        /// The value that was set for each key; `None` leaves it to its default, which may depend on other keys.
         #[derive(Clone, PartialEq, Default, Debug)]
         pub(super) struct Values {
             $($field: Option<$type>,)*

@@ -1,8 +1,8 @@
-//! How an allocator behaves: every key of PyTorch's `PYTORCH_ALLOC_CONF`, and ours.
+//! The settings of an allocator: every key of PyTorch's `PYTORCH_ALLOC_CONF`, and our own.
 //!
-//! [`Settings`] is a value: it is made from a text, from the environment or by methods, and changed by making
-//! another. It decides nothing and calls no other code; what each key means for an allocator is said where it is obeyed.
-//! Sizes are in bytes, though the keys of the text are in MiB, as in PyTorch.
+//! [`Settings`] is a value: it is made from a text, from the environment or by methods, and changed by making another. It decides
+//! nothing and calls no other code; the effect of each key on an allocator is documented in the code that applies it. Sizes are
+//! in bytes, though the keys of the text are in MiB, as in PyTorch.
 //!
 //! ```
 //! use thalweg_memory::Settings;
@@ -15,10 +15,9 @@
 //!
 //! # The text
 //!
-//! `key:value,key:value`; a list is `key:[a:b,c:d]`. White space around these signs does not matter, and a comma may
-//! stand at the end. Entries count in their order, so of two with one key the last wins: scripts override by
-//! appending. The value `default` sets any key back. [`Display`](std::fmt::Display) writes the keys that are set;
-//! reading that gives equal settings.
+//! The form is `key:value,key:value`; a list is `key:[a:b,c:d]`. White space around these signs is ignored, and a trailing comma
+//! is allowed. Entries are applied in order, so of two with one key the last wins: scripts override by appending. The value
+//! `default` resets any key. [`Display`](std::fmt::Display) writes the keys that are set; reading that returns equal settings.
 //!
 //! # The keys
 //!
@@ -56,27 +55,24 @@
 //!
 //! # Defaults that depend on other keys
 //!
-//! A key is set or not, and only set keys are remembered; a default is looked up when it is asked for. So it does not
-//! matter where in the text `policy` or `large_segment_size_mb` stands, or whether it comes later by
-//! [`Settings::apply`].
+//! A key is set or not, and only keys that are set are stored; a default is computed when it is read. So the position of `policy`
+//! or `large_segment_size_mb` in the text does not matter, nor whether it is set later by [`Settings::apply`].
 //!
 //! # The environment
 //!
-//! The first of `PYTORCH_CUDA_ALLOC_CONF` and `PYTORCH_ALLOC_CONF` that is set is read, and only that one.
-//! `PYTORCH_NO_CUDA_MEMORY_CACHING`, set to anything but `0` or nothing, switches caching off.
+//! Only the first of `PYTORCH_CUDA_ALLOC_CONF` and `PYTORCH_ALLOC_CONF` that is set is read. `PYTORCH_NO_CUDA_MEMORY_CACHING`,
+//! set to anything except `0` or the empty text, switches caching off.
 //!
-//! # Where PyTorch differs
+//! # Differences from PyTorch
 //!
-//! - It overlooks a missing separator, takes `20MB` for `20`, and drops white space inside words. Here each is an
-//!   error, as is everything that it refuses too; it points at the character. This holds whatever the backend: a
-//!   wrong value of a key that `cudaMallocAsync` ignores is still an error, while a right one is a
-//!   [warning](Settings::warnings).
-//! - Each of its parses resets `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold`
-//!   when they are not named. Here what is not named stays.
+//! - PyTorch ignores a missing separator, accepts `20MB` for `20`, and removes white space inside words. Here each of these is an
+//!   error that points at the character, as is everything that PyTorch refuses too. This holds for every backend: a wrong value
+//!   of a key that `cudaMallocAsync` ignores is still an error, while a valid one is a [warning](Settings::warnings).
+//! - In PyTorch, each parse resets `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` if they are
+//!   not named. Here keys that are not named keep their values.
 //! - A wrong `expandable_segments_reserve` is a warning there, and an error here.
 //!
-//! The names that AMD's builds of PyTorch add (`PYTORCH_HIP_ALLOC_CONF`, `release_lock_on_hipmalloc` and so on) are
-//! unknown.
+//! The names that AMD's builds of PyTorch add (`PYTORCH_HIP_ALLOC_CONF`, `release_lock_on_hipmalloc` and so on) are unknown here.
 
 mod access;
 mod error;
@@ -98,14 +94,15 @@ pub use keys::{Concerns, KeyDescription};
 pub use report::SnapshotValue;
 pub use values::{Backend, CrossStreamReuse, Policy, PowerTwoDivisions, Reserve};
 
-/// The variables that may hold a text, the most specific first.
+/// The environment variables that may contain a text, the most specific first.
 const TEXT_VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 const NO_CACHING_VARIABLE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
 /// The settings of a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator). See the
 /// [module's essay](crate::settings).
 ///
-/// Equal settings have the same keys set to the same values, the same label and number of the device, and caching alike on or off.
+/// Equal settings have the same keys set to the same values, the same label and number of the device, and the same state of
+/// caching.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
     label: String,
@@ -120,22 +117,23 @@ impl Default for Settings {
     }
 }
 
-/// The places in a text where the values of the keys stand, in their order.
+/// The positions in a text of the values of the keys, in order.
 type Places = Vec<(&'static str, Range<usize>)>;
 
 impl Settings {
     /// Creates the settings that a text describes. Keys that it does not name have their defaults.
     ///
     /// # Errors
-    /// If the text is not well formed, names an unknown key, or gives one a value that it does not take. The error
-    /// says where.
+    /// If the text is not well formed, names an unknown key, or has a value that its key does not accept. The error contains the
+    /// position.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let mut settings = Self::default();
         settings.assign(text).map_err(|fault| fault.in_text(text))?;
         Ok(settings)
     }
 
-    /// Returns these settings with those changed that a text names: for a change at run time. What it does not name stays.
+    /// Returns these settings with the changes that a text describes, for a change at run time. Keys that it does not name keep
+    /// their values.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse); and if the text names another `backend`, which can only be chosen at the start.
@@ -150,7 +148,7 @@ impl Settings {
         Ok(changed)
     }
 
-    /// Creates the settings of the environment, asked for by name: `|name| std::env::var(name).ok()`.
+    /// Creates the settings from the environment. `variable` returns a variable by name: `|name| std::env::var(name).ok()`.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse). The error names the variable.
@@ -164,10 +162,10 @@ impl Settings {
         Ok(settings.with_caching(caching))
     }
 
-    /// Returns these settings with one key set back to its default.
+    /// Returns these settings with one key reset to its default.
     ///
     /// # Errors
-    /// If there is no such key, or a value that is set does not go with the default.
+    /// If there is no such key, or the default is not consistent with another value that is set.
     pub fn without(&self, name: &str) -> Result<Self, SettingsError> {
         let Some(key) = keys::find(name) else { return Err(unknown(0..0, name).outside_text()) };
         let mut changed = self.clone();
@@ -175,17 +173,17 @@ impl Settings {
         changed.consistent()
     }
 
-    /// Returns whether a key is set, and not left to its default. An unknown one is not.
+    /// Returns whether a key is set, and not left to its default; `false` for an unknown key.
     pub fn is_set(&self, name: &str) -> bool {
         keys::find(name).is_some_and(|key| key.is_set(self))
     }
 
-    /// Returns all keys with their meanings and what is in effect, for people.
+    /// Returns all keys with their meanings and effective values, for people.
     pub fn keys(&self) -> impl Iterator<Item = KeyDescription> + '_ {
         KEYS.iter().map(|key| key.describe(self))
     }
 
-    /// Reads a text into these settings. They are of no use if it fails.
+    /// Reads a text into these settings. If this fails, the settings must be discarded.
     fn assign(&mut self, text: &str) -> Result<Places, Fault> {
         let mut cursor = Cursor::new(text);
         let mut places = Places::new();
@@ -207,7 +205,7 @@ impl Settings {
         }
     }
 
-    /// Returns two values that do not go together.
+    /// Returns two values that are not consistent with each other, if there are any.
     fn conflict(&self) -> Option<Conflict> {
         let large_bytes = self.large_segment_size_bytes();
         let bounded = [&keys::MAX_SPLIT_SIZE, &keys::MAX_NON_SPLIT_ROUNDING];
@@ -217,7 +215,7 @@ impl Settings {
         })
     }
 
-    /// Returns these settings, after a change by a method.
+    /// Returns these settings after a change by a method, if they are consistent.
     fn consistent(self) -> Result<Self, SettingsError> {
         match self.conflict() {
             Some(conflict) => Err(conflict.too_small(0..0).outside_text()),
@@ -226,7 +224,7 @@ impl Settings {
     }
 }
 
-/// A key of at least `large_segment_size_mb` that is less.
+/// A key whose value is less than `large_segment_size_mb`, although it must be at least that.
 struct Conflict {
     name: &'static str,
     bytes: u64,
@@ -234,7 +232,7 @@ struct Conflict {
 }
 
 impl Conflict {
-    /// Points at that key, or, in a text that does not name it, at what raised the bound.
+    /// Creates the fault at that key or, if the text does not name it, at the value that raised the bound.
     fn in_text(self, text: &str, places: &Places) -> Fault {
         let large = keys::LARGE_SEGMENT_SIZE.name;
         match (place(places, self.name), place(places, large)) {
@@ -254,7 +252,7 @@ impl Conflict {
     }
 }
 
-/// Returns where the value of a key stands that a text names; the one that counts, if there are two.
+/// Returns the position of a key's value in a text; of two values, the position of the last, which counts.
 fn place(places: &Places, name: &str) -> Option<Range<usize>> {
     places.iter().rev().find(|(other, _)| *other == name).map(|(_, range)| range.clone())
 }
@@ -265,8 +263,8 @@ fn unknown(range: Range<usize>, name: &str) -> Fault {
     Fault { range, key: None, found: name.to_owned(), expected: names.join(", ").into(), kind }
 }
 
-/// The canonical text: the keys that are set, in the order of the list. The label and whether caching is on are not
-/// part of any text.
+/// The canonical text: the keys that are set, in the order of the list. The label and the state of caching are not part of any
+/// text.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";

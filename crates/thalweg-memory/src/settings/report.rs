@@ -9,7 +9,7 @@ use super::{Settings, TEXT_VARIABLES};
 pub enum SnapshotValue {
     /// `True` or `False`.
     Boolean(bool),
-    /// A whole number; -1 for what is unlimited.
+    /// A whole number; -1 for unlimited.
     Integer(i64),
     /// A number with a fraction.
     Number(f64),
@@ -19,7 +19,7 @@ pub enum SnapshotValue {
     Table(Vec<(String, i64)>),
 }
 
-/// Returns a limit as PyTorch shows it: a size beyond what a signed number holds is as good as unlimited.
+/// Returns a limit as PyTorch shows it: a size that does not fit a signed number counts as unlimited.
 fn limit(bytes: Option<u64>) -> SnapshotValue {
     SnapshotValue::Integer(bytes.and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(-1))
 }
@@ -29,9 +29,9 @@ fn integer(value: u64) -> i64 {
 }
 
 impl Settings {
-    /// Returns the settings under the names and in the order of PyTorch's snapshots. `PYTORCH_CUDA_ALLOC_CONF` is the
-    /// canonical text: the last one that was applied may have been only a part. `expandable_segments` is what was
-    /// asked for, whether or not the upstream can.
+    /// Returns the settings under the names and in the order of PyTorch's snapshots. `PYTORCH_CUDA_ALLOC_CONF` is the canonical
+    /// text, because the text that was applied last may have been only a part. `expandable_segments` is the requested value,
+    /// whether or not the upstream supports it.
     pub fn allocator_settings(&self) -> Vec<(&'static str, SnapshotValue)> {
         use SnapshotValue::{Boolean, Integer, Number, Table, Text};
         let intervals = self.roundup_power2_divisions().intervals();
@@ -53,7 +53,7 @@ impl Settings {
         ]
     }
 
-    /// Returns what is set but has no effect, each in one sentence for people.
+    /// Returns the settings that have no effect, each as one sentence for people.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.backend() == Backend::CudaMallocAsync {

@@ -1,19 +1,19 @@
-//! The values that are more than a number or a switch, each with the arithmetic that belongs to it.
+//! The values that are more than a number or a switch, each with its arithmetic.
 
 use std::fmt;
 
 /// A mebibyte, in bytes.
 pub(super) const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Every block's size is a multiple of this.
+/// The unit of sizes: every block's size is a multiple of it.
 const MIN_BLOCK_BYTES: u64 = 512;
 
-/// The place where the defaults of the other keys come from.
+/// The source of the defaults of the other keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Policy {
     /// Thalweg's own decisions.
     Thalweg,
-    /// PyTorch 2.11's, decision by decision.
+    /// The decisions of PyTorch 2.11.
     PyTorch,
 }
 
@@ -26,15 +26,14 @@ pub enum Backend {
     CudaMallocAsync,
 }
 
-/// The rule by which free memory of another stream may serve a request, where the alternative is to take more from the driver.
+/// The rule by which free memory of another stream may serve a request that would otherwise take more memory from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CrossStreamReuse {
-    /// Never: each stream keeps what it once had.
+    /// Never: each stream keeps the memory that it once had.
     Never,
-    /// As soon as that stream's work on it is known to be done.
+    /// As soon as that stream's work on the memory is known to be done.
     Idle,
-    /// Also when it is not, by making the requesting stream wait for it on the device, within the limit on such
-    /// waits.
+    /// Also before that, by making the requesting stream wait for that work on the device, within the limit on such waits.
     Ordered,
 }
 
@@ -71,9 +70,9 @@ pub(super) fn word<T: Choice>(value: T) -> &'static str {
 /// The virtual address space that an expandable segment reserves.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reserve {
-    /// This part of the device's memory, more than 0.
+    /// A fraction of the device's memory, more than 0.
     Fraction(f64),
-    /// This many GiB, at least 1.
+    /// A number of GiB, at least 1.
     Gibibytes(u64),
 }
 
@@ -89,7 +88,7 @@ impl Reserve {
         asked.min(Self::full_bytes(total_bytes))
     }
 
-    /// Returns what is reserved unless something else was asked for: 9/8 of the device's memory.
+    /// Returns the default reservation: 9/8 of the device's memory.
     pub(super) fn full_bytes(total_bytes: u64) -> u64 {
         total_bytes.saturating_add(total_bytes / 8)
     }
@@ -102,9 +101,9 @@ impl Reserve {
     }
 }
 
-/// Into how many equal steps the space between two powers of two is divided when a request's size is rounded up, for
-/// each of 16 intervals: below 2 MiB, from 2 MiB, from 4 MiB and so on to 32 GiB and above. 0 and 1 divide nothing:
-/// sizes there are rounded to 512 bytes only.
+/// The number of equal steps into which the range between two powers of two is divided when a request's size is rounded up, for
+/// each of 16 intervals: below 2 MiB, from 2 MiB, from 4 MiB and so on to 32 GiB and above. With 0 and 1 there are no steps:
+/// sizes in that interval are rounded to 512 bytes only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct PowerTwoDivisions {
     intervals: [u64; Self::INTERVALS],
@@ -114,12 +113,12 @@ impl PowerTwoDivisions {
     /// The number of intervals.
     pub const INTERVALS: usize = 16;
 
-    /// Returns one number of divisions for all sizes; `None` unless it is a power of two.
+    /// Returns divisions that are the same for all sizes; `None` unless the number is a power of two.
     pub fn uniform(divisions: u64) -> Option<Self> {
         divisions.is_power_of_two().then_some(Self { intervals: [divisions; Self::INTERVALS] })
     }
 
-    /// Returns the divisions of each interval; `None` unless each is 0 or a power of two.
+    /// Returns divisions with a number for each interval; `None` unless each is 0 or a power of two.
     pub fn from_intervals(intervals: [u64; Self::INTERVALS]) -> Option<Self> {
         intervals.iter().all(|&divisions| Self::is_valid(divisions)).then_some(Self { intervals })
     }
@@ -134,8 +133,8 @@ impl PowerTwoDivisions {
         self.intervals[Self::interval(size_bytes / MIB)]
     }
 
-    /// Returns the size of the block for a request: at least 512 bytes; where the size is more than 512 bytes a division, the
-    /// next step between its two powers of two; elsewhere the next multiple of 512.
+    /// Returns the size of the block for a request: at least 512 bytes; if the step is more than 512 bytes, the next step between
+    /// the two neighbouring powers of two; otherwise the next multiple of 512.
     ///
     /// ```
     /// use thalweg_memory::PowerTwoDivisions;
@@ -150,8 +149,7 @@ impl PowerTwoDivisions {
             return requested_bytes.max(1).next_multiple_of(MIN_BLOCK_BYTES);
         }
         let power_below = 1 << requested_bytes.ilog2();
-        // More than 512 bytes a division: so no step is smaller than a block, and no block's size is not a multiple
-        // of 512.
+        // A step has more than 512 bytes, so no step is smaller than a block, and every result is a multiple of 512.
         requested_bytes.next_multiple_of(power_below / divisions)
     }
 
@@ -159,23 +157,23 @@ impl PowerTwoDivisions {
         divisions == 0 || divisions.is_power_of_two()
     }
 
-    /// Returns the interval that a size in MiB falls into.
+    /// Returns the interval that contains a size in MiB.
     pub(super) fn interval(size_mib: u64) -> usize {
         (size_mib.max(1).ilog2() as usize).min(Self::INTERVALS - 1)
     }
 
-    /// Sets one interval; for the list in text.
+    /// Sets one interval, for a list in the text.
     pub(super) fn set(&mut self, interval: usize, divisions: u64) {
         self.intervals[interval] = divisions;
     }
 }
 
-/// As the text of the settings has it: `8`, or `[64:0,128:4,>:2]`.
+/// Writes the text of the settings: `8`, or `[64:0,128:4,>:2]`.
 impl fmt::Display for PowerTwoDivisions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let last = Self::INTERVALS - 1;
         let intervals = &self.intervals;
-        // The first interval of a list stands for all below it, and `>` for all above the last.
+        // The first interval of a list also applies to all below it, and `>` to all above the last.
         let same_below = intervals.iter().take_while(|&&divisions| divisions == intervals[0]).count();
         if same_below > last {
             return match intervals[0] {
@@ -243,7 +241,7 @@ mod tests {
             (4, 1200 * 1024, 1280 * 1024),
             (4, (1 << 60) - 1, 1 << 60),
             (4, 1 << 60, 1 << 60),
-            // Fewer than two divisions, or more than the size has blocks, leave multiples of 512.
+            // Fewer than two divisions, or more divisions than the size has units of 512 bytes, leave multiples of 512.
             (1, 1200 * 1024 + 1, 1200 * 1024 + 512),
             (1 << 20, 3 * MIB + 1, 3 * MIB + 512),
             (1 << 63, 1 << 60, 1 << 60),

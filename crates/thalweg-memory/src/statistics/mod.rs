@@ -1,4 +1,4 @@
-//! Sums of what happened, and their table for people.
+//! Sums of events, and their table for people.
 
 pub mod stats;
 pub(crate) mod summary;

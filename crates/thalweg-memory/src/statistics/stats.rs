@@ -1,8 +1,8 @@
 //! Counters, with PyTorch's names and meanings.
 //!
-//! Every [`Statistic`] has four figures: what is there now (`current`), the most there ever was (`peak`), and the sums of
-//! what was added (`allocated`) and taken away (`freed`). Those of device memory exist three times, for all requests and for
-//! the small and the large ones. The meanings of the names stand on the fields of [`DeviceStatistics`] and, for pinned host
+//! Every [`Statistic`] has four figures: the present value (`current`), the greatest value so far (`peak`), and the sums of
+//! additions (`allocated`) and removals (`freed`). Those of device memory exist three times, for all requests and for the small
+//! and the large ones. The meanings of the names are documented at the fields of [`DeviceStatistics`] and, for pinned host
 //! memory, of [`HostStatistics`](crate::HostStatistics); `memory_stats` lists them under PyTorch's keys
 //! (`allocated_bytes.all.peak`).
 //!
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 
 use crate::ids::{PoolId, SizeClass};
 
-/// One quantity over time.
+/// A quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Statistic {
     /// The present value.
     pub current: u64,
-    /// The most that `current` has been since the last reset of peaks.
+    /// The greatest value of `current` since the last reset of peaks.
     pub peak: u64,
-    /// All that was added since the last reset of sums.
+    /// The sum of all additions since the last reset of sums.
     pub allocated: u64,
-    /// All that was taken away since the last reset of sums.
+    /// The sum of all removals since the last reset of sums.
     pub freed: u64,
 }
 
@@ -32,10 +32,10 @@ impl Statistic {
         self.peak = self.peak.max(self.current);
     }
 
-    /// Takes `amount` away.
+    /// Subtracts `amount`.
     ///
     /// # Panics
-    /// If there is less than `amount`: then something was taken away that was never added.
+    /// If the present value is less than `amount`: then something is removed that was never added.
     pub(crate) fn decrease(&mut self, amount: u64) {
         self.current = self.current.checked_sub(amount).expect("a statistic never falls below zero");
         self.freed += amount;
@@ -62,10 +62,10 @@ impl Statistic {
     }
 }
 
-/// One quantity for all requests, and for the small and the large ones alone.
+/// A quantity for all requests, and separately for the small and the large ones.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ByPool {
-    /// Both together. Its peak is the peak of the sum.
+    /// All requests. The peak is the peak of the sum.
     pub all: Statistic,
     /// Small requests.
     pub small_pool: Statistic,
@@ -97,13 +97,13 @@ impl ByPool {
 /// The statistics of a [`DeviceAllocator`](crate::DeviceAllocator). Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeviceStatistics {
-    /// Blocks that are in the hands of callers.
+    /// Blocks that callers hold.
     pub allocation: ByPool,
     /// Segments taken from the upstream.
     pub segment: ByPool,
-    /// Blocks in the hands of callers, and freed ones that wait for events.
+    /// Blocks that callers hold, and freed ones that wait for events.
     pub active: ByPool,
-    /// Free blocks that share their segment with others, and so cannot go back to the upstream.
+    /// Free blocks that share their segment with others, and so cannot be returned to the upstream.
     pub inactive_split: ByPool,
     /// The bytes of `allocation`, rounded as the blocks are.
     pub allocated_bytes: ByPool,
@@ -113,39 +113,41 @@ pub struct DeviceStatistics {
     pub active_bytes: ByPool,
     /// The bytes of `inactive_split`.
     pub inactive_split_bytes: ByPool,
-    /// The bytes of `active` as they were asked for, before rounding.
+    /// The bytes of `active` as they were requested, before rounding.
     pub requested_bytes: ByPool,
-    /// Blocks of at least `max_split_size` in the hands of callers.
+    /// Blocks of at least `max_split_size` that callers hold.
     pub oversize_allocations: Statistic,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Statistic,
-    /// The number of times that the upstream was asked again after the cache had been given back to it.
+    /// The number of times that the upstream was called again after the cache had been returned to it.
     pub num_alloc_retries: u64,
     /// The number of requests that failed for lack of memory.
     pub num_ooms: u64,
     /// The number of times that the host waited for all pending events.
     pub num_sync_all_streams: u64,
-    /// Segments taken from the upstream, ever.
+    /// The number of segments that were taken from the upstream.
     pub num_device_alloc: u64,
-    /// Segments given back, ever.
+    /// The number of segments that were returned.
     pub num_device_free: u64,
-    /// Requests that were refused before memory was looked for, since they would have passed the memory fraction.
+    /// The number of requests that were refused before memory was searched for, because they would have exceeded the memory
+    /// fraction.
     pub num_oom_rejections: u64,
-    /// The size from which blocks are not cut; `None` if all may be.
+    /// The size from which blocks are not split; `None` if all may be.
     pub max_split_size: Option<u64>,
     /// The memory that each private pool has taken from the upstream. A pool's entry outlives it, until the peaks are reset.
     pub reserved_bytes_by_private_pools: BTreeMap<PoolId, Statistic>,
-    /// Bytes that were freed and wait for uses on other streams. Thalweg's own.
+    /// Bytes that were freed and wait for uses on other streams. Only in Thalweg.
     pub pending_use_bytes: u64,
-    /// The number of times that a stream was made to wait for another, on the device, so that memory could change hands. Thalweg's own.
+    /// The number of times that a stream was made to wait for another, on the device, so that memory could move between them.
+    /// Only in Thalweg.
     pub num_cross_stream_waits: u64,
-    /// The number of times that free pages were moved to where they were needed. Thalweg's own.
+    /// The number of times that free pages were moved to where they were needed. Only in Thalweg.
     pub num_pages_moved: u64,
 }
 
 impl DeviceStatistics {
-    /// Returns all figures under PyTorch's keys, sorted by key; Thalweg's own have keys of the same form. `max_split_size` is -1 when
-    /// it is off.
+    /// Returns all figures under PyTorch's keys, sorted by key; Thalweg's own figures have keys of the same form.
+    /// `max_split_size` is -1 if it is off.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
         let mut copy = self.clone();
         let Named { by_pool, oversize, counters } = copy.named();
@@ -181,7 +183,7 @@ impl DeviceStatistics {
         named.counters.into_iter().for_each(|(_, counter)| *counter = 0);
     }
 
-    /// Returns the one list of all fields; everything that concerns them all goes by it.
+    /// Returns the list of all fields, which every operation on all fields uses.
     fn named(&mut self) -> Named<'_> {
         Named {
             by_pool: [

@@ -1,18 +1,19 @@
 //! Statistics as a table for a person at a terminal.
 //!
-//! The table is 77 columns wide, whatever the figures: sizes and counts that grow long are shown in larger units.
-//! Each figure has its own unit, since what is there now and what was ever allocated differ by orders of magnitude;
-//! the units stand below each other, so that they are seen. It is made of [`DeviceStatistics`] and nothing else. It
-//! is not a format: programs read [`memory_stats`](DeviceStatistics::memory_stats).
+//! The table is 77 columns wide, whatever the figures: large sizes and counts are shown in larger units. Each figure has its own
+//! unit, since present and accumulated values differ by orders of magnitude; the units are aligned, so that they are noticed. The
+//! table is made only from [`DeviceStatistics`]. It is not a data format: programs read
+//! [`memory_stats`](DeviceStatistics::memory_stats).
 
 use super::stats::{ByPool, DeviceStatistics, Statistic};
 
-/// Between the outer bars.
+/// The width between the outer bars.
 const WIDTH: usize = 75;
 
 impl DeviceStatistics {
-    /// Returns the statistics as a table: now, at most, and in sum, for all requests, for the large and for the small ones.
-    /// `label` says what the memory belongs to (`GPU 0`). Abbreviated, it leaves the large and the small ones out.
+    /// Returns the statistics as a table: the present value, the peak, and the sums, for all requests, for the large and for the
+    /// small ones. `label` names the owner of the memory (`GPU 0`). If `abbreviated`, the rows of large and small requests are
+    /// left out.
     ///
     /// ```
     /// use thalweg_memory::DeviceStatistics;
@@ -81,7 +82,7 @@ impl Table {
         self.line(&character.to_string().repeat(WIDTH));
     }
 
-    /// Adds counters without a history; nothing where there is no name.
+    /// Adds a line with two counters that have no peak; a counter without a name stays empty.
     fn counters(&mut self, pair: [(&str, u64); 2]) {
         let [left, right] = pair.map(|(name, value)| match name {
             "" => " ".repeat(35),
@@ -124,9 +125,9 @@ fn count(count: u64) -> String {
 
 struct Scale {
     units: [&'static str; 7],
-    /// The number of a unit that make up the next.
+    /// The number of these units in the next larger one.
     step: f64,
-    /// Values below this are shown as they are.
+    /// The bound below which values are shown without conversion.
     plain: u64,
 }
 
@@ -136,7 +137,7 @@ fn scaled(value: u64, scale: &Scale) -> String {
         return format!("{value:>6} {:<3}", units[0]);
     }
     let (mut scaled, mut unit) = (value as f64, 0);
-    // What rounds to a whole next unit is shown as one.
+    // A value that rounds to a full next unit is shown in that unit.
     while scaled >= step - 0.05 {
         scaled /= step;
         unit += 1;

@@ -1,4 +1,4 @@
-//! The events of the memory: how they are recorded, and the observers that hear of them.
+//! The events of the memory: their recording, and their observers.
 
 pub mod history;
 pub mod observe;

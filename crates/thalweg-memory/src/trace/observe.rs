@@ -1,11 +1,11 @@
-//! Observers: of requests that fail for lack of memory, and of each event.
+//! Observers of requests that fail for lack of memory, and of each event.
 //!
-//! [`Observers`] is a list of functions that can be added to at any time. Asking whether it is empty is one load, so that an
-//! allocator can ask at every event. Which lock is held when they are told depends on the event: of a failed request
-//! ([`OutOfMemoryEvent`]) they are told with no lock held, and may do anything, even allocate; of an event
-//! ([`Event`]) with the lock of its memory held, and what they ask of the allocator then is refused.
+//! [`Observers`] is a list of functions that can be extended at any time. Checking whether it is empty is one load, so that an
+//! allocator can check at every event. Which lock is held when the observers are called depends on the event: for a failed
+//! request ([`OutOfMemoryEvent`]) no lock is held, and they may do anything, even allocate; for an event ([`Event`]) the lock of
+//! its memory is held, and calls of the allocator are refused.
 //!
-//! [`SnapshotFiles`] is the usual reaction when memory runs out: it writes a snapshot, but not a thousand of them.
+//! [`SnapshotFiles`] is the usual reaction when memory runs out: it writes a snapshot, up to a limited number of times.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,25 +23,25 @@ pub struct OutOfMemoryEvent {
     pub device: i32,
     /// The size that would have been taken from the device.
     pub size_bytes: u64,
-    /// The most that may be taken from it; all that it has, if there is no limit.
+    /// The most that may be taken from the device; all of its memory, if there is no limit.
     pub allowed_bytes: u64,
     /// The memory that is left on the device.
     pub free_bytes: u64,
 }
 
-/// The name of an observer, to remove it by.
+/// The identifier of an observer, for removing it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ObserverId(u64);
 
 /// The observers of requests that fail for lack of memory.
 pub type OutOfMemoryObservers = Observers<OutOfMemoryEvent>;
 
-/// Told of every event, whether it is recorded or not.
+/// The observers of every event, whether it is recorded or not.
 pub type EventObservers = Observers<Event>;
 
 type Observer<E> = Arc<dyn Fn(&E) + Send + Sync>;
 
-/// Functions that are told of events of one kind.
+/// Functions that are called for events of one kind.
 pub struct Observers<E> {
     count: AtomicUsize,
     list: Mutex<List<E>>,
@@ -65,7 +65,7 @@ impl<E> Observers<E> {
         Self::default()
     }
 
-    /// Tells `observer` of every event from now on, after those that were added before it.
+    /// Adds an observer that is called for every event from now on, after those that were added before it.
     pub fn add(&self, observer: impl Fn(&E) + Send + Sync + 'static) -> ObserverId {
         let mut list = self.list();
         let id = ObserverId(list.next);
@@ -75,7 +75,7 @@ impl<E> Observers<E> {
         id
     }
 
-    /// Tells that observer no more; whether it was there. It may be in the middle of an event when this returns.
+    /// Removes an observer. Returns whether it was registered. It may still be handling an event when this returns.
     pub fn remove(&self, id: ObserverId) -> bool {
         let mut list = self.list();
         let before = list.observers.len();
@@ -89,10 +89,11 @@ impl<E> Observers<E> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Calls every observer, on this thread. Observers may add and remove observers meanwhile; that counts from the next event on.
+    /// Calls every observer, on this thread. Observers may add and remove observers meanwhile, with effect from the next event
+    /// on.
     ///
     /// # Panics
-    /// If an observer does; those after it are not told.
+    /// If an observer does; those after it are not called.
     pub fn notify(&self, event: &E) {
         if self.is_empty() {
             return;
@@ -123,21 +124,21 @@ pub struct SnapshotFiles {
 }
 
 impl SnapshotFiles {
-    /// Creates a writer of at most `limit` files in `folder`, which is made when it is needed: `<prefix>_0.pickle` and so on.
-    /// Files of these names that are there already are overwritten.
+    /// Creates a writer of at most `limit` files in `folder`, which is created when it is needed: `<prefix>_0.pickle` and so on.
+    /// Existing files with these names are overwritten.
     pub fn new(folder: impl Into<PathBuf>, prefix: impl Into<String>, limit: usize) -> Self {
         Self { folder: folder.into(), prefix: prefix.into(), limit, written: AtomicUsize::new(0) }
     }
 
-    /// Writes the snapshot that `take` takes, and says where; `None`, without taking one, once there are as many files as may
-    /// be.
+    /// Writes the snapshot that `take` returns, and returns the path; `None`, without calling `take`, once the limit on files is
+    /// reached.
     ///
     /// # Errors
-    /// If it cannot be written. That attempt counts, so that a full disk is not tried for ever.
+    /// If the file cannot be written. The attempt counts, so that a full disk is not tried for ever.
     pub fn write(&self, take: impl FnOnce() -> Snapshot) -> io::Result<Option<PathBuf>> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         if number >= self.limit {
-            // One per call, and it is at most as far ahead as there are threads.
+            // Each call adds one, so the counter exceeds the limit by at most the number of threads.
             self.written.fetch_sub(1, Ordering::Relaxed);
             return Ok(None);
         }

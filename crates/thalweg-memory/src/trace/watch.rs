@@ -1,15 +1,15 @@
 //! The receivers of an allocator's events: its history, observers, and files for when memory runs out.
 //!
-//! As a rule there are none; then all that an allocation pays is the load of one flag that never changes. Otherwise each event is reported
-//! where it happens, under the lock of the arena that it happens in, since only there is it known what came before what. What
-//! takes time is done elsewhere: a stack is taken before the lock, names are looked up when a snapshot is made, and observers
-//! are told of a failed request when no lock is held any more.
+//! Usually there are none; then an allocation only pays the load of one flag that never changes. Otherwise each event is reported
+//! where it happens, under the lock of its arena, since only there is the order of events known. Slow work is done elsewhere: a
+//! stack is taken before the lock, names are looked up when a snapshot is made, and observers are notified of a failed request
+//! after all locks have been released.
 //!
-//! An arena keeps its events in a ring of its own, with the stacks of its live blocks and of its segments ([`Log`]). What
-//! concerns no arena, a snapshot or a failed request, goes into the ring of the slow path. The events of an arena that is gone
-//! are kept with those of all that went before it.
+//! An arena keeps its events in a ring of its own, with the stacks of its live blocks and of its segments ([`Log`]). Events that
+//! concern no arena, a snapshot or a failed request, are stored in the ring of the slow path. The events of arenas that no longer
+//! exist are kept together in one ring.
 //!
-//! Not here: which events there are and when they happen (`arena`, `expandable`, `direct`).
+//! The kinds of events and their occasions are defined elsewhere (`arena`, `expandable`, `direct`).
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,19 +28,19 @@ use crate::ids::PoolId;
 
 /// The flag that events are recorded or observed.
 const ON: u8 = 1;
-/// The flag that a function of the program's may be called with an arena's lock held, now or later.
+/// The flag that a function of the program may be called with an arena's lock held, now or later.
 const CALLS_OUT: u8 = 2;
 
 /// The history and observers that the arenas of one allocator share.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// The flags that an allocation looks at: [`ON`] and [`CALLS_OUT`].
+    /// The flags that an allocation reads: [`ON`] and [`CALLS_OUT`].
     flags: AtomicU8,
-    /// Held while that changes.
+    /// Held while the flags change.
     switch: Mutex<()>,
     pub(crate) history: History,
     pub(crate) events: EventObservers,
-    /// The events of arenas that are gone.
+    /// The events of arenas that no longer exist.
     retired: Mutex<Ring>,
     pub(crate) failures: OutOfMemoryObservers,
     pub(crate) rejections: OutOfMemoryObservers,
@@ -50,21 +50,21 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Returns whether events are to be told. A thread that takes an arena's lock after that has changed sees the change.
+    /// Returns whether events must be reported. A thread that takes an arena's lock after a change sees the change.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & ON != 0
     }
 
-    /// Notes that a function of the program's may be called with an arena's lock held: an observer, a source of segments.
+    /// Records that a function of the program may be called with an arena's lock held: an observer, a source of segments.
     pub(crate) fn note_calls_out(&self) {
         self.flags.fetch_or(CALLS_OUT, Ordering::Relaxed);
     }
 
-    /// Returns the stack of an allocation, if one is wanted. No lock may be held.
+    /// Returns the stack of an allocation, if it is to be recorded. No lock may be held.
     ///
     /// # Errors
-    /// If it is a function that was called with one held that allocates.
+    /// If the caller is a function that was called with a lock held.
     #[inline]
     pub(crate) fn stack_of_allocation(&self) -> Result<Option<StackId>, Kind> {
         if self.flags.load(Ordering::Relaxed) == 0 {
@@ -74,31 +74,31 @@ impl Watch {
         Ok(if self.is_on() { self.history.stack_of_allocation() } else { None })
     }
 
-    /// Returns the stack of a free, if one is wanted. No lock may be held.
+    /// Returns the stack of a free, if it is to be recorded. No lock may be held.
     #[inline]
     pub(crate) fn stack_of_free(&self) -> Option<StackId> {
         if self.is_on() { self.history.stack_of_free() } else { None }
     }
 
-    /// Tells the observers and the history of an event. `ring` belongs to the holder of the lock.
+    /// Reports an event to the observers and the history. `ring` belongs to the holder of the lock.
     pub(crate) fn tell(&self, ring: &mut Ring, event: &Event) {
         self.tell_each(ring, event, &[event.action]);
     }
 
-    /// Tells the observers and the history of an event that happens once with each of `actions`, at the same moment. `ring` belongs
-    /// to the holder of the lock.
+    /// Reports an event that happens once with each of `actions`, at the same moment, to the observers and the history. `ring`
+    /// belongs to the holder of the lock.
     pub(crate) fn tell_each(&self, ring: &mut Ring, event: &Event, actions: &[Action]) {
         if !self.events.is_empty() {
             let _outside = Outside::enter();
             for &action in actions {
-                // The caller is in the middle of a change. The panic has been reported by the hook.
+                // The caller is in the middle of a change, so the panic stops here. The hook has reported it.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.events.notify(&Event { action, ..*event })));
             }
         }
         ring.push_each(&self.history, event, actions);
     }
 
-    /// Keeps the events of an arena that goes.
+    /// Keeps the events of an arena that is being dropped.
     pub(crate) fn retire(&self, ring: &Ring) {
         if !ring.is_empty() {
             self.retired().absorb(&self.history, ring);
@@ -113,7 +113,7 @@ impl Watch {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `change` and updates the flags afterwards; whether the history remembers stacks.
+    /// Runs `change` and updates the flags afterwards. Returns the result, and whether the history records stacks.
     pub(crate) fn switch<T>(&self, change: impl FnOnce(&Self) -> T) -> (T, bool) {
         let _switch = self.switch.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(self);
@@ -127,24 +127,24 @@ impl Watch {
     }
 }
 
-/// Memory beside a device's own that snapshots contain too.
+/// Memory other than a device's own that snapshots contain too.
 pub trait SnapshotPart: fmt::Debug + Send + Sync {
-    /// Adds what is known of it to the snapshot of a device.
+    /// Adds the known state of this memory to the snapshot of a device.
     fn add_to_snapshot(&self, snapshot: &mut Snapshot, options: &SnapshotOptions);
 }
 
-/// The events that an arena remembers.
+/// The events that an arena records.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) ring: Ring,
-    /// The places where blocks that are taken were allocated, if that was asked for.
+    /// The stacks of the allocations of taken blocks, if they are recorded.
     pub(crate) allocations: FxHashMap<BlockId, StackId>,
-    /// The places where segments were taken, or grew last.
+    /// The stacks at which segments were taken, or last grew.
     pub(crate) segments: FxHashMap<SegmentId, StackId>,
 }
 
 impl Log {
-    /// Gives a block's stack to its new identifier.
+    /// Moves a block's stack to its new identifier.
     pub(crate) fn rename(&mut self, from: BlockId, to: BlockId) {
         if let Some(stack) = self.allocations.remove(&from) {
             self.allocations.insert(to, stack);
@@ -152,13 +152,13 @@ impl Log {
     }
 }
 
-/// The parts that a [`Snapshot`] is to contain.
+/// The parts that a [`Snapshot`] contains.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SnapshotOptions {
-    /// The segments of this private pool only.
+    /// The private pool whose segments are included; all segments if `None`.
     pub pool: Option<PoolId>,
-    /// The events too.
+    /// Whether the events are included.
     pub include_traces: bool,
 }
 

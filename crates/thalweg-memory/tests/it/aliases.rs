@@ -1,4 +1,4 @@
-//! Pages in a pool whose addresses must stay valid, and when pages move at all.
+//! Pages in a pool whose addresses must stay valid, and the conditions under which pages move.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl World {
         self.allocator.create_pool_with(PoolOptions { may_alias: true, ..PoolOptions::default() })
     }
 
-    /// A capture on stream 1, with `body` in it.
+    /// Runs `body` in a capture on stream 1.
     fn capture<T>(&self, pool: PoolId, body: impl FnOnce() -> T) -> T {
         let filter = StreamFilter::Stream(stream(1));
         self.allocator.begin_allocate_to_pool(pool, filter).expect("the pool is there");
@@ -39,7 +39,7 @@ impl World {
         self.allocator.allocate(mib * MIB, stream(1)).expect("there is room")
     }
 
-    /// Blocks of 2 MiB of which every second one is free; the others. The last is one of these.
+    /// Allocates blocks of 2 MiB and frees every second one. Returns the others; the last block is one of them.
     fn pieces(&self, count: usize) -> Vec<Block> {
         let all: Vec<Block> = (0..count).map(|_| self.allocate(2)).collect();
         all.into_iter().skip(1).step_by(2).collect()
@@ -49,7 +49,7 @@ impl World {
         self.allocator.statistics().reserved_bytes.all.current / MIB
     }
 
-    /// How many addresses each page is mapped at, in ascending order of these counts.
+    /// Returns the number of addresses at which each page is mapped, in ascending order.
     fn addresses_per_page(&self) -> Vec<usize> {
         let mut pages: Vec<_> = self.upstream.mapped_pages().into_iter().map(|(_, _, page)| page).collect();
         pages.sort_unstable();
@@ -67,7 +67,7 @@ fn a_capture_is_stitched_and_its_addresses_keep_their_pages() {
     assert_eq!(world.reserved_mib(), 16, "no more than the pieces");
     assert_eq!(world.addresses_per_page(), [1, 1, 1, 1, 2, 2, 2, 2]);
     assert_eq!(world.upstream.calls().unmap, 0);
-    // Each says where the memory behind an old address is.
+    // Each alias contains the present address of the memory.
     let aliases = world.allocator.aliases(pool);
     assert_eq!(aliases.iter().map(|alias| alias.size_bytes).sum::<u64>(), 8 * MIB);
     for Alias { address, size_bytes, now_at } in aliases {
@@ -120,7 +120,8 @@ fn a_pool_may_ask_for_an_end_of_aliases() {
     drop((kept, more));
 }
 
-/// Nothing is replayed, but the allocator does not know: aliases stay. So there is an end to them, unless memory is short.
+/// Nothing is replayed, but the allocator cannot know this, so aliases stay. Their number must be bounded, unless memory is
+/// short.
 #[test]
 fn a_pool_that_serves_for_long_has_no_more_aliases_than_memory() {
     for (settings, short) in [("stitching_slack:0", false), ("per_process_memory_fraction:0.002", true)] {
@@ -185,7 +186,7 @@ fn fewer_addresses_do_when_there_are_not_as_many_as_usual() {
     let ranges_after = |refusals: u64| {
         let world = World::new("");
         let other = world.allocator.allocate(MIB, stream(2)).expect("there is room");
-        // The device's size is known now, so addresses are what is asked for first.
+        // The device's size is known now, so the first call reserves addresses.
         (1..=refusals).for_each(|call| world.upstream.fail_call(call, Fault::OutOfMemory));
         drop((world.allocate(8), other));
         world.upstream.reserved_ranges().into_iter().map(|(_, bytes)| bytes).collect::<Vec<u64>>()
@@ -195,7 +196,8 @@ fn fewer_addresses_do_when_there_are_not_as_many_as_usual() {
     assert_eq!(ranges_after(2), [usual[0], usual[1] / 4]);
 }
 
-/// A capture cannot wait on the device for the stream that had shared memory; the host can, unless that is being captured too.
+/// A capture cannot wait on the device for the stream that had shared memory; the host can, unless that stream is being captured
+/// too.
 #[test]
 fn a_capture_has_shared_pages_after_a_wait() {
     let world = World::new("");
@@ -215,7 +217,7 @@ fn a_capture_has_shared_pages_after_a_wait() {
     assert_eq!((world.reserved_mib(), world.upstream.live_pages()), (0, 0));
 }
 
-/// Pages of another size are none that a wait would help to.
+/// Waiting does not help to get pages of another size.
 #[test]
 fn a_capture_waits_for_shared_pages_of_its_own_size_only() {
     let world = World::new("expandable_page_mb:8");
@@ -232,7 +234,7 @@ fn a_capture_waits_for_shared_pages_of_its_own_size_only() {
     drop(blocks);
 }
 
-/// Four free pages lie about in 400 MiB.
+/// Four free pages are scattered over 400 MiB.
 #[test]
 fn pages_are_made_not_moved_as_long_as_there_is_slack() {
     for (settings, moves, reserved_mib) in [
@@ -257,7 +259,7 @@ fn slack_is_measured_by_what_was_active_since_the_cache_was_emptied() {
     let much = world.allocate(400);
     drop(much);
     world.allocator.empty_cache().expect("nothing is captured");
-    // 40 MiB of slack are gone with what they were measured by.
+    // The 40 MiB of slack disappear together with the memory from which they were computed.
     let kept = world.pieces(16);
     assert_eq!(world.allocator.statistics().num_pages_moved, 0);
     let whole = world.allocate(16);

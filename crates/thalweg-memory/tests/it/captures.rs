@@ -1,4 +1,4 @@
-//! Reuse within a capture: where the graph orders it, and only there.
+//! Reuse within a capture: only where the graph orders it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::random::runner;
 
 const MIB: u64 = 1 << 20;
 
-/// An allocator whose requests on all streams go to a pool, with a capture under way on stream 1.
+/// An allocator whose requests on all streams are directed to a pool, with a capture under way on stream 1.
 struct Capture {
     upstream: Arc<FakeUpstream>,
     allocator: Arc<DeviceAllocator>,
@@ -38,12 +38,12 @@ impl Capture {
         self.allocator.allocate(4 * MIB, stream(1)).expect("there is room")
     }
 
-    /// A command on a stream.
+    /// Submits a command to a stream.
     fn work(&self, on: u64) -> NodeId {
         self.upstream.capture_command(stream(on))
     }
 
-    /// The one stream waits for the other.
+    /// Makes one stream wait for the other.
     fn join(&self, on: u64, after: u64) {
         self.upstream.capture_join(stream(on), stream(after));
     }
@@ -66,7 +66,7 @@ fn with_two_streams_memory_is_reused_once_they_have_joined() {
         capture.work(2);
         if precise {
             block.record_use(stream(2));
-            // What comes later on the stream does not use the block.
+            // Later work of the stream does not use the block.
             capture.join(1, 2);
             capture.work(2);
         } else {
@@ -195,7 +195,7 @@ fn each_edge_of_the_graph_is_walked_once_however_often_is_asked() {
     capture.end();
 }
 
-/// Returns the nodes that the next command of a stream is ordered after, found by walking the whole graph.
+/// Returns the nodes that the next command of a stream is ordered after, found by walking the entire graph.
 fn reachable(upstream: &FakeUpstream, on: u64) -> BTreeSet<NodeId> {
     use thalweg_memory::Captures;
     let capturing = upstream.capture_of(stream(on)).expect("no fault");
@@ -216,7 +216,7 @@ fn reuse_in_random_graphs_is_what_reachability_allows() {
     let outcome = runner(300).run(&prop::collection::vec(step, 1..80), |steps| {
         let capture = Capture::begin();
         (2..=4).for_each(|on| capture.join(on, 1));
-        // Freed blocks that were not seen again: their address, and the nodes that they wait for.
+        // Freed blocks that were not handed out again: their address, and the nodes that they wait for.
         let mut waiting: Vec<(u64, Vec<NodeId>)> = Vec::new();
         let mut kept = Vec::new();
         for (kind, on, other) in steps {

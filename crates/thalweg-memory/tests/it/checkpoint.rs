@@ -1,6 +1,6 @@
-//! Private pools, put back to what they were.
+//! Restoring private pools to an earlier state.
 //!
-//! PyTorch's tests of the same (`TestBlockStateAbsorption`), and where their behaviour is tested here:
+//! PyTorch's tests of the same feature (`TestBlockStateAbsorption`), and the tests of this behaviour here:
 //!
 //! - `test_simple`: `the_pool_looks_as_it_did_and_blocks_are_at_their_addresses`
 //! - `test_allocated_in_middle_of_segment`, `test_multiple_middle_allocations`, `test_middle_allocations_contiguous`:
@@ -30,7 +30,7 @@ struct Bench {
     pool: PoolId,
 }
 
-/// Each kind of segments, with a pool of an allocator that has it.
+/// Returns a pool of an allocator for each kind of segments.
 fn benches() -> [Bench; 3] {
     let growing = pytorch().with_expandable_segments(true);
     [pytorch(), growing, Settings::default()].map(|settings| {
@@ -56,7 +56,7 @@ impl Bench {
         all.filter(|segment| segment.pool == Some(self.pool)).collect()
     }
 
-    /// Asserts that the pool's own statistics are the figures that its blocks add up to.
+    /// Asserts that the pool's own statistics agree with its blocks.
     fn assert_counted(&self) {
         let blocks: Vec<_> =
             self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect();
@@ -181,7 +181,7 @@ fn a_revoked_block_dies_without_effect_early_or_late() {
         drop(old);
         assert_eq!(bench.snapshot(), then, "it frees nothing");
         assert_eq!(bench.upstream.live_events(), before, "its events are given back");
-        // The names of blocks are used again: the late one must not be taken for another.
+        // Identifiers of blocks are reused: the late block must not be mistaken for another.
         let others: Vec<Block> = (0..20).map(|place| bench.allocate(512 * place + 1)).collect();
         let then = bench.snapshot();
         drop(late);
@@ -325,7 +325,7 @@ fn a_pool_without_references_and_a_capture_are_refused() {
         let checkpoint = bench.allocator.checkpoint_pool(bench.pool).expect("nothing is in the way");
         let other = bench.allocator.create_pool();
         bench.allocator.begin_allocate_to_pool(other, StreamFilter::All).expect("it is known");
-        // Nothing has to be waited for yet.
+        // Nothing waits yet.
         assert_eq!(bench.allocator.checkpoint_pool(bench.pool).expect("nothing waits"), checkpoint);
         let used = bench.allocate(1000);
         used.record_stream(stream(2));
@@ -387,7 +387,7 @@ fn the_layout_does_not_depend_on_max_split_size() {
 }
 
 proptest! {
-    /// Whatever happens between a checkpoint and its restoration is undone, and however late the old blocks die.
+    /// Everything that happens between a checkpoint and its restoration is undone, however late the old blocks are dropped.
     #[test]
     fn any_program_is_undone(
         before in prop::collection::vec((1..4 * MIB, 1..3u64, any::<bool>()), 1..30),
@@ -423,7 +423,7 @@ proptest! {
         prop_assert_eq!(addresses(&restored.allocated), checkpoint.live_addresses());
         prop_assert!(kept.iter().chain(&later).chain(&late).all(Block::is_revoked));
         drop(later);
-        // What was there is as it was, but for free memory that was added behind it.
+        // The earlier state is restored, except for free memory that was added after it.
         let now = bench.snapshot();
         let live_of = |segments: &[SegmentSnapshot]| -> Vec<_> {
             let blocks = segments.iter().flat_map(|segment| segment.blocks.clone());

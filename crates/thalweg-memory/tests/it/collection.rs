@@ -1,4 +1,4 @@
-//! Cached segments that go back to the upstream before memory is short, and errors of an upstream that cannot be asked.
+//! Cached segments that are returned to the upstream before memory is short, and errors of an upstream that fails.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns an allocator that may take 100 MiB, and begins to give cached segments back above `threshold` of that.
+/// Returns an allocator that may take 100 MiB, and begins to return cached segments above `threshold` of that.
 fn collecting(threshold: f64) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
     let upstream = Arc::new(FakeUpstream::new(200 * MIB));
     let settings = pytorch().with_garbage_collection_threshold(threshold).expect("it is a fraction");
@@ -46,7 +46,7 @@ fn an_upstream_that_cannot_say_its_size_is_not_out_of_memory() {
     for settings in [Settings::default(), pytorch().with_expandable_segments(true)] {
         let upstream = Arc::new(FakeUpstream::with_virtual_memory(100 * MIB));
         let allocator = DeviceAllocator::new(upstream.clone(), settings);
-        // As of a device that is lost before anything was allocated on it.
+        // This simulates a device that is lost before anything was allocated on it.
         (1..20).for_each(|call| upstream.fail_call(call, Fault::Other));
         let error = allocator.allocate(1000, stream(1)).expect_err("the upstream fails");
         assert!(!error.is_out_of_memory(), "{error}");

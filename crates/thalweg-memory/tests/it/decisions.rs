@@ -25,7 +25,7 @@ fn requests_get_segments_of_their_class() {
         (MIB + 1, MIB + 512, 20 * MIB, SizeClass::Large),
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB, SizeClass::Large),
         (10 * MIB, 10 * MIB, 10 * MIB, SizeClass::Large),
-        // The rest of 1 MiB or less stays with the block.
+        // The remainder of 1 MiB or less stays with the block.
         (10 * MIB + 1, 12 * MIB - (2 * MIB - 512), 12 * MIB, SizeClass::Large),
         (11 * MIB + 512, 12 * MIB, 12 * MIB, SizeClass::Large),
         (19 * MIB, 20 * MIB, 20 * MIB, SizeClass::Large),
@@ -122,12 +122,13 @@ fn oversize_blocks_stay_whole_and_go_back_one_by_one() {
     let statistics = allocator.statistics();
     assert_eq!((statistics.oversize_segments.current, statistics.oversize_allocations.peak), (2, 2));
     assert_eq!(statistics.oversize_allocations.current, 0);
-    // A smaller request may not cut them, a larger one may waste less than 20 MiB.
+    // A smaller request may not split them, and a larger one may waste less than 20 MiB.
     let small = allocate(30 * MIB);
     assert_eq!(allocator.statistics().num_device_alloc, 3);
     drop(allocate(45 * MIB));
     assert_eq!(allocator.statistics().num_device_alloc, 3);
-    // 80 MiB: 100 are 20 too many, and the device has only 20 left. The one block that makes enough room goes back.
+    // A request for 80 MiB: with a block of 100 MiB it would waste 20 MiB, which is too much, and the device has only 20 left.
+    // The one block that makes enough room is returned.
     drop(allocate(80 * MIB));
     let statistics = allocator.statistics();
     assert_eq!((statistics.num_device_free, statistics.num_alloc_retries), (1, 0));
@@ -176,7 +177,7 @@ fn a_pending_part_of_a_segment_serves_where_pytorch_gives_up() {
         let address = pending.address();
         pending.record_stream(stream(2));
         drop(pending);
-        // The segment cannot go back and there is no room for another; but after waiting, a part of it is free.
+        // The segment cannot be returned and there is no room for another; but after waiting, a part of it is free.
         let block = allocator.allocate(8 * MIB, stream(1));
         match gives_up {
             true => assert!(block.expect_err("PyTorch does not look again").is_out_of_memory()),
@@ -305,7 +306,7 @@ fn a_class_of_streams_reserves_what_its_key_says() {
     sizes.sort();
     assert_eq!(sizes, [GIB / 4, GIB / 8 * 9]);
     assert_eq!(allocator.expandable_segments_reserved(), (GIB / 4 + GIB / 8 * 9, 2));
-    // What no segment of the class can hold is refused, although there is memory.
+    // A request that no segment of the class can hold is refused, although there is memory.
     let error = allocator.allocate(GIB / 2, stream(2)).expect_err("the range is too small");
     assert!(error.is_out_of_memory());
     assert!(allocator.allocate(GIB / 2, stream(1)).is_ok());

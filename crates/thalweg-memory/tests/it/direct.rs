@@ -1,4 +1,5 @@
-//! Without a cache of our own: the driver's stream-ordered allocator, and plain memory for each request. The books are the same.
+//! Allocation without a cache of our own: the driver's stream-ordered allocator, and plain memory for each request. The books are
+//! the same.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Memory that is freed on one stream is not at once another's, so the driver holds more than was ever active.
+/// Memory that is freed on one stream is not at once available to another, so the driver holds more than was ever active.
 #[test]
 fn the_peak_of_what_is_reserved_is_the_drivers() {
     let (upstream, allocator) = allocator(100, stream_ordered());

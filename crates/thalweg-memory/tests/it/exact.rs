@@ -1,7 +1,7 @@
-//! Memory at an address that the caller names.
+//! Allocation at an address that the caller specifies.
 //!
-//! PyTorch's tests of the same (`TestResizeStorageWithAddr`), and where their behaviour is tested here; what they say of
-//! storages and views is a matter of tensors.
+//! PyTorch's tests of the same feature (`TestResizeStorageWithAddr`), and the tests of this behaviour here; the parts about
+//! storages and views concern tensors.
 //!
 //! - `test_resize_storage_with_addr_exact_allocation`: `memory_returns_at_its_old_address`
 //! - `…_occupied_address_errors`: `what_is_not_free_is_occupied`
@@ -23,7 +23,7 @@ use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Each kind of segments, with an allocator that has it.
+/// Returns an allocator for each kind of segments.
 fn allocators() -> [(Arc<FakeUpstream>, Arc<DeviceAllocator>); 3] {
     let growing = pytorch().with_expandable_segments(true);
     [pytorch(), growing, Settings::default()].map(|settings| {
@@ -42,7 +42,7 @@ fn problem(allocator: &DeviceAllocator, address: u64, bytes: u64) -> (AddressPro
     (error.address_problem().expect("it is the address"), error.to_string())
 }
 
-/// The blocks of all segments in address order: size, and whether free.
+/// Returns the blocks of all segments in address order: their size, and whether they are free.
 fn layout(allocator: &DeviceAllocator) -> Vec<(u64, bool)> {
     let blocks = allocator.snapshot().into_iter().flat_map(|segment| segment.blocks);
     blocks.map(|block| (block.size_bytes, block.state == BlockState::Inactive)).collect()
@@ -95,7 +95,7 @@ fn what_is_not_free_is_occupied() {
         assert_eq!((layout(&allocator), allocator.memory_stats()), before, "nothing has changed");
         upstream.complete_all();
         let gap = allocator.allocate_at(waiting_at + 512, 512, stream(1)).expect("the work is done");
-        // From before the gap, over it.
+        // The range begins before the gap and extends over it.
         let (kind, message) = problem(&allocator, waiting_at, 1024);
         assert_eq!(kind, AddressProblem::Occupied);
         assert!(message.contains("only 512 bytes are free from there on"), "{message}");
@@ -226,7 +226,7 @@ fn a_pool_that_never_cuts_gives_whole_blocks_only() {
 }
 
 proptest! {
-    /// Whatever is free and cached can be had, in any pieces, and all is whole again afterwards.
+    /// All free and cached memory can be allocated, in any pieces, and is merged again afterwards.
     #[test]
     fn every_free_range_can_be_had(
         sizes in prop::collection::vec(1..3 * MIB, 1..20),

@@ -1,4 +1,4 @@
-//! Programs whose calls of the upstream fail: one after the other, and at random. One harness for both allocators.
+//! Programs whose calls of the upstream fail: each in turn, and at random. One harness for both allocators.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -16,22 +16,22 @@ pub trait Subject: Sized {
     /// A step of a program.
     type Op: Debug;
 
-    /// A new one; `faulty` if calls are going to fail.
+    /// Creates a new subject; `faulty` if calls are going to fail.
     fn new(faulty: bool) -> Self;
 
     fn upstream(&self) -> &FakeUpstream;
 
-    /// One step. What fails because the upstream does is taken as it comes.
+    /// Runs one step. Failures caused by the upstream are expected.
     fn step(&mut self, op: &Self::Op);
 
-    /// Asserts what must hold at any time, whatever happened.
+    /// Asserts the conditions that hold at any time.
     fn assert_valid(&mut self);
 
-    /// Ends the program: everything must come back.
+    /// Ends the program: everything must be returned.
     fn finish(self);
 }
 
-/// Runs a program with some calls made to fail; how many calls it made.
+/// Runs a program with some calls made to fail. Returns the number of its calls.
 fn run<S: Subject>(program: &[S::Op], faults: &[(u64, Fault)]) -> u64 {
     let mut subject = S::new(!faults.is_empty());
     faults.iter().for_each(|&(call, fault)| subject.upstream().fail_call(call, fault));

@@ -1,4 +1,4 @@
-//! Random programs, and an allocator with everything around it that is needed to run one and to watch it.
+//! Random programs, and an allocator with everything that is needed to run one and to check it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use thalweg_memory::{
     AllocationError, Block, BlockState, DeviceAllocator, Policy, PoolId, Settings, StreamFilter, StreamId,
 };
 
-/// Streams are numbered from 1 to this.
+/// The number of streams, which are numbered from 1.
 pub const STREAMS: u64 = 3;
 
-/// Our default, with pages so small that little memory has many.
+/// Our default settings, with pages so small that even little memory has many.
 pub fn small_pages() -> Settings {
     Settings::default().with_expandable_page_bytes(2 << 20).expect("an even number of MiB")
 }
@@ -26,7 +26,7 @@ pub fn stream(number: u64) -> StreamId {
     StreamId::from_raw(number)
 }
 
-/// One step of a program. Blocks and pools are named by any number, taken modulo how many there are.
+/// A step of a program. Blocks and pools are named by any number, which is taken modulo their count.
 #[derive(Clone, Debug)]
 pub enum Op {
     Allocate { bytes: u64, stream: u64 },
@@ -84,12 +84,12 @@ pub fn program() -> impl Strategy<Value = Vec<Op>> {
 pub struct Danger {
     address: u64,
     size: u64,
-    /// For each stream: how many of its events must have passed before the memory may be used again.
+    /// For each stream, the number of its events that must have passed before the memory may be used again.
     uses: Vec<(u64, u64)>,
 }
 
 impl Danger {
-    /// To be made just before the memory is freed: what is recorded from then on is the first event that counts.
+    /// Call this just before the memory is freed: the first event recorded from then on is the one that counts.
     pub fn new(upstream: &FakeUpstream, address: u64, size: u64, uses: &[u64]) -> Self {
         let uses = uses.iter().map(|&on| (on, upstream.recorded_events(stream(on)) + 1)).collect();
         Self { address, size, uses }
@@ -104,7 +104,7 @@ impl Danger {
     }
 }
 
-/// A block in the program's hands.
+/// A block that the program holds.
 pub struct Held {
     pub handle: usize,
     pub block: Block,
@@ -170,7 +170,7 @@ impl Harness {
         }
     }
 
-    /// Takes a block out of the program's hands; the caller drops it.
+    /// Removes a block from the program; the caller drops it.
     pub fn let_go(&mut self, index: usize) -> Held {
         let held = self.held.swap_remove(index);
         if !held.uses.is_empty() {
@@ -185,7 +185,7 @@ impl Harness {
         self.allocator.begin_allocate_to_pool(self.pools[pool], filter)
     }
 
-    /// Asserts what must hold at any time, whatever happened.
+    /// Asserts the conditions that hold at any time.
     pub fn assert_valid(&self) {
         let snapshot = self.allocator.snapshot();
         let mut live = BTreeMap::new();
@@ -217,7 +217,7 @@ impl Harness {
         assert_eq!(live, held, "what is allocated is what the program holds");
     }
 
-    /// Ends the program: everything is freed, and everything must come back.
+    /// Ends the program: everything is freed, and everything must be returned.
     pub fn finish(mut self) {
         for &pool in &self.pools {
             let _ = self.allocator.end_allocate_to_pool(pool);
@@ -230,7 +230,7 @@ impl Harness {
                 self.allocator.release_pool(pool).expect("the program holds this reference");
             }
         }
-        // Events that were late in being recorded are recorded first.
+        // Postponed events are recorded first.
         self.allocator.process_events();
         self.upstream.complete_all();
         self.allocator.process_events();
@@ -247,7 +247,7 @@ impl Harness {
     }
 }
 
-/// The events of an upstream are those of the one in its field.
+/// Implements the events of an upstream by forwarding to its field.
 macro_rules! forward_events {
     ($upstream:ty, $field:ident) => {
         impl thalweg_memory::Events for $upstream {
@@ -289,7 +289,7 @@ macro_rules! forward_events {
 
 pub(crate) use forward_events;
 
-/// The calls that an `Upstream` cannot do without, handed to the field that has another.
+/// Implements the required calls of an `Upstream` by forwarding to its field, which has another upstream.
 macro_rules! forward_memory {
     ($field:ident) => {
         fn allocate(

@@ -19,8 +19,8 @@ fn merged(history: &History, rings: &[Mutex<Ring>]) -> Vec<TraceEntry> {
     merge.finish()
 }
 
-/// A number goes round from thread to thread, and the thread that raises it records it. Merges that are made meanwhile have no gap:
-/// what came before is there whenever what came after is.
+/// A number is passed from thread to thread, and the thread that raises it records it. Merges that are made meanwhile have no
+/// gap: if they contain an event, they contain all earlier ones.
 #[test]
 fn a_merge_among_running_threads_is_a_consistent_cut() {
     const THREADS: u64 = 4;

@@ -1,6 +1,6 @@
 //! The events that an allocator records: events in PyTorch's words, stacks of live blocks, snapshots.
 //!
-//! The names of PyTorch's own tests of the same behaviour stand beside those here.
+//! Comments name PyTorch's own tests of the same behaviour.
 
 use std::sync::{Arc, Mutex};
 
@@ -37,7 +37,7 @@ fn actions(allocator: &DeviceAllocator) -> Vec<Action> {
     trace(allocator).iter().map(|entry| entry.action).collect()
 }
 
-/// Stacks that are numbered as they are taken.
+/// A source that numbers stacks as they are taken.
 #[derive(Default)]
 pub struct Numbered(Mutex<u32>);
 
@@ -102,7 +102,7 @@ fn growing_segments_map_and_unmap_what_is_reserved() {
             number += 1;
             number % 2 == 0
         });
-        // Under the default settings, pages between live blocks move.
+        // With the default settings, pages between live blocks move.
         held.push(allocator.allocate(90 * MIB, stream(1)).expect("there is room"));
         held.truncate(5);
         allocator.empty_cache().expect("nothing fails");
@@ -195,7 +195,7 @@ fn events_carry_stacks_as_the_context_says() {
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
     for (context, expected) in [
         (ContextLevel::All, [Some(1), Some(1), Some(2), Some(2), Some(3)]),
-        // Without a stack of its own, a free has that of the allocation.
+        // A free without a stack of its own has that of the allocation.
         (ContextLevel::Alloc, [Some(1), Some(1), Some(1), Some(1), Some(1)]),
         (ContextLevel::State, [None; 5]),
         (ContextLevel::Never, [None; 5]),
@@ -276,7 +276,7 @@ fn a_snapshot_of_the_third_device_survives_a_pickle() {
     assert_eq!(Snapshot::from_pickle(&snapshot.to_pickle()).expect("it was just written"), snapshot);
 }
 
-/// Segments from the upstream, as a pool's own source.
+/// A source that takes the segments of a pool from another upstream.
 struct Lender(Arc<FakeUpstream>);
 
 impl SegmentSource for Lender {
@@ -374,7 +374,7 @@ fn streams_of_many_threads_make_one_history() {
     }
 }
 
-/// `test_resize_storage_with_addr`: PyTorch writes `mallocWithAddress` beside it.
+/// `test_resize_storage_with_addr`: PyTorch attaches `mallocWithAddress`.
 #[test]
 fn a_block_at_an_exact_address_says_so_and_has_its_stack() {
     let (_upstream, allocator) = allocator(pytorch());
@@ -438,7 +438,7 @@ fn a_segment_that_is_given_back_names_who_gave_it_back() {
             assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok(), "it is the first");
             allocator.record_memory_history(HistorySettings { context, ..recorded() });
             drop(allocator.allocate(1000, stream(1)).expect("there is room"));
-            // `test_memory_plots_free_stack`: the state alone says nothing of free memory.
+            // `test_memory_plots_free_stack`: the state alone contains nothing about free memory.
             let segments = allocator.memory_snapshot().segments;
             let has_stack = segments.iter().any(|segment| !segment.frames.is_empty());
             assert_eq!(has_stack, context != ContextLevel::State, "{context:?}");

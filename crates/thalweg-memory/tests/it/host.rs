@@ -1,4 +1,4 @@
-//! The cache of pinned host memory: what serves which request, when, and what is counted.
+//! The cache of pinned host memory: which block serves which request, when, and the statistics.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn allocate(allocator: &Arc<HostAllocator>, bytes: u64) -> HostBlock {
     allocator.allocate(bytes).expect("there is room")
 }
 
-/// Allocates, drops, and says where it was.
+/// Allocates and drops a block, and returns its address.
 fn address_of_next(allocator: &Arc<HostAllocator>, bytes: u64) -> u64 {
     allocate(allocator, bytes).address()
 }
@@ -151,7 +151,7 @@ fn pinned_memory_with_cudaregister_multithread() {
     let methods = upstream.live_host_methods();
     assert!((1..=4).contains(&methods.len()));
     assert!(methods.iter().all(|method| *method == HostMethod::Register { threads: 8 }), "{methods:?}");
-    // What was registered is unregistered, whatever the settings are by then (the fake insists).
+    // Registered memory is unregistered, whatever the settings are by then (the fake checks this).
     allocator.set_settings(HostSettings::default());
     allocator.empty_cache().expect("no capture is under way");
     assert_eq!(upstream.live_host_allocations(), []);
@@ -207,7 +207,7 @@ fn a_precise_use_does_not_wait_for_later_work() {
     precise.record_use(stream(1));
     marked.record_stream(stream(1));
     assert_eq!(upstream.recorded_events(stream(1)), 1, "the mark's event comes with the drop");
-    // Later work of the stream, which ends with the event of an unrelated block.
+    // Later work of the stream follows, which ends with the event of an unrelated block.
     allocate(&allocator, MIB).record_use(stream(1));
     drop(marked);
     drop(precise);
@@ -289,7 +289,7 @@ fn a_block_whose_event_fails_is_retired() {
     drop(marked);
     assert_eq!(allocator.statistics().retired, Tally { count: 1, bytes: 1024 });
     assert_eq!(upstream.live_events(), 0, "its other event is of no use");
-    // The event of the next cannot be asked for; the one behind it on the same stream can.
+    // The event of the next block cannot be queried; the later event on the same stream can.
     asked.record_use(stream(1));
     asked.record_use(stream(2));
     drop(asked);
@@ -396,7 +396,7 @@ fn unrounded_bucket_no_undersized_reuse() {
 fn rounding_wastes_an_eighth_at_most() {
     let (_, ours) = allocator(1 << 50);
     let (_, pytorch) = with(1 << 50, HostSettings::pytorch());
-    // A cache with blocks of all sizes changes nothing.
+    // Cached blocks of all sizes change nothing.
     drop((1..100).map(|step| allocate(&ours, step * 5 * MIB)).collect::<Vec<_>>());
     let requested = 20_890 * MIB;
     assert_eq!(allocate(&pytorch, requested).size_bytes(), 32 << 30);
@@ -446,7 +446,7 @@ fn a_block_of_the_reserve_is_kept_however_large() {
     assert_eq!(upstream.live_host_allocations(), reserve, "a part of it cannot go back");
     assert_eq!(allocate(&allocator, 8 * KIB).address(), address);
     assert_eq!(upstream.calls().allocate_host, 1);
-    // Of other memory such a block is not kept.
+    // Such a block is not kept unless it comes from the reserve.
     let blocks = [(); 2].map(|()| allocate(&allocator, 16 * KIB));
     drop(blocks);
     drop(allocate(&allocator, 16 * KIB));
@@ -518,7 +518,7 @@ fn under_pressure_no_request_waits_that_can_be_served_without() {
 
 #[test]
 fn a_request_fails_only_if_no_free_block_is_large_enough() {
-    // Of the reserve nothing can go back; a request of another class has it all the same, when there is nothing else.
+    // Memory of the reserve cannot be returned; a request of another class gets it nevertheless, if there is nothing else.
     let settings =
         HostSettings::default().with_pinned_reserve_segment_size_bytes(MIB).expect("more than nothing");
     let (_, allocator) = with(MIB, settings);

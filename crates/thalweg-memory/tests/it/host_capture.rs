@@ -1,4 +1,4 @@
-//! Pinned memory in captures: what events are left alone, what is kept, and for how long.
+//! Pinned memory in captures: which events are not touched, which memory is kept, and for how long.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::harness::stream;
 use crate::host::with;
 use crate::host_harness::KIB;
 
-/// With and without each of the settings that must not matter here.
+/// Returns allocators with and without each of the settings that must not matter here.
 fn variants() -> Vec<(Arc<FakeUpstream>, Arc<HostAllocator>)> {
     let background = |on| HostSettings::default().with_pinned_use_background_threads(on);
     let register = |on| background(on).with_pinned_use_cuda_host_register(true);
@@ -20,7 +20,7 @@ fn variants() -> Vec<(Arc<FakeUpstream>, Arc<HostAllocator>)> {
         .into()
 }
 
-/// A pool's name that the host allocator does not know.
+/// Returns the name of a pool that the host allocator does not know.
 fn device_pool() -> PoolId {
     DeviceAllocator::new(Arc::new(FakeUpstream::new(0)), Settings::default()).create_pool()
 }
@@ -89,7 +89,7 @@ fn two_graphs() {
     for use_first in [false, true] {
         for delete_first in [false, true] {
             for (_, allocator) in variants() {
-                // Both graphs hold the pool, under a name that a device allocator gave it.
+                // Both graphs hold the pool, under the name that a device allocator assigned.
                 let pool = device_pool();
                 allocator.retain_pool(pool).expect("a new name");
                 begin(&allocator, pool);
@@ -194,7 +194,7 @@ fn nothing_touches_events_during_a_capture() {
         begin(&allocator, pool);
         let calls = upstream.calls();
         drop(before);
-        // A bystander's block, on a stream that does not capture.
+        // An unrelated block, on a stream that does not capture.
         let block = allocator.allocate_on(1000, stream(2)).expect("there is room");
         block.record_use(stream(2));
         block.record_stream(stream(3));

@@ -12,7 +12,7 @@ use crate::harness::{STREAMS, stream};
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 
-/// One step of a program. Blocks and pools are named by any number, taken modulo how many there are.
+/// A step of a program. Blocks and pools are named by any number, which is taken modulo their count.
 #[derive(Clone, Debug)]
 pub enum Op {
     Allocate { bytes: u64, stream: u64 },
@@ -51,7 +51,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Settings that matter to which block serves which request.
+/// Returns settings that determine which block serves which request.
 pub fn settings(number: usize) -> HostSettings {
     match number % 5 {
         0 | 1 => HostSettings::default(),
@@ -65,16 +65,16 @@ pub fn settings(number: usize) -> HostSettings {
     }
 }
 
-/// When a use of a freed block is over.
+/// The time at which a use of a freed block is over.
 #[derive(Clone, Copy, Debug)]
 enum Over {
-    /// When so many events of the stream have passed.
+    /// The use is over when this number of events of the stream has passed.
     Passed(u64),
-    /// Not before so many have: its event had to wait for the end of a capture.
+    /// The use is not over before this number of events has passed: its own event had to wait for the end of a capture.
     NotBefore(u64),
 }
 
-/// A use of a block in the program's hands: the event's place on its stream's timeline, or `None` for a mark.
+/// The uses of a block that the program holds: the event's position on its stream's timeline, or `None` for a mark.
 type Uses = BTreeMap<u64, Option<u64>>;
 
 pub struct Held {
@@ -109,7 +109,7 @@ pub struct Harness {
     pub allocator: Arc<HostAllocator>,
     pub held: Vec<Held>,
     freed: Vec<Freed>,
-    /// Where the block at an address belongs; those that are not here are shared.
+    /// The owners of blocks by address; blocks that are missing here are shared.
     owners: BTreeMap<u64, Owner>,
     pools: Vec<Pool>,
     /// The open scopes, in the order in which they began.
@@ -166,7 +166,7 @@ impl Harness {
         }
     }
 
-    /// The stream that a request for, or a use on, this stream falls to.
+    /// Returns the pool of the scope that matches a request for, or a use on, this stream.
     fn scope_for(&self, on: u64) -> Option<usize> {
         let serves = |scope: &&(usize, Option<u64>)| scope.1.is_none_or(|filter| filter == on);
         self.scopes.iter().rev().find(serves).map(|&(pool, _)| pool)
@@ -213,7 +213,7 @@ impl Harness {
         self.held.push(Held { block, uses: Uses::new(), captured_by: Vec::new() });
     }
 
-    /// A request may fail for lack of memory only if no free block that it may have is large enough.
+    /// Checks a failed request: it may fail for lack of memory only if no free block that it may use is large enough.
     fn check_failure(&self, error: &AllocationError, bytes: u64, owner: Owner) {
         if self.faulty {
             return;
@@ -239,7 +239,7 @@ impl Harness {
         let capturing = !self.scopes.is_empty();
         let Held { block, uses, captured_by } = &mut self.held[index];
         let before = self.upstream.recorded_events(stream(on));
-        // The model changes first: a call that panics has told of the use all the same.
+        // The model changes first: a call that panics has recorded the use nevertheless.
         match captured {
             Some(pool) => captured_by.push(pool),
             None if capturing || !precise => _ = uses.insert(on, None),
@@ -275,7 +275,7 @@ impl Harness {
         drop(block);
     }
 
-    /// Looks at the events; then what has passed must be free, whatever else has not.
+    /// Processes the events; then every block whose events have passed must be free, whatever else has not passed.
     fn process_events(&mut self) {
         self.allocator.process_events();
         if self.faulty || !self.scopes.is_empty() {
@@ -301,7 +301,7 @@ impl Harness {
     fn release(&mut self, pool: usize) {
         let Pool { id, released, .. } = self.pools[pool];
         if released {
-            // With a scope open, the reference that this would release is the scope's.
+            // While a scope is open, the reference that this would release belongs to the scope.
             let open = self.scopes.iter().any(|scope| scope.0 == pool);
             return assert!(open || self.allocator.release_pool(id).is_err());
         }
@@ -337,7 +337,7 @@ impl Harness {
         }
     }
 
-    /// Asserts what must hold at any time, whatever happened.
+    /// Asserts the conditions that hold at any time.
     pub fn assert_valid(&mut self) {
         let live = self.upstream.live_host_allocations();
         self.owners.retain(|address, _| live.iter().any(|(start, _)| start == address));
@@ -358,7 +358,7 @@ impl Harness {
         assert!(self.faulty || statistics.retired.count == 0);
     }
 
-    /// Ends the program: everything is freed, and everything but what is lost must come back.
+    /// Ends the program: everything is freed, and everything except lost memory must be returned.
     pub fn finish(mut self) {
         while let Some(&(pool, _)) = self.scopes.last() {
             self.end(pool);
@@ -371,7 +371,7 @@ impl Harness {
                 self.release(pool);
             }
         }
-        // Events that were late in being recorded are recorded first.
+        // Postponed events are recorded first.
         self.allocator.process_events();
         self.upstream.complete_all();
         self.allocator.process_events();

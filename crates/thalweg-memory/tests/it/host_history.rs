@@ -1,4 +1,4 @@
-//! The events that the host allocator records. Names are those of PyTorch's own tests where it has one.
+//! The events that the host allocator records. Tests have the names of PyTorch's own tests where it has one.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn actions(allocator: &HostAllocator) -> Vec<Action> {
     trace(allocator).iter().map(|entry| entry.action).collect()
 }
 
-/// Address, size, requested size and state of every block.
+/// Returns address, size, requested size and state of every block.
 fn blocks(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
     let snapshot = allocator.memory_snapshot();
     let block = |segment: &thalweg_snapshot::Segment| {
@@ -88,7 +88,7 @@ fn host_memory_snapshot() {
     assert_eq!((entries[1].stream.raw(), entries[1].pool_id), (0, Some((0, 0))));
 }
 
-/// Nothing is recorded, but what there is is shown, as it is of a device.
+/// Nothing is recorded, but the present memory is shown, as for a device.
 #[test]
 fn host_memory_snapshot_disabled() {
     let (_upstream, allocator) = with(256 * MIB, HostSettings::default());
@@ -131,7 +131,7 @@ fn host_memory_snapshot_none_disables() {
     assert_eq!(actions(&allocator), [FreeRequested, FreeCompleted]);
 }
 
-/// Each allocator is switched by itself, and both are in one snapshot.
+/// The two allocators are switched independently, and both are in one snapshot.
 #[test]
 fn host_memory_snapshot_host_only() {
     for host_is_on in [true, false] {
@@ -164,7 +164,7 @@ fn host_memory_snapshot_host_only() {
 fn events_carry_stacks_as_the_context_says() {
     for (context, expected, at) in [
         (ContextLevel::All, [Some(1), Some(1), Some(2), Some(2), Some(1)], Some(1)),
-        // Without a stack of its own, a free has that of the allocation.
+        // A free without a stack of its own has that of the allocation.
         (ContextLevel::Alloc, [Some(1); 5], Some(1)),
         (ContextLevel::State, [None; 5], Some(1)),
         (ContextLevel::Never, [None; 5], None),
@@ -198,7 +198,8 @@ fn a_block_is_annotated() {
     assert_eq!(last.user_metadata.as_deref(), Some("a batch"));
 }
 
-/// A block that a capture keeps is pending until its graphs are gone, and is recorded under its pool's name, also when that is gone.
+/// A block that a capture keeps is pending until its graphs are dropped, and is recorded under its pool's name, even after the
+/// pool was dropped.
 #[test]
 fn the_memory_of_a_pool_has_its_name() {
     let (_upstream, allocator) = recording();
@@ -239,7 +240,7 @@ fn the_memory_of_a_pool_has_its_name() {
     );
 }
 
-/// Memory that the upstream refuses to take back is there again; memory that is lost stays pending for good.
+/// Memory that the upstream refuses to free is shown as before; lost memory stays pending for ever.
 #[test]
 fn memory_that_stays_is_still_shown() {
     let (upstream, allocator) = recording();

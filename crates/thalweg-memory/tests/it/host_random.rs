@@ -9,7 +9,7 @@ use crate::random::runner;
 
 #[test]
 fn random_programs_keep_to_the_model() {
-    // Little memory, so that pressure is usual, and much, so that it is not.
+    // With little memory, pressure is common; with much, it is not.
     let capacity = prop::sample::select(vec![8 * MIB, 20 * MIB, 1 << 40]);
     let program = prop::collection::vec(op(), 1..200);
     let outcome = runner(400).run(&(program, capacity), |(program, capacity)| {
@@ -50,7 +50,7 @@ impl Subject for Harness {
     }
 }
 
-/// A program that makes every call there is: little memory, uses of both kinds, captures, changes of settings.
+/// A program that makes every kind of call: little memory, uses of both kinds, captures, changes of settings.
 fn thorough_program() -> Vec<Op> {
     let mut program = vec![Op::CreatePool];
     for round in 0..5 {

@@ -1,4 +1,4 @@
-//! The host allocator from several threads, its own among them.
+//! The host allocator used from several threads, including its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -31,7 +31,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
                         block.record_stream(stream(1 + (round + thread) % 4));
                         let mut exchange = exchange.lock().expect("no thread panics");
                         exchange.push(block);
-                        // Every thread frees what another one allocated.
+                        // Every thread frees blocks that another one allocated.
                         let oldest = (exchange.len() > 20).then(|| exchange.remove(0));
                         drop(exchange);
                         drop(oldest);
@@ -52,7 +52,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
         let held = exchange.into_inner().expect("no thread panics");
         drop(held);
         allocator.release_pool(pool).expect("one reference");
-        // What was dropped while a capture began or ended gets its events now.
+        // Blocks that were dropped while a capture began or ended get their events now.
         allocator.process_events();
         upstream.complete_all();
         allocator.process_events();
@@ -97,7 +97,7 @@ fn pools_open_and_close_while_their_blocks_are_dropped() {
     assert_eq!((statistics.active_requests.current, statistics.active_requests.freed), (0, 2400));
 }
 
-/// Waits for something that another thread does at some time.
+/// Waits for a condition that another thread makes true at some time.
 fn eventually(condition: impl Fn() -> bool) {
     while !condition() {
         std::thread::yield_now();
@@ -116,10 +116,10 @@ fn pinned_memory_use_background_threads() {
     assert_eq!(allocator.statistics().pending.count, 1);
     upstream.complete_all();
     eventually(|| allocator.statistics().pending.count == 0);
-    // It gives back what is too large to be kept, after it had nothing to do for a while as well.
+    // The thread returns blocks that are too large to be kept, even after it was idle for a while.
     drop(allocator.allocate(2 * MIB).expect("there is room"));
     eventually(|| upstream.live_host_allocations().len() == 1);
-    // It ends and starts with the settings, and does not keep the allocator.
+    // The thread is stopped and started with the settings, and does not keep the allocator alive.
     allocator.set_settings(HostSettings::default());
     allocator.set_settings(HostSettings::default().with_pinned_use_background_threads(true));
     let block = allocator.allocate(1000).expect("there is room");
@@ -132,7 +132,7 @@ fn pinned_memory_use_background_threads() {
     assert_eq!(Arc::strong_count(&upstream), 1, "the thread has ended");
 }
 
-/// An upstream that drops blocks whenever it is called, and waits in `allocate_host` until it may go on.
+/// An upstream that drops blocks whenever it is called, and waits in `allocate_host` until it may continue.
 struct Unkind {
     inner: FakeUpstream,
     victims: Mutex<Vec<HostBlock>>,
@@ -233,7 +233,7 @@ fn neither_a_drop_nor_an_allocation_waits_for_memory_that_is_being_pinned() {
     upstream.waits.store(true, Ordering::Release);
     std::thread::scope(|scope| {
         let busy = scope.spawn(|| allocator.allocate(1000).map(drop));
-        // Whichever comes first, these return: were they to wait for the other thread, all would wait for ever.
+        // In either order, these calls return: if they waited for the other thread, all would wait for ever.
         drop(first);
         drop(allocator.allocate(1000).expect("a block of the same size is cached"));
         upstream.go_on.set(()).expect("set once");

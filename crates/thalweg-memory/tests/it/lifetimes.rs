@@ -1,5 +1,5 @@
-//! Arenas own themselves through what freed blocks left with them. Whichever goes last, allocator or block, on whatever thread:
-//! everything goes back to the upstream once, and nothing is left that could hold it.
+//! Arenas own themselves through the references that freed blocks leave in them. Whether the allocator or a block is dropped
+//! last, on whatever thread: everything is returned to the upstream once, and nothing keeps it alive.
 
 use std::sync::{Arc, Barrier};
 
@@ -12,7 +12,7 @@ fn stream(number: u64) -> StreamId {
     StreamId::from_raw(number)
 }
 
-/// Blocks on several streams, of which some are freed again, so that their references lie with the arenas.
+/// Allocates blocks on several streams and frees some of them, so that their references are left in the arenas.
 fn used(allocator: &DeviceAllocator) -> Vec<Block> {
     let sizes = [4 << 10, 0, 3 << 20, 40 << 20, 512];
     let allocate = |index: u64| {
@@ -27,7 +27,7 @@ fn used(allocator: &DeviceAllocator) -> Vec<Block> {
     blocks
 }
 
-/// Asserts that nothing of the upstream's is held, nor the upstream itself.
+/// Asserts that no memory of the upstream is held, nor the upstream itself.
 fn assert_all_returned(upstream: &Arc<FakeUpstream>, what: &str) {
     assert_eq!(upstream.live_segments(), [], "{what}");
     assert_eq!((upstream.live_pages(), upstream.live_events()), (0, 0), "{what}");
@@ -115,7 +115,7 @@ fn a_pool_that_is_given_up_goes_with_its_last_block() {
     assert_all_returned(&upstream, "pools");
 }
 
-/// Segments of another upstream.
+/// A source that takes segments from another upstream.
 struct Source(Arc<dyn Upstream>);
 
 impl thalweg_memory::SegmentSource for Source {

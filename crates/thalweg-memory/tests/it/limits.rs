@@ -1,4 +1,4 @@
-//! The largest and the most: sizes up to 2^64 - 1, thousands of streams and pools, and addresses that run out.
+//! Extreme values: sizes up to 2^64 - 1, thousands of streams and pools, and addresses that run out.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::harness::{forward_events, forward_memory, pytorch, stream};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Around every power of two, and the largest.
+/// Returns sizes around every power of two, and the largest.
 fn edges() -> Vec<u64> {
     let around = |power: u32| [-1, 0, 1].map(|by| (1u64 << power).wrapping_add_signed(by));
     let mut edges: Vec<u64> =
@@ -56,7 +56,7 @@ fn upstreams() -> Vec<FakeUpstream> {
     ]
 }
 
-/// A request is served, or there is no memory for it: nothing else.
+/// Asserts that a request was served, or failed for lack of memory.
 fn assert_answered(bytes: u64, answer: Result<Block, AllocationError>, settings: &Settings) -> Option<Block> {
     match answer {
         Ok(block) => {
@@ -81,7 +81,7 @@ fn a_request_of_any_size_is_served_or_out_of_memory() {
                 if let Some(block) = &served {
                     let address = block.address();
                     drop(served);
-                    // Where it was, and under another policy's nose: from a cached block.
+                    // The same address again, possibly under another policy: from a cached block.
                     let again = allocator.allocate_at(address, bytes, stream(1));
                     assert!(again.is_ok() || again.is_err_and(|error| error.address_problem().is_some()));
                 }
@@ -124,7 +124,7 @@ fn pinned_memory_of_any_size_is_served_or_out_of_memory() {
 
 type Reserve = fn(&FakeUpstream, u64) -> Result<u64, UpstreamError>;
 
-/// An upstream whose ranges of addresses are what a test makes of them.
+/// An upstream whose ranges of addresses a test determines.
 struct Reserving {
     inner: FakeUpstream,
     reserve: Reserve,
@@ -203,7 +203,7 @@ fn without_addresses_to_grow_in_plain_segments_serve_and_no_promise_is_made() {
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0);
 }
 
-/// A block that is freed during the slow path, too late for it, serves all the same.
+/// A block that is freed during the slow path, after its stage has run, still serves.
 #[test]
 fn memory_that_others_free_meanwhile_is_looked_for_again() {
     struct Freeing {
@@ -219,7 +219,7 @@ fn memory_that_others_free_meanwhile_is_looked_for_again() {
             self.inner.free(address, bytes, stream)
         }
         fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
-            // Asked for when all has been tried.
+            // This is called after everything has been tried.
             self.victims.lock().expect("no thread panics").clear();
             self.inner.memory_info()
         }
@@ -237,7 +237,7 @@ fn memory_that_others_free_meanwhile_is_looked_for_again() {
     drop(served);
 }
 
-/// Every stream, and every pool on it, takes addresses for more than the device has.
+/// Every stream, and every pool on it, reserves more addresses than the device has memory.
 #[test]
 fn thousands_of_streams_and_pools_have_memory() {
     let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 46));
@@ -279,7 +279,7 @@ fn pools_without_references_leave_their_memory_and_addresses_to_the_next_capture
     }
 }
 
-/// The statistics say what a pool had taken after its end, but not of all pools that there ever were.
+/// The statistics show the memory of a pool after its end, but not for all pools that have ever existed.
 #[test]
 fn figures_of_pools_that_are_gone_are_not_kept_for_ever() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), Settings::default());

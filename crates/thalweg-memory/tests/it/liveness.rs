@@ -45,14 +45,14 @@ fn a_death_is_told_to_every_watch_and_nothing_else_is() {
     let block = at(&allocator, address);
     assert!(allocator.watch_block(&block, &watches[0]) && allocator.watch_block(&block, &watches[1]));
     assert!(allocator.watch_block(&at(&allocator, other.address()), &watches[2]));
-    // What comes and goes beside it disturbs no watch.
+    // Allocating and freeing other blocks disturbs no watch.
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
     assert!(watches.iter().all(|watch| watch.is_undisturbed()));
     drop(one);
     assert_eq!(watches[0].died(), [address]);
     assert_eq!(watches[1].died(), [address]);
     assert!(watches[2].is_undisturbed() && watches[2].died().is_empty());
-    // The next block at the address is another one.
+    // The next block at the address is a different one.
     let heir = allocator.allocate(1000, stream(1)).expect("there is room");
     assert_eq!(heir.address(), address);
     drop(heir);

@@ -1,4 +1,4 @@
-//! The allocators from outside, on the fake upstream.
+//! Integration tests of the allocators, on the fake upstream.
 
 mod aliases;
 mod captures;

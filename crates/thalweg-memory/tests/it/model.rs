@@ -1,8 +1,8 @@
-//! The allocator again, as plainly as it can be written: lists and linear searches, no indices, no sets.
+//! A second implementation of the allocator, as simple as possible: lists and linear searches, no indices, no sets.
 //!
-//! It takes the documented decisions (best fit on the stream, split, merge, the slow path when memory is short) by looking at
-//! everything each time. Its statistics are sums over what is there. It shares no code with the allocator, and runs on a
-//! fake upstream of its own that is driven in the same way, so that the two must agree on every address.
+//! It takes the documented decisions (best fit on the stream, split, merge, the slow path when memory is short) by searching
+//! everything each time. Its statistics are sums over the present state. It shares no code with the allocator, and runs on a fake
+//! upstream of its own that is driven in the same way, so that the two must agree on every address.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ enum Cell {
         handle: usize,
         requested: u64,
     },
-    /// The streams that it waits for, each with the place of its event once there is one.
+    /// The streams that the cell waits for, each with the position of its event once there is one.
     Pending {
         handle: usize,
         requested: u64,
@@ -69,9 +69,9 @@ pub struct Model {
     allowed: u64,
     segments: Vec<Segment>,
     timelines: BTreeMap<u64, Timeline>,
-    /// Handles freed during a capture, oldest first.
+    /// Handles of blocks freed during a capture, oldest first.
     deferred: Vec<usize>,
-    /// Stream and pool of every allocation that was the first of its kind: deferred events are recorded in this order.
+    /// Stream and pool of every first allocation of its kind: postponed events are recorded in this order.
     kinds: Vec<(u64, Option<usize>)>,
     /// References of each private pool ever created.
     pools: Vec<usize>,
@@ -98,8 +98,7 @@ impl Model {
         }
     }
 
-    /// The address and the size of the block, or `None` for lack of memory.
-    /// Requests memory on a stream, be it none.
+    /// Records a request on a stream, which may be the first of its kind.
     pub fn ask(&mut self, stream: u64) {
         let kind = (stream, self.pool_for(stream));
         if !self.kinds.contains(&kind) {
@@ -216,7 +215,7 @@ impl Model {
         self.pools.push(1);
     }
 
-    /// Whether the pool has a reference.
+    /// Returns whether the pool has a reference.
     pub fn is_referenced(&self, pool: usize) -> bool {
         self.pools[pool] > 0
     }
@@ -233,7 +232,7 @@ impl Model {
         self.scopes.iter().any(|(begun, _)| *begun == pool)
     }
 
-    /// Gives back the rest of pools without references, before the first capture.
+    /// Returns the remaining memory of pools without references, before the first capture.
     pub fn begin(&mut self, pool: usize, filter: Option<u64>) {
         self.pools[pool] += 1;
         if self.scopes.is_empty() {
@@ -270,7 +269,7 @@ impl Model {
         !self.scopes.is_empty()
     }
 
-    /// The smallest free cell, the lowest address among equals.
+    /// Returns the smallest free cell, the lowest address among equals.
     fn find(&self, size: u64, key: (u64, bool, Option<usize>)) -> Option<(usize, usize)> {
         let mut best: Option<(u64, u64, usize, usize)> = None;
         for (s, segment) in self.segments.iter().enumerate() {
@@ -313,7 +312,7 @@ impl Model {
         Some((self.segments.len() - 1, 0))
     }
 
-    /// Does what the allocator does when the upstream has run out.
+    /// Models the slow path when the upstream has run out of memory.
     fn run(&mut self, size: u64, key: (u64, bool, Option<usize>)) -> Option<(usize, usize)> {
         if self.release_oversize(size, key)
             && let Some(found) = self.reserve(size, key)
@@ -412,7 +411,7 @@ impl Model {
         sums
     }
 
-    /// Peaks are those at the ends of operations: within one, memory is first given up and then taken.
+    /// Updates the peaks at the end of an operation: within one, memory is first released and then taken.
     fn note(&mut self) {
         for (key, current) in self.currents() {
             let peak = self.peaks.entry(key).or_default();
@@ -436,7 +435,7 @@ impl Model {
             };
             match figure {
                 "current" => assert_eq!(*value, currents.get(name).copied().unwrap_or(0), "{key}"),
-                // Several blocks that become free at once may be counted one after the other.
+                // Blocks that become free at the same time may be counted one after the other.
                 "peak" if name.starts_with("inactive_split") => {}
                 "peak" => assert_eq!(*value, self.peaks.get(name).copied().unwrap_or(0), "{key}"),
                 "allocated" => assert_eq!(

@@ -1,4 +1,4 @@
-//! The memory that a device that is nearly full still gives, with pages of large requests as large as they are by default.
+//! Requests on a nearly full device, with the default page size for large requests.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl World {
     }
 }
 
-/// The lowest place lacks two pages, the one behind it only one; and there is memory for one.
+/// The lowest place lacks two pages, the one after it only one; and there is memory for one.
 #[test]
 fn growth_goes_where_the_fewest_pages_are_missing() {
     let world = World::new(40, "");
@@ -42,7 +42,7 @@ fn growth_goes_where_the_fewest_pages_are_missing() {
     drop((first, last, small));
 }
 
-/// Four free pages of the five that are missing: they are not taken apart for nothing, and the error does not promise them.
+/// Of the five missing pages four are free: they are not taken apart needlessly, and the error does not promise them.
 #[test]
 fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
     let world = World::new(64, "");
@@ -63,7 +63,8 @@ fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
     world.allocator.end_allocate_to_pool(pool).expect("it was begun");
 }
 
-/// The rest is less than a large page, or than the large pages that the request would take, but enough for small ones.
+/// The remaining memory is less than a large page, or than the large pages that the request would take, but enough for small
+/// ones.
 #[test]
 fn large_requests_have_small_pages_when_large_ones_do_not_fit() {
     for (device, settings, held, requests) in [
@@ -75,7 +76,7 @@ fn large_requests_have_small_pages_when_large_ones_do_not_fit() {
             let world = World::new(device, settings);
             let held: Vec<Block> = (0..held / 8).map(|_| world.allocate(8)).collect();
             let request = world.ask(kibibytes << 10).expect("there is room");
-            // What is larger by a page is not to be had, and it is not said that it were.
+            // A request that is larger by one page fails, and the error does not claim otherwise.
             drop(request);
             let error = world.ask((kibibytes << 10) + 4 * MIB).err();
             assert!(
@@ -91,7 +92,7 @@ fn large_requests_have_small_pages_when_large_ones_do_not_fit() {
     }
 }
 
-/// As much less as the error says does fit, and no less: to the page.
+/// A request that is smaller by the amount in the error fits, and a larger one does not: exact to the page.
 #[test]
 fn what_fits_is_known_to_the_small_page() {
     let world = World::new(100, "");
@@ -102,7 +103,8 @@ fn what_fits_is_known_to_the_small_page() {
     drop((world.allocate(12), held));
 }
 
-/// Small pages and large ones are not exchanged: as many of the one kind go back as the other kind needs, and the cache stays.
+/// Small pages and large ones are not exchanged: only as many of one kind are returned as the other kind needs, and the cache
+/// stays.
 #[test]
 fn no_more_goes_back_than_is_missing() {
     let pages = 10;
@@ -116,7 +118,7 @@ fn no_more_goes_back_than_is_missing() {
         assert_eq!(statistics.reserved_bytes.all.current, kept_mib * MIB);
         assert_eq!((statistics.num_alloc_retries, statistics.num_sync_all_streams), (1, 0));
         drop(block);
-        // What is still cached serves.
+        // The memory that is still cached serves.
         let again = world.ask(cached).expect("there is room");
         assert_eq!(world.allocator.statistics().num_alloc_retries, 1);
         drop(again);

@@ -1,4 +1,4 @@
-//! Running out of memory: observers, what the error says, and that following its advice helps.
+//! Running out of memory: observers, the content of the error, and the effect of following its advice.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use crate::harness::{pytorch, small_pages, stream};
 
 const MIB: u64 = 1 << 20;
 
-/// An allocator, and what a scenario needs to keep alive.
+/// An allocator, and the objects that a scenario must keep alive.
 struct World {
     upstream: Arc<FakeUpstream>,
     allocator: Arc<DeviceAllocator>,
@@ -59,13 +59,13 @@ impl World {
     }
 }
 
-/// A way to run out of memory: what is done before, the request that fails, and how to follow the advice.
+/// A way to run out of memory: the preparation, the request that fails, and how to follow the advice.
 struct Scenario {
     name: &'static str,
     mebibytes: u64,
     settings: Settings,
     prepare: fn(&mut World),
-    /// In MiB.
+    /// The size of the request in MiB.
     request: u64,
     advises: fn(Advice) -> bool,
     follow: fn(&mut World, Advice),
@@ -75,7 +75,7 @@ fn fraction(settings: Settings, fraction: f64) -> Settings {
     settings.with_per_process_memory_fraction(fraction).expect("from 0 to 1")
 }
 
-/// 20 MiB of which one end is live, on stream 2; the rest is free.
+/// Allocates 20 MiB on stream 2, of which one end is live; the rest is free.
 fn free_on_another_stream(world: &mut World) {
     world.hold(8, 2);
     drop(world.allocate(8, 2).expect("there is room"));
@@ -91,7 +91,7 @@ fn scenarios() -> Vec<Scenario> {
     parts.into_iter().flatten().collect()
 }
 
-/// Where a refusal that tries nothing could have had what is there.
+/// Scenarios in which a request is refused at once although existing memory could have served it.
 fn scenarios_of_rejections() -> Vec<Scenario> {
     vec![
         Scenario {
@@ -118,7 +118,7 @@ fn scenarios_of_rejections() -> Vec<Scenario> {
     ]
 }
 
-/// Where a capture, or the pool of one, keeps memory.
+/// Scenarios in which a capture, or the pool of one, keeps memory.
 fn scenarios_of_captures() -> Vec<Scenario> {
     vec![
         Scenario {
@@ -175,7 +175,7 @@ fn scenarios_of_captures() -> Vec<Scenario> {
     ]
 }
 
-/// Where free memory would do under another setting.
+/// Scenarios in which free memory would serve under another setting.
 fn scenarios_of_free_memory() -> Vec<Scenario> {
     vec![
         Scenario {
@@ -247,7 +247,7 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
     ]
 }
 
-/// Pages of 8 MiB, each with a live block of 2.
+/// Allocates pages of 8 MiB, each with a live block of 2.
 fn in_every_page(world: &mut World) {
     let all: Vec<Block> = (0..16)
         .map(|place| world.allocate(if place % 2 == 0 { 2 } else { 6 }, 1).expect("there is room"))
@@ -255,7 +255,7 @@ fn in_every_page(world: &mut World) {
     world.held.extend(all.into_iter().step_by(2));
 }
 
-/// Where there is not enough, whatever is done with what is free.
+/// Scenarios in which there is not enough memory, whatever is done with the free part.
 fn scenarios_of_full_devices() -> Vec<Scenario> {
     vec![
         Scenario {
@@ -300,7 +300,7 @@ fn in_pieces(world: &mut World) {
         world.hold(9, 1);
         world.hold(9, 1);
     }
-    // What is free are ranges of 9 MiB or less, each beside a live block.
+    // The free ranges have 9 MiB or less, each next to a live block.
     let mut place = 0;
     world.held.retain(|_| {
         place += 1;
@@ -308,7 +308,7 @@ fn in_pieces(world: &mut World) {
     });
 }
 
-/// The advice must say something new, and it must work.
+/// The advice must contain a change, and it must work.
 #[test]
 fn following_the_advice_makes_the_same_request_succeed() {
     for scenario in scenarios() {
@@ -338,14 +338,14 @@ fn asking_for_as_much_less_as_it_says_succeeds() {
         let advice = error.figures().and_then(|figures| figures.advice);
         let less = match advice {
             Some(Advice::AskForLess { bytes }) => bytes,
-            // Without the limit it would not fit either.
+            // Without the limit the request would not fit either.
             other => panic!("{other:?}: {error}"),
         };
         assert!(world.allocator.allocate(request - less, stream(1)).is_ok(), "{error}");
     }
 }
 
-/// `test_out_of_memory`: what no device has.
+/// `test_out_of_memory`: a request larger than any device.
 #[test]
 fn a_request_larger_than_the_device_is_to_be_divided() {
     for request in [101 * MIB, 1 << 61, u64::MAX] {

@@ -136,7 +136,7 @@ fn scopes_are_used_as_they_should_be() {
     begin(&allocator, pool);
     let error = allocator.begin_allocate_to_pool(pool, StreamFilter::All).expect_err("it was begun");
     assert!(error.is_invalid_argument() && error.to_string().contains("already"), "{error}");
-    // The scope holds a reference of its own.
+    // The scope has its own reference.
     allocator.release_pool(pool).expect("it has two references");
     drop(allocate(&allocator, 1000, 1));
     allocator.end_allocate_to_pool(pool).expect("it was begun");
@@ -156,7 +156,7 @@ fn a_filter_may_ask_anything() {
     assert_eq!(private, [false, true, false, true]);
 }
 
-/// `torch.cuda.use_mem_pool` of a stream: what a capture forbids is allowed.
+/// `torch.cuda.use_mem_pool` of a stream: operations that a capture forbids are allowed.
 #[test]
 fn a_pool_is_used_without_a_capture() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), pytorch());

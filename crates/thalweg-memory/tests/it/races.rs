@@ -1,4 +1,4 @@
-//! Captures that begin while another thread is in the middle of something: at the worst moment, which an upstream brings about.
+//! Captures that begin while another thread is in the middle of a call, at the worst moment, which an upstream arranges.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// The stream that captures.
 const CAPTURING: u64 = 9;
 
-/// Which call a capture begins in.
+/// The call during which a capture begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Moment {
     Allocate,
@@ -24,7 +24,7 @@ enum Moment {
     Synchronize,
 }
 
-/// A fake in one of whose calls another thread begins a capture. The fake panics when an event is touched during one.
+/// A fake during one of whose calls another thread begins a capture. The fake panics when an event is touched during a capture.
 struct Racing {
     inner: FakeUpstream,
     moment: Mutex<Option<Moment>>,
@@ -52,8 +52,8 @@ impl Racing {
         *self.moment.lock().expect("no thread panics") = Some(moment);
     }
 
-    /// Begins a capture on another thread, if this is the moment, and gives it the chance to get as far as it can: it may have to
-    /// wait for the call that this is in.
+    /// Begins a capture on another thread, if this is the moment, and lets it proceed as far as it can: it may have to wait for
+    /// the present call.
     fn call<T>(&self, moment: Moment, call: impl FnOnce() -> T) -> T {
         let is_now =
             self.moment.lock().expect("no thread panics").take_if(|wanted| *wanted == moment).is_some();
@@ -68,11 +68,11 @@ impl Racing {
             allocator.begin_allocate_to_pool(pool, filter).expect("the pool is there");
             tell.store(true, Ordering::SeqCst);
         });
-        // Asked without a lock, it waits for no thread.
+        // Called without a lock, this waits for no thread.
         let patience = if moment == Moment::Allocate { usize::MAX } else { 2000 };
         for _ in 0..patience {
             if begun.load(Ordering::SeqCst) {
-                // As a program does that was told to go on.
+                // The program has been allowed to begin its capture.
                 let capture = self.inner.begin_capture(stream(CAPTURING));
                 *self.capture.lock().expect("no thread panics") = Some(capture);
                 break;
@@ -142,7 +142,7 @@ impl Upstream for Racing {
     }
 }
 
-/// The lock is given up while the driver allocates, and a capture begins then: nothing is waited for or given back from there on.
+/// The lock is released while the driver allocates, and a capture begins then: from there on nothing is waited for or returned.
 #[test]
 fn a_capture_that_begins_while_the_driver_is_asked_without_the_lock() {
     for settings in
@@ -162,7 +162,7 @@ fn a_capture_that_begins_while_the_driver_is_asked_without_the_lock() {
     }
 }
 
-/// A capture begins between the look and the events that are waited for when nothing is cached here.
+/// A capture begins between the check and the wait for events when nothing is cached here.
 #[test]
 fn a_capture_that_would_begin_while_everything_is_waited_for() {
     let uncached = Settings::default().with_caching(false);
@@ -184,7 +184,7 @@ fn a_capture_that_would_begin_while_everything_is_waited_for() {
     }
 }
 
-/// An event that is recorded or asked for where no capture was seen is not in one.
+/// An event that is recorded or queried because no capture was seen is not in one.
 #[test]
 fn no_capture_begins_between_a_look_and_an_event() {
     for settings in [pytorch(), Settings::default()] {

@@ -1,7 +1,7 @@
 //! Random programs against the model, step by step: every address, every block, every statistic.
 //!
-//! The seed is fixed, so that a failure is the same on every machine; `PROPTEST_RNG_SEED` chooses another, and
-//! `PROPTEST_CASES` how many programs are run.
+//! The seed is fixed, so that a failure is the same on every machine; `PROPTEST_RNG_SEED` chooses another, and `PROPTEST_CASES`
+//! sets the number of programs.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -124,7 +124,7 @@ fn private_pool(harness: &mut Harness, model: &mut Model, op: &Op, pool: usize) 
                 harness.references[pool] += 1;
             }
         }
-        // A program releases only what it holds; the scope's own reference is not its to release.
+        // A program releases only references that it has; the scope's own reference is not one of them.
         Op::ReleasePool { .. } if harness.references[pool] > 0 => {
             harness.allocator.release_pool(id).expect("the program holds a reference");
             model.release_pool(pool);
@@ -172,7 +172,7 @@ fn random_programs_agree_with_the_model() {
 
 #[test]
 fn programs_reach_what_they_are_meant_to_test() {
-    // A property that never meets the hard cases proves nothing: count them over the same programs.
+    // A property that never covers the hard cases proves nothing: count them over the same programs.
     let (mut pending, mut ooms, mut retries, mut private, mut splits) = (0, 0, 0, 0, 0);
     let mut seen = |harness: &Harness| {
         let statistics = harness.allocator.statistics();

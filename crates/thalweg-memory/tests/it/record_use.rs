@@ -1,4 +1,4 @@
-//! `record_use`: what it promises, one promise a test.
+//! `record_use`: its guarantees, one per test.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn allocator(settings: Settings) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
     (upstream.clone(), DeviceAllocator::new(upstream, settings))
 }
 
-/// Nothing but `record_use` lets memory change hands.
+/// Only `record_use` lets memory move between streams.
 fn alone() -> Settings {
     small_pages().with_cross_stream_reuse(CrossStreamReuse::Never)
 }
@@ -138,7 +138,7 @@ fn pending_uses_are_seen_in_statistics_and_snapshots() {
 
 #[test]
 fn a_slow_stream_holds_no_other_up() {
-    // pytorch#71616: one queue of events for all, so that a stream that is done waited behind one that is not.
+    // pytorch#71616: with one queue of events for all, a stream that was done waited behind one that was not.
     let (upstream, allocator) = allocator(alone());
     let blocks = [2, 3, 2, 3].map(|on| {
         let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
@@ -168,8 +168,8 @@ fn a_use_whose_event_cannot_be_recorded_is_noted_for_the_drop() {
     }
 }
 
-/// PyTorch's programs may free what another stream still reads, unrecorded, if the memory's own stream waits for that before it is
-/// asked for memory again. Its memory must not go to third parties, or back to the driver, meanwhile.
+/// PyTorch's programs may free memory that another stream still reads, unrecorded, if the memory's own stream waits for that
+/// before it next requests memory. Meanwhile its memory must not move to a third stream, or be returned to the driver.
 #[test]
 fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
     let [home, reader, third] = [1, 2, 3].map(stream);
@@ -180,7 +180,7 @@ fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
         }
         let reserved = || allocator.statistics().reserved_bytes.all.current;
         drop(allocator.allocate(40 * MIB, home).expect("there is room"));
-        // The first request finds out that nothing is known to be idle.
+        // The first request finds that nothing is known to be idle.
         drop(allocator.allocate(2 * MIB, third).expect("there is room"));
         let before = reserved();
         upstream.complete_stream(home);
@@ -200,8 +200,8 @@ fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
     }
 }
 
-/// No event can be recorded on a stream that may have ended. So memory that such a stream may be reading goes nowhere behind events,
-/// nor does its own, and it gets no other's.
+/// No event can be recorded on a stream that may have ended. So memory that such a stream may be reading does not move after
+/// events, nor does its own, and it gets none of another stream.
 #[test]
 fn memory_is_not_handed_on_past_a_stream_that_may_end() {
     let [home, transient, third] = [1, 2, 3].map(stream);

@@ -1,4 +1,4 @@
-//! Functions of the program's that call the allocator which called them: nothing waits for itself.
+//! Functions of the program that call the allocator which called them: no call waits for itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn assert_refused<T: std::fmt::Debug>(answer: Result<T, AllocationError>) {
     assert!(error.is_invalid_argument() && error.to_string().contains("afterwards"), "{error}");
 }
 
-/// All that can be asked of an allocator and answers with an error.
+/// Makes all calls of an allocator that return an error.
 fn ask(allocator: &Arc<DeviceAllocator>) {
     for on in 1..=3 {
         assert_refused(allocator.allocate(1000, stream(on)));
@@ -53,12 +53,12 @@ fn an_observer_that_asks_is_refused_and_may_drop() {
                 block.record_use(stream(1));
             }
             blocks.lock().expect("no thread panics").clear();
-            // Without an error to give there is a panic, which ends here.
+            // A call that returns no error panics, and the panic ends here.
             assert!(catch_unwind(AssertUnwindSafe(|| allocator.statistics())).is_err());
             panic!("this goes no further than to here");
         });
         let block = allocator.allocate(30 * MIB, stream(1)).expect("it is refused to the observer alone");
-        // From another thread too, which does not own the lock.
+        // The same from another thread, which does not hold the lock.
         std::thread::scope(|scope| {
             scope.spawn(|| drop(allocator.allocate(2 * MIB, stream(1)).expect("there is room")));
         });
@@ -128,7 +128,7 @@ fn callbacks_for_want_of_memory_and_sources_are_refused_what_would_wait() {
     allocator.empty_cache().expect("no capture is under way");
 }
 
-/// An observer of failed requests may ask for anything; it does not hear of its own requests that fail.
+/// An observer of failed requests may make any request; it is not called for its own requests that fail.
 #[test]
 fn an_observer_of_failures_may_fail_itself() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(100 * MIB)), Settings::default());

@@ -1,4 +1,4 @@
-//! Settings: what their text means, where its errors point, and that no text makes trouble.
+//! Settings: the meaning of their text, the positions of errors, and robustness against any text.
 
 use proptest::prelude::*;
 use thalweg_memory::{
@@ -89,7 +89,7 @@ fn every_key_is_read() {
     assert!(settings.pinned_free_catch_all());
 }
 
-/// Asserts what PyTorch's `test_allocator_settings` does, but for the resets, which do not happen here.
+/// Asserts the same as PyTorch's `test_allocator_settings`, except for the resets, which do not happen here.
 #[test]
 fn settings_change_as_in_pytorch() {
     let start = Settings::default();
@@ -149,7 +149,7 @@ fn the_backend_is_chosen_at_the_start() {
     let settings = parse(text);
     assert_eq!(settings.backend(), Backend::CudaMallocAsync);
     assert_eq!(settings.warnings(), ["backend:cudaMallocAsync ignores max_split_size_mb, stitching"]);
-    // PyTorch overlooks what is wrong with keys that the backend ignores.
+    // PyTorch ignores mistakes in keys that the backend ignores.
     let error = refused("backend:cudaMallocAsync,max_split_size_mb:16");
     assert_eq!(error.key(), Some("max_split_size_mb"));
 
@@ -219,7 +219,7 @@ fn a_list_of_divisions_is_read_as_pytorch_reads_it() {
     let table: [(&str, &[u64]); 8] = [
         ("[]", &[0; 16]),
         ("[64:8,256:4,>:1]", &[8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1]),
-        // Nothing comes before: so below 2 MiB there is nothing that it is above.
+        // There is no entry before `>`, so nothing below 2 MiB is above one.
         ("[>:4]", &[0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
         ("[2:2]", &[2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         ("[32768:2]", &[2; 16]),
@@ -286,7 +286,7 @@ fn the_first_variable_that_is_set_wins() {
     );
 }
 
-/// Text, column, what is wrong there (empty at the end), the key, and what the message says was expected.
+/// A text, the column, the wrong part (empty at the end), the key, and the expectation in the message.
 type Refusal = (&'static str, usize, &'static str, Option<&'static str>, &'static str);
 
 #[test]
@@ -412,7 +412,7 @@ fn a_snapshot_names_settings_as_pytorch_does() {
     );
 }
 
-/// A text of settings is refused with an error that can be shown, or gives settings that survive being written.
+/// Asserts that a text is refused with an error that can be shown, or results in settings that survive being written.
 fn survives(text: &str) -> Result<(), TestCaseError> {
     match Settings::parse(text) {
         Ok(settings) => {
@@ -454,7 +454,7 @@ fn long_hostile_texts_are_refused_at_once() {
     assert_eq!(parse(&"stitching:True,".repeat(1 << 16)), Settings::default().with_stitching(true));
 }
 
-/// Pieces of which some texts are nearly right.
+/// Pieces that combine into nearly valid texts.
 fn piece() -> impl Strategy<Value = String> {
     let names: Vec<String> = Settings::default().keys().map(|key| key.name.to_owned()).collect();
     let values = [
@@ -494,7 +494,7 @@ fn piece() -> impl Strategy<Value = String> {
     ]
 }
 
-/// One key with a value that it takes.
+/// One key with a value that it accepts.
 fn entry() -> impl Strategy<Value = String> {
     let power = || (0..64u32).prop_map(|exponent| 1u64 << exponent);
     let interval = (0..16u32, proptest::option::of(power()));
@@ -541,7 +541,7 @@ proptest! {
         let settings = Settings::parse(&text);
         prop_assert!(settings.is_ok(), "{}", settings.unwrap_err());
         survives(&text)?;
-        // One entry after another comes to the same: nothing that is named later resets what was named before.
+        // Applying the entries one after another has the same result: no entry resets an earlier one.
         let apart = entries.iter().try_fold(Settings::default(), |settings, entry| settings.apply(entry));
         prop_assert_eq!(apart, settings);
     }
@@ -554,8 +554,7 @@ proptest! {
         prop_assert_eq!(Settings::parse(&settings.to_string()), Ok(settings));
     }
 
-    /// The smallest of the steps between two powers of two that holds the request, found by going through all of
-    /// them.
+    /// The result is the smallest step between two powers of two that holds the request, found by trying all of them.
     #[test]
     fn rounding_takes_the_next_step(exponent in 0..10u32, requested in 1..64 * GIB) {
         let divisions = 1u64 << exponent;

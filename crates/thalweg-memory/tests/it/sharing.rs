@@ -1,4 +1,4 @@
-//! Blocks for other processes: what is shared of them, and the bytes that stand for it.
+//! Blocks for other processes: the shared part of their memory, and the bytes of their handles.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,10 +12,10 @@ use thalweg_memory::{
 use crate::harness::{forward_events, forward_memory, pytorch, stream};
 
 const MIB: u64 = 1 << 20;
-/// Where the memory of others begins.
+/// The address at which memory of other processes begins.
 const EXTERNAL: u64 = 1 << 45;
 
-/// A fake that exports what it has: handles are made of the numbers that they stand for. What it imports is made up.
+/// A fake that exports its memory: handles are made of the numbers that they name. Imports are invented.
 struct Exporter {
     inner: FakeUpstream,
     imported: Mutex<Vec<u64>>,
@@ -181,7 +181,8 @@ fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
     assert_eq!(left, (0, Vec::new(), 0));
 }
 
-/// The other process may give the numbers of its descriptors to other memory as soon as it hears that this one has let go of it.
+/// The other process may reuse the numbers of its descriptors for other memory as soon as it learns that this process has closed
+/// the memory.
 #[test]
 fn memory_that_is_given_up_is_not_found_by_its_handle() {
     let (_, allocator) = allocator(Settings::default());
@@ -219,7 +220,7 @@ fn memory_whose_users_cannot_be_waited_for_stays_open() {
     assert_eq!(upstream.inner.live_events(), 0);
 }
 
-/// The streams that use it cannot be waited for then, and what captures could not be unmapped under them.
+/// During a capture the streams that use the memory cannot be waited for, and memory of a capturing stream cannot be unmapped.
 #[test]
 fn memory_that_is_dropped_in_a_capture_stays_open() {
     let (upstream, allocator) = allocator(pytorch());
@@ -345,13 +346,13 @@ proptest! {
         prop_assert_eq!(MemoryHandle::decode(&handle.encode()), Ok(handle));
     }
 
-    /// Whatever is decoded is what its bytes say; and nothing panics.
+    /// A decoded handle agrees with its bytes; and no bytes cause a panic.
     #[test]
     fn any_bytes_are_read_or_refused(
         mut bytes in prop::collection::vec(any::<u8>(), 0..300),
         sound in 0..3u8,
     ) {
-        // Random bytes alone would hardly get past the first two, or past the header.
+        // Random bytes would hardly get past the first two, or past the header.
         if sound > 0 && bytes.len() >= 34 {
             bytes[0] = 3;
             bytes[1] = if bytes[1] < 128 { b'c' } else { b'e' };
@@ -368,7 +369,7 @@ proptest! {
         if let Ok(handle) = MemoryHandle::decode(&bytes) {
             let mut again = handle.encode();
             if again[1] == b'e' {
-                // What C leaves between its fields may be anything.
+                // The padding that C inserts between its fields may be anything.
                 for gap in [6..10, 30..34] {
                     again[gap.clone()].copy_from_slice(&bytes[gap]);
                 }

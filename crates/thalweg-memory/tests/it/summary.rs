@@ -1,4 +1,4 @@
-//! The table for people, as it looks.
+//! The layout of the table for people.
 
 use thalweg_memory::{ByPool, DeviceStatistics, Statistic};
 

@@ -23,7 +23,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
                     block.record_stream(stream(1 + round % 4));
                     let mut exchange = exchange.lock().expect("no thread panics");
                     exchange.push(block);
-                    // Every thread frees what another one allocated.
+                    // Every thread frees blocks that another one allocated.
                     let oldest = (exchange.len() > 20).then(|| exchange.remove(0));
                     drop(exchange);
                     drop(oldest);
@@ -42,7 +42,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
     assert_eq!((upstream.live_segments().len(), upstream.live_events()), (0, 0));
 }
 
-/// An upstream that drops a block whenever it is asked for memory, as a callback that frees caches would.
+/// An upstream that drops a block whenever it allocates, as a callback that frees caches would.
 struct Dropping {
     inner: FakeUpstream,
     victims: Mutex<Vec<Block>>,
@@ -106,7 +106,7 @@ fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
     let small = allocator.allocate(1000, stream(1)).expect("there is room");
     std::thread::scope(|scope| {
         let busy = scope.spawn(|| allocator.allocate(30 << 20, stream(1)).map(drop));
-        // Whichever comes first, the drop returns: were it to wait for the other thread, both would wait for ever.
+        // In either order, the drop returns: if it waited for the other thread, both would wait for ever.
         drop(small);
         upstream.dropped.set(()).expect("set once");
         busy.join().expect("no thread panics").expect("there is room");
@@ -131,7 +131,7 @@ fn eight_threads_on_their_own_streams_keep_the_figures_exact() {
                         let bytes = 1 + (round * 7919 + thread * 104_729) % (3 << 20);
                         let block = allocator.allocate(bytes, stream(thread + 1)).expect("there is room");
                         block.record_use(stream((thread + round) % THREADS + 1));
-                        // The neighbour drops it, or this thread the neighbour's.
+                        // The neighbour drops this thread's block, or this thread the neighbour's.
                         let place = ((thread + round % 2) % THREADS) as usize;
                         let mut exchange = exchanges[place].lock().expect("no thread panics");
                         exchange.push(block);

@@ -7,12 +7,12 @@ use crate::SnapshotError;
 use crate::build::{Builder, Value};
 use crate::source::Source;
 
-/// Runs the pickle that `reader` gives, into `builder`, and returns what the whole stands for. What follows its end is
-/// ignored, as Python does.
+/// Runs the pickle in `source`, into `builder`, and returns the value that it describes. Data after its end is ignored, as in
+/// Python.
 ///
 /// # Errors
-/// If it is broken, or does something that plain data does not need, or adds up to more than a snapshot can. The message
-/// has the offset of the instruction.
+/// If the pickle is broken, or does something that plain data does not need, or becomes larger in memory than a snapshot can be.
+/// The message contains the offset of the instruction.
 pub(crate) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut machine =
         Machine { source, builder, stack: Vec::new(), marks: Vec::new(), memo: Memo::default() };
@@ -29,10 +29,10 @@ pub(crate) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Res
     }
 }
 
-/// The number of instructions that run between two looks at how large everything has become.
+/// The number of instructions between two checks of the memory used.
 const CHECK_STEPS: u32 = 4096;
 
-/// The number of instructions that may be run as one.
+/// The number of instructions that may be run in one batch.
 const MOST_AT_ONCE: usize = 64;
 
 struct Machine<'m, R> {
@@ -46,21 +46,21 @@ struct Machine<'m, R> {
 
 type ReadResult<T> = Result<T, SnapshotError>;
 
-/// A dictionary of three pairs that can be read at once.
+/// A dictionary of three pairs that can be read in one step.
 struct FrameAhead {
-    /// The number by which it is remembered.
+    /// The memo number of the dictionary, if it is stored in the memo.
     number: Option<u32>,
     pairs: [[Value; 2]; 3],
     bytes: usize,
 }
 
 impl<R: Read> Machine<'_, R> {
-    /// Returns one instruction; the root after the last.
+    /// Runs one instruction. Returns the root after the last one.
     fn step(&mut self) -> ReadResult<Option<Value>> {
         let code = self.source.byte()?;
         match code {
             opcode::PROTO => self.protocol()?,
-            // Frames say how much to read ahead, which is decided here otherwise.
+            // Frames suggest how much to read ahead, which is decided differently here.
             opcode::FRAME => drop(self.source.array::<8>()?),
             opcode::STOP => return self.pop().map(Some),
             opcode::MARK => self.marks.push(self.stack.len()),
@@ -180,8 +180,9 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Runs what makes a frame as one instruction, if that follows an empty dictionary and all its texts were written before: a file
-    /// in which frames are not shared has one for each frame of each stack. False if something else follows, which then is not passed.
+    /// Runs the instructions that make a frame in one step, if they follow an empty dictionary and all its texts were written
+    /// before: a file in which frames are not shared has one for each frame of each stack. Returns `false`, without consuming
+    /// anything, if something else follows.
     fn frame(&mut self) -> ReadResult<bool> {
         let Some(FrameAhead { number, pairs, bytes }) = self.frame_ahead() else { return Ok(false) };
         let made = self.builder.whole_frame(&pairs).map_err(|what| self.source.error(&what))?;
@@ -223,7 +224,7 @@ impl<R: Read> Machine<'_, R> {
         Some(FrameAhead { number, pairs, bytes: ahead.len() - rest.len() })
     }
 
-    /// Returns what an instruction pushes that recalls something or is a small number, and what follows it.
+    /// Returns the value that an instruction pushes which recalls a value or is a small number, and the bytes after it.
     #[inline]
     fn small_ahead<'a>(&self, ahead: &'a [u8]) -> Option<(Value, &'a [u8])> {
         Some(match *ahead {
@@ -273,7 +274,7 @@ impl<R: Read> Machine<'_, R> {
 
     fn text(&mut self, length_bytes: usize) -> ReadResult<()> {
         let length = self.length(length_bytes)?;
-        // Python lets single surrogates through, which are not valid UTF-8: they are shown as replaced.
+        // Python accepts single surrogates, which are not valid UTF-8: they are replaced by the replacement character.
         let text = String::from_utf8_lossy(self.source.take(length)?);
         let value = self.builder.text(&text);
         drop(text);
@@ -298,8 +299,8 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Runs the instructions that follow as long as they are of that kind too, which most of a file with stacks are. What is wrong
-    /// with one is left to be said when it is its turn.
+    /// Runs the following instructions as long as they are of the same kind, as most of a file with stacks is. An invalid one is
+    /// not run here; its error is reported when it is run on its own.
     #[inline]
     fn recall_more(&mut self) {
         let Self { source, stack, memo, .. } = self;
@@ -315,7 +316,7 @@ impl<R: Read> Machine<'_, R> {
     }
 
     fn remember(&mut self, number: u32) -> ReadResult<()> {
-        // A writer counts up. Numbers may be skipped, but no more of them than the file so far could have used.
+        // A writer counts up. Numbers may be skipped, but not more of them than the file so far could have used.
         let offset = self.source.offset();
         if u64::from(number) >= offset {
             return Err(self.error(&format!("remembers as {number}, after {offset} bytes")));
@@ -325,7 +326,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Returns the height that nothing is popped below.
+    /// Returns the height below which nothing may be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -368,13 +369,14 @@ impl<R: Read> Machine<'_, R> {
     }
 }
 
-/// Values by number, four bytes each: of a large file, most are entries that nothing recalls.
+/// Values by number, four bytes each: in a large file, most are entries that are never recalled.
 #[derive(Default)]
 struct Memo {
     slots: Vec<u32>,
-    /// The number of numbers that are in use.
+    /// The number of memo entries in use.
     used: u32,
-    /// Values that do not fit a slot: numbers, which no known writer remembers. Theirs count from 1, since a slot of 0 is empty.
+    /// Values that do not fit a slot: numbers, which no known writer stores in the memo. Their indices count from 1, since a slot
+    /// of 0 is empty.
     odd: Vec<Value>,
 }
 
@@ -425,7 +427,7 @@ fn long(bytes: &[u8]) -> Value {
     wide[..kept].copy_from_slice(&bytes[..kept]);
     let value = i64::from_le_bytes(wide);
     let fits = bytes[kept..].iter().all(|&byte| byte == filler) && (value < 0) == (filler != 0);
-    // An address in the upper half is one byte longer; its bits are what counts.
+    // An address in the upper half is one byte longer; only its bits matter.
     let unsigned = bytes.len() == 9 && last == 0;
     if fits || unsigned { Value::Int(value) } else { Value::Opaque }
 }
@@ -466,7 +468,7 @@ mod tests {
         }
     }
 
-    /// The bytes that Python's `pickle.dumps` writes of one value, under protocols 2 and 4.
+    /// The bytes that Python's `pickle.dumps` writes for one value, with protocols 2 and 4.
     #[test]
     fn every_protocol_is_understood() {
         let protocol_2 = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01\x8a\x05\x00\xa2\x2f\x4d\xffG?\xe0\x00\x00\x00\x00\x00\x00eX\x01\x00\x00\x00bq\x03\x88NX\x03\x00\x00\x00x\nyq\x04\x87q\x05u.";
@@ -478,7 +480,7 @@ mod tests {
 
     #[test]
     fn remembered_values_are_the_same_value() {
-        // The first list is made to hold itself and dropped; the second is appended to through both of its names.
+        // The first list is made to contain itself and dropped; the second is appended to through both of its names.
         assert_eq!(read(b"]\x94(h\x00K\x01e0]\x94K\x02ah\x01K\x03a\x86."), "[[2 3] [2 3]]");
     }
 
@@ -515,8 +517,8 @@ mod tests {
         }
     }
 
-    /// A list of frames whose texts were written before, each in one of the ways of the protocols. A reader that gives a byte at a time
-    /// never has a whole one at hand.
+    /// A list of frames whose texts were written before, each in one of the forms of the protocols. A reader that returns one
+    /// byte at a time never has a complete frame in its buffer.
     #[test]
     fn frames_that_are_read_whole_are_those_that_are_read_in_parts() {
         struct Drops<'b>(&'b [u8]);
@@ -568,7 +570,7 @@ mod tests {
 
     #[test]
     fn a_small_file_that_stands_for_much_is_refused() {
-        // Every pair of bytes pushes a list of 16 bytes and a place on the stack.
+        // Every pair of bytes pushes a list of 16 bytes and a mark on the stack.
         let bytes = b"(".iter().copied().chain(std::iter::repeat_n(b']', 20 << 20)).collect::<Vec<_>>();
         assert!(read(&bytes).contains("more than in any real snapshot"), "{}", read(&bytes));
     }

@@ -1,12 +1,12 @@
-//! Python's pickle, as far as snapshots need it.
+//! Python's pickle format, as far as snapshots need it.
 //!
-//! A pickle is a program for a little stack machine: push a number, push a mark, make a list of everything above the mark.
-//! A *memo* remembers values by number, so that what occurs often is written once. Programs that import or call something,
-//! which is what makes pickles dangerous, are refused: a snapshot is plain data.
+//! A pickle is a program for a small stack machine: push a number, push a mark, make a list of everything above the mark. A
+//! *memo* stores values by number, so that frequent values are written once. Programs that import or call something, which makes
+//! pickles dangerous, are refused: a snapshot is plain data.
 //!
-//! - [`run`] runs such a program of protocol 2 to 5, as it is read, and hands its values to a
+//! - [`run`] runs such a program of protocol 2 to 5 while it is read, and passes its values to a
 //!   [`Builder`](super::build::Builder). The stack is the machine's own: nothing recurses, however deeply a hostile file nests.
-//! - [`PickleWriter`] writes protocol 4, with the instructions that the web viewer knows, which are fewer than Python's.
+//! - [`PickleWriter`] writes protocol 4, with the instructions that the web viewer supports, which are fewer than Python's.
 
 mod machine;
 mod writer;

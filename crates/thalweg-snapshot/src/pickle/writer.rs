@@ -1,7 +1,7 @@
 //! Writing a pickle.
 //!
 //! A number is written in the shortest form, never more than eight bytes: the web viewer cannot calculate with longer ones.
-//! Texts, frames and stacks are memoised, because a trace repeats few of them many times.
+//! Texts, frames and stacks are stored in the memo, because a trace repeats few of them many times.
 
 use rustc_hash::FxHashMap;
 
@@ -9,13 +9,13 @@ use super::opcode;
 use crate::dump::{self, Dump};
 use crate::{Frame, Frames};
 
-/// A writer of values one after another.
+/// A writer of consecutive values.
 pub(crate) struct PickleWriter<'a> {
     out: Vec<u8>,
     memoised: u32,
     texts: FxHashMap<&'a str, u32>,
     frames: FxHashMap<&'a Frame, u32>,
-    /// Stacks by their place in memory: they are shared, and comparing them frame by frame would cost more than it saves.
+    /// Stacks by their address in memory: they are shared, and comparing them frame by frame would cost more than it saves.
     stacks: FxHashMap<(*const Frame, usize), u32>,
 }
 
@@ -35,7 +35,7 @@ impl<'a> PickleWriter<'a> {
         self.out
     }
 
-    /// Remembers the value that was just begun, under the next number.
+    /// Stores the value that was just begun in the memo, under the next number.
     fn memoise(&mut self) -> u32 {
         self.out.push(opcode::MEMOIZE);
         self.memoised += 1;

@@ -1,12 +1,12 @@
-// The chart: the painter's picture, curves, axes, the chosen moment, and the hands that move all that. Below it the
-// overview, the whole run in a strip.
+// The chart: the painter's picture, curves, axes, the chosen moment, and the mouse and keyboard input that moves all of these.
+// Below it the overview, the entire run in a strip.
 
 const MARGIN = { left: 68, right: 10, top: 14, bottom: 22 };
 
-/** Pixels of a picture beyond which a fine display is not used to the full. */
+/** The number of pixels of a picture above which a high-resolution display is not used fully. */
 const MOST_PIXELS = 3e6;
 
-/** A frame that takes longer, in milliseconds, makes the next ones coarser while the hand moves. */
+/** A frame that takes longer, in milliseconds, makes the next ones coarser during the movement. */
 const SLOW_FRAME = 14;
 
 /** Fits a canvas to its element; returns its context in CSS pixels. */
@@ -22,7 +22,7 @@ function fitCanvas(canvas, width, height, ratio) {
   return context;
 }
 
-/** Calls `draw` with the pieces of a dashed line, which lie at the same places whatever part of it is drawn. */
+/** Calls `draw` with the pieces of a dashed line, which are at the same places whatever part of it is drawn. */
 function dashes(from, to, [on, off], draw) {
   if (!off) {
     draw(from, to);
@@ -42,13 +42,13 @@ class Chart {
     this.overlay = this.box.querySelector(".overlay");
     this.painter = new Painter();
     this.scratch = document.createElement("canvas");
-    /** Device pixels in a column while the hand moves. */
+    /** Device pixels per column during a movement. */
     this.coarseness = 1;
     this.hovered = NO_OWNER;
     this.listen();
   }
 
-  /** Where the plot lies in the element. Asking the document for it is too slow for every point. */
+  /** The position of the plot in the element. Asking the document for it is too slow for every point. */
   measure() {
     this.plot = {
       left: MARGIN.left,
@@ -59,7 +59,7 @@ class Chart {
     return this.plot;
   }
 
-  /** Paints everything anew; returns how many milliseconds that took. */
+  /** Repaints everything; returns how many milliseconds that took. */
   draw(isMoving) {
     const began = performance.now();
     const plot = this.measure();
@@ -77,7 +77,7 @@ class Chart {
     return took;
   }
 
-  /** Colours what was laid out, and draws what lies over it. */
+  /** Colours the picture that was laid out, and draws the overlays. */
   colour() {
     const { plot, painter, page } = this;
     const image = painter.colour(page.colours, page.theme, this.hovered || page.kept);
@@ -92,7 +92,7 @@ class Chart {
     this.drawOverlay();
   }
 
-  /** For each column the most that is live, reserved, and of each further curve. */
+  /** For each column the maximum of the live memory, the reserved memory, and each further curve. */
   measureCurves() {
     const { page, painter } = this;
     const { profile, axis, view } = page;
@@ -165,7 +165,7 @@ class Chart {
     context.textAlign = "left";
     context.textBaseline = "bottom";
     const text = `the GPU: ${bytesText(gpuBytes)}`;
-    // On a rim of the ground, so that it can be read over blocks of any colour.
+    // With a rim in the background colour, so that it can be read over blocks of any colour.
     context.strokeStyle = css(this.page.theme.ground, 0.9);
     context.lineWidth = 4;
     context.lineJoin = "round";
@@ -225,7 +225,7 @@ class Chart {
     return this.plot.top + (1 - (bytes - view.y0) / (view.y1 - view.y0)) * this.plot.height;
   }
 
-  /** What is at a point of the element: the coordinate, the bytes, the share of the plot, the block plus one. */
+  /** Returns what is at a point of the element: the coordinate, the bytes, the share of the plot, the block plus one. */
   pick(event) {
     const { plot, page, painter } = this;
     const box = this.box.getBoundingClientRect();
@@ -301,7 +301,7 @@ class Chart {
   }
 }
 
-/** The whole run in a strip, with the view as a window in it. */
+/** The entire run in a strip, with the view as a window in it. */
 class Overview {
   constructor(page) {
     this.page = page;

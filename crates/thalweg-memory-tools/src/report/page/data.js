@@ -1,7 +1,7 @@
-// Reads what Rust wrote into the page (encode.rs is the other half).
+// Reads the data that Rust wrote into the page (the counterpart is encode.rs).
 //
-// Moments are positions: position 0 is before the first event, position p after p events. A block is live at positions
-// start <= p < end, a segment likewise.
+// Moments are positions: position 0 is before the first event, position p after p events. A block or segment is live at
+// positions start <= p < end.
 
 function bytesOf(id) {
   const encoded = byId(id).textContent;
@@ -19,7 +19,7 @@ class Columns {
     this.at = 0;
   }
 
-  /** So many numbers as doubles, valid until the next call. They go beyond 32 bits, so there are no shifts. */
+  /** Returns `count` numbers as doubles, valid until the next call. They may exceed 32 bits, so there are no shifts. */
   read(count) {
     if (!this.room || this.room.length < count) this.room = new Float64Array(count);
     const { bytes, room } = this;
@@ -45,7 +45,7 @@ class Columns {
   numbers(into, unit = 1) {
     const read = this.read(into.length);
     if (unit !== 1) for (let row = 0; row < read.length; row += 1) read[row] *= unit;
-    // The one loop that knows the type of `into` is the browser's.
+    // The conversion to the type of `into` runs in a loop of the browser.
     into.set(read);
     return into;
   }
@@ -61,7 +61,7 @@ class Columns {
     return into;
   }
 
-  /** A column of differences to the row before, summed up. */
+  /** A column of differences from the previous row, summed up. */
   sums(into, unit = 1) {
     const read = this.signed(into instanceof Float64Array ? into : new Float64Array(into.length));
     let sum = 0;
@@ -84,7 +84,7 @@ class Stacks {
     this.lines = columns.numbers(new Uint32Array(meta.frames));
     this.frames = [];
     this.telling = new Uint32Array(meta.stacks);
-    /** Which frames tell most of some stack. */
+    /** Whether each frame is the telling one of some stack. */
     this.tells = new Uint8Array(meta.frames);
     for (let stack = 0; stack < meta.stacks; stack += 1) {
       const length = columns.number();
@@ -103,13 +103,13 @@ class Stacks {
     return `${place} ${this.texts[this.functions[frame]]}`.trim();
   }
 
-  /** The frame that tells most of a stack; -1 if it has none. The analysis has chosen it. */
+  /** Returns the telling frame of a stack, which the analysis has chosen; -1 if it has none. */
   cause(stack) {
     const frames = this.frames[stack];
     return frames.length > 0 ? frames[this.telling[stack]] : -1;
   }
 
-  /** Which stacks have a frame that contains all words. */
+  /** Returns which stacks have a frame that contains all words. */
   matches(words) {
     const frameMatches = Uint8Array.from(this.lines, (_, frame) => {
       const text = this.frameText(frame).toLowerCase();
@@ -119,7 +119,7 @@ class Stacks {
   }
 }
 
-/** All of one device. */
+/** All data of one device. */
 class Device {
   constructor(meta, number) {
     Object.assign(this, meta);
@@ -152,14 +152,14 @@ class Device {
       freed,
       end,
       address: columns.sums(new Float64Array(count), unit),
-      /** In its segment. */
+      /** The bytes that it takes in its segment. */
       place: columns.numbers(new Float64Array(count), unit),
-      /** What was asked for: this is what counts as live. */
+      /** The requested bytes, which count as live. */
       size: columns.signed(new Float64Array(count)),
       stream: columns.numbers(new Uint16Array(count)),
       pool: columns.numbers(new Uint16Array(count)),
       category: columns.numbers(new Uint16Array(count)),
-      /** Plus one; 0 is none. */
+      /** The stack plus one; 0 for none. */
       stack: columns.numbers(new Uint32Array(count)),
       latestEnd: latestEnds(end),
     };
@@ -200,7 +200,7 @@ class Device {
   }
 }
 
-/** Blocks that are skipped at once where none of them lives long enough. */
+/** The number of blocks that are skipped in one step if none of them lives long enough. */
 const CHUNK = 256;
 
 function latestEnds(end) {

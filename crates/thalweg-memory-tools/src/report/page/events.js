@@ -1,12 +1,12 @@
-// The list of events: what happened, one entry after the other, from the moment on or as far as a search finds it.
+// The list of events, one entry after the other, from the moment on or as far as a search finds them.
 
-/** So many rows are listed at once. */
+/** The number of rows that are listed at once. */
 const EVENT_ROWS = 100;
 
 const EVENT_KINDS = ["", "alloc", "free_requested", "free_completed", "segment", "segment back", "mark"];
 const [, ALLOCATED, GIVEN_UP, FREED, TAKEN, RETURNED, MARKED] = EVENT_KINDS.keys();
 
-/** What each event was: a kind, and whose. */
+/** The kind and the owner of each event. */
 class Events {
   constructor(device) {
     this.device = device;
@@ -19,7 +19,7 @@ class Events {
         this.subject[position - 1] = subject;
       }
     };
-    // Of two things that one event did, the page shows the later in this list.
+    // If one event did two things, the page shows the later one in this list.
     for (let segment = 0; segment < segments.count; segment += 1) {
       note(segments.end[segment], RETURNED, segment);
       note(segments.start[segment], TAKEN, segment);
@@ -32,7 +32,7 @@ class Events {
     device.marks.forEach((mark, number) => note(mark.position, MARKED, number));
   }
 
-  /** The block of an event, plus one; `NO_OWNER` if it is of none. */
+  /** The block of an event, plus one; `NO_OWNER` if it has none. */
   owner(event) {
     return [ALLOCATED, GIVEN_UP, FREED].includes(this.kind[event]) ? this.subject[event] + 1 : NO_OWNER;
   }
@@ -76,7 +76,7 @@ class EventList {
     this.draw();
   }
 
-  /** Whether all words are in what is shown of an event, or in the frames of its block. */
+  /** Whether all words are in the row of an event, or in the frames of its block. */
   isWanted(event, texts, stackMatches) {
     if (this.words.length === 0) return true;
     const owner = this.events.owner(event);
@@ -120,7 +120,7 @@ class EventList {
   }
 }
 
-/** The stages that the program marked: the most that each had, and when. */
+/** The stages that the program marked: the peak of each, and when it was. */
 function showStages(page) {
   const { stages } = page.device;
   byId("stages-panel").hidden = stages.length === 0;
@@ -134,7 +134,7 @@ function showStages(page) {
   }));
 }
 
-/** How the allocator was set when this was recorded. */
+/** The settings of the allocator during the recording. */
 function showSettings(page) {
   const { settings } = page.device;
   byId("settings-panel").hidden = settings.length === 0;

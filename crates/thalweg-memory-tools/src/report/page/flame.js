@@ -1,8 +1,8 @@
-// The flame graph: which code has the memory at the moment, from the program's outermost line at the top to the innermost below. A frame is
-// as wide as what lives below it; a click makes it as wide as the picture.
+// The flame graph: which code holds the memory at the moment, from the program's outermost line at the top to the innermost below.
+// The width of a frame is the live memory below it; a click makes it as wide as the picture.
 
 const FLAME_ROW = 19;
-/** A frame narrower than this is not drawn, in pixels. */
+/** The width below which a frame is not drawn, in pixels. */
 const FLAME_LEAST = 1.5;
 
 class Flame {
@@ -23,7 +23,7 @@ class Flame {
     });
   }
 
-  /** The tree of what is live at the moment: { frame, bytes, children }, outermost frame first. */
+  /** The tree of the live memory at the moment: { frame, bytes, children }, outermost frame first. */
   tree() {
     const { device, profile, moment, stacks } = this.page;
     const { blocks } = device;
@@ -76,7 +76,7 @@ class Flame {
     this.paint(width, depth * FLAME_ROW);
   }
 
-  /** Puts the children of a frame under it, the widest first. */
+  /** Draws the children of a frame below it, the widest first. */
   place(node, x, width, depth, path) {
     if (node.bytes === 0) return;
     const children = [...node.children.values()].sort((a, b) => b.bytes - a.bytes || a.frame - b.frame);
@@ -116,7 +116,7 @@ class Flame {
     }
   }
 
-  /** The lines that tell most of some stack stand out from those of libraries. */
+  /** The telling lines are highlighted against those of libraries. */
   colour(node) {
     const { theme, stacks } = this.page;
     if (node.frame < 0) return theme.free;

@@ -1,5 +1,5 @@
-// What belongs together: blocks by the line of code that allocated them, by size, by category, and so on. A group has a
-// colour in all pictures; those that have the most bytes at the peak get the distinct ones.
+// Groups of blocks: by the line of code that allocated them, by size, by category, and so on. A group has the same
+// colour in all pictures; the groups with the most bytes at the peak get the distinct colours.
 
 const GROUPINGS = [
   ["cause", "line of code"],
@@ -10,13 +10,13 @@ const GROUPINGS = [
   ["pool", "pool"],
 ];
 
-/** Hues that are told apart on light and on dark ground, also by most people who see fewer. */
+/** Hues that can be distinguished on light and on dark background, even by most people with colour blindness. */
 const HUES = [
   [64, 132, 244], [240, 128, 48], [26, 172, 134], [222, 72, 118], [150, 104, 236],
   [212, 164, 20], [40, 170, 206], [168, 104, 60], [116, 168, 48], [202, 92, 190],
 ];
 
-/** The groups of a device under one grouping. */
+/** The groups of a device with one kind of grouping. */
 class Groups {
   constructor(device, stacks, categories, kind) {
     this.device = device;
@@ -26,7 +26,7 @@ class Groups {
     const { blocks } = device;
     /** The group of each block. */
     this.of = new Uint32Array(blocks.count);
-    /** What groups stand for: the number of a frame, a stack, a category, …, or a size. */
+    /** The key of each group: the number of a frame, a stack, a category, …, or a size. */
     this.keys = [];
     const found = new Map();
     const key = this.keyFunction(blocks);
@@ -60,7 +60,7 @@ class Groups {
     }
   }
 
-  /** What a group is called. */
+  /** The name of a group. */
   name(group) {
     const key = this.keys[group];
     switch (this.kind) {
@@ -82,7 +82,7 @@ class Groups {
     }
   }
 
-  /** What each group has at a position, the most bytes first: { group, bytes, count }. */
+  /** The memory of each group at a position, the most bytes first: { group, bytes, count }. */
   at(position, passes) {
     const bytes = new Float64Array(this.keys.length);
     const counts = new Uint32Array(this.keys.length);
@@ -99,7 +99,7 @@ class Groups {
     return present.sort((a, b) => b.bytes - a.bytes || a.group - b.group);
   }
 
-  /** Gives the distinct hues to the groups that have the most at a position. */
+  /** Assigns the distinct hues to the groups that have the most bytes at a position. */
   assignHues(position, passes) {
     this.hue.fill(-1);
     this.at(position, passes).slice(0, HUES.length * 3).forEach(({ group }, rank) => {
@@ -114,13 +114,13 @@ class Groups {
     return rank < 0 ? theme.other : mix(HUES[rank % HUES.length], theme.other, Math.floor(rank / HUES.length) * 0.4);
   }
 
-  /** The colour of each block as the bytes of a picture; what is not `lit` is faded. */
+  /** The colour of each block as the bytes of a picture; blocks that are not `lit` are faded. */
   blockColours(theme, lit) {
     const { count } = this.device.blocks;
     const colours = new Uint32Array(count);
     const shades = Uint32Array.from({ length: this.keys.length * 4 }, (_, index) => {
       const colour = this.colour(index >> 2, theme);
-      // Neighbours differ a little, so that one sees where a block ends.
+      // Neighbours differ a little, so that the boundaries of blocks are visible.
       const shaded = index & 1 ? mix(colour, [0, 0, 0], 0.1) : colour;
       return packed(index & 2 ? mix(shaded, theme.ground, 0.82) : shaded);
     });
@@ -136,7 +136,7 @@ function mix(colour, other, share) {
   return colour.map((value, index) => Math.round(value * (1 - share) + other[index] * share));
 }
 
-/** Red, green, blue as a canvas has them in memory. */
+/** Red, green, blue in the memory layout of a canvas. */
 function packed([red, green, blue]) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }

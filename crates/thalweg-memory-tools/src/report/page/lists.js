@@ -1,6 +1,6 @@
-// What stands beside the pictures as text: figures, findings, which code has the memory at the moment, the kept block, the tip.
+// The texts next to the pictures: figures, findings, which code holds the memory at the moment, the kept block, the tooltip.
 
-/** The little text at the mouse. */
+/** The tooltip at the mouse. */
 class Tip {
   constructor() {
     this.box = byId("tip");
@@ -41,17 +41,17 @@ function showFigures(device) {
   byId("findings").hidden = device.findings.length === 0;
 }
 
-/** The most rows of the list of groups. */
+/** The greatest number of rows in the list of groups. */
 const GROUP_ROWS = 14;
 
-/** A frame with the last two parts of its file's path, as the command writes it. */
+/** A frame with the last two parts of its file's path, in the format of the command. */
 function shortFrame(text) {
   const end = text.search(/:\d+( |$)/);
   const path = end < 0 ? text : text.slice(0, end);
   return path.split("/").slice(-2).join("/") + text.slice(path.length);
 }
 
-/** Lists which code has the memory at the moment; returns the rows shown. */
+/** Lists which code holds the memory at the moment; returns the rows shown. */
 function showGroups(page) {
   const { groups, profile, moment, theme } = page;
   const rows = groups.at(moment, profile.passes);
@@ -83,7 +83,7 @@ function showGroups(page) {
   return rows;
 }
 
-/** Shows all that is known of the kept block. */
+/** Shows all information about the kept block. */
 function showDetail(page) {
   const box = byId("detail");
   box.hidden = page.kept === NO_OWNER;
@@ -114,7 +114,7 @@ function showDetail(page) {
   box.replaceChildren(close, element("h2", "", "The chosen block"), facts, list);
 }
 
-/** Fills a choice with options: pairs of value and text. */
+/** Fills a select element with options: pairs of value and text. */
 function fillChoice(id, options, isUseful = options.length > 1) {
   const choice = byId(id);
   choice.replaceChildren(...options.map(([value, text]) => {

@@ -1,4 +1,4 @@
-// The page: what is chosen, and what is drawn anew when the choice changes.
+// The page: the choices of the user, and what is redrawn when they change.
 
 const LIGHT = {
   ground: [255, 255, 255], ink: [22, 27, 34], muted: [96, 105, 118], accent: [64, 132, 244],
@@ -11,7 +11,7 @@ const DARK = {
   edge: [150, 160, 174],
 };
 
-/** Colours of further curves, apart from those of the groups by their dashes. */
+/** Colours of further curves, which are distinguished from those of the groups by their dashes. */
 const CURVE_HUES = [2, 1, 4, 3, 6, 8, 9, 5];
 
 class Page {
@@ -65,20 +65,20 @@ class Page {
     this.showAll();
   }
 
-  /** The moment that a device is opened at: where memory ran out first, else the peak. */
+  /** The moment at which a device is opened: where memory ran out first, otherwise the peak. */
   telling() {
     const failure = this.device.marks.find((mark) => mark.kind === "oom");
     return failure ? clamp(failure.position, 0, this.device.never - 1) : this.profile.peak;
   }
 
-  /** Where a block was allocated, in a line. */
+  /** The stack of a block in one line. */
   placeText(block) {
     const stack = this.device.blocks.stack[block];
     const cause = stack === 0 ? -1 : this.stacks.cause(stack - 1);
     return cause < 0 ? "no stack recorded" : shortFrame(this.stacks.frameText(cause));
   }
 
-  /** By line of code where there are stacks; otherwise by what tells blocks apart. */
+  /** By line of code if there are stacks; otherwise by something that distinguishes the blocks. */
   usefulGrouping() {
     if (this.device.blocks.stack.some((stack) => stack > 0)) return "cause";
     return this.meta.categories.length > 1 ? "category" : "size";
@@ -91,7 +91,7 @@ class Page {
     this.applyFilter();
   }
 
-  /** After a change of filter or search: what is let through, its curves and its colours. */
+  /** After a change of filter or search: updates the blocks that pass, their curves and their colours. */
   applyFilter() {
     const matches = this.words.length > 0 ? this.stacks.matches(this.words) : null;
     const isOnly = byId("only").checked;
@@ -104,7 +104,7 @@ class Page {
     this.redraw("all");
   }
 
-  /** Which blocks are lit: those of the group that was chosen, or those that the search finds; all if there is neither. */
+  /** Which blocks are lit: those of the chosen group, or those that the search finds; all if there is neither. */
   applyLight() {
     const { blocks } = this.device;
     const { litGroup, stackMatches, groups } = this;
@@ -117,7 +117,7 @@ class Page {
     this.colours = groups.blockColours(this.theme, this.lit);
   }
 
-  /** Says how much the search found. */
+  /** Shows how much the search found. */
   sayMatches(matches) {
     this.found = null;
     if (matches) {
@@ -169,7 +169,7 @@ class Page {
       return element("label", "check", box, sample, curve.name);
     }));
     const { freed, end } = this.device.blocks;
-    // An ordinary free is done with the next event.
+    // An ordinary free is complete with the next event.
     if (freed.some((position, block) => end[block] - position > 1)) {
       byId("curves").append(element("span", "hint", "dim blocks: freed, but waiting for other streams"));
     }
@@ -207,7 +207,7 @@ class Page {
 
   zoomTime(around, factor) {
     const { x0, x1 } = this.view;
-    // At the limit the view must not creep.
+    // At the limit the view must not drift.
     const least = this.axis.least / (x1 - x0);
     const most = (this.axis.end - this.axis.begin) / (x1 - x0);
     const by = clamp(factor, least, most);
@@ -225,7 +225,7 @@ class Page {
     if (y !== 0) this.setBytes(y0 + y * (y1 - y0), y1 + y * (y1 - y0));
   }
 
-  /** The view is moving: coarse now if it must be, fine when the hand rests. */
+  /** The view is moving: coarse now if necessary, fine when the movement ends. */
   move() {
     this.redraw("moving");
     clearTimeout(this.rest);
@@ -289,7 +289,7 @@ class Page {
 
   // ---- drawing
 
-  /** Has something drawn with the next frame: "all", "view", "moving", "moment", "colour" or "overlay". */
+  /** Requests drawing of something in the next frame: "all", "view", "moving", "moment", "colour" or "overlay". */
   redraw(what) {
     if (this.stale.size === 0) requestAnimationFrame(() => this.drawStale());
     this.stale.add(what);
@@ -417,7 +417,7 @@ class Page {
   }
 }
 
-/** The most that a curve in steps has from position `low` up to before `high`. */
+/** The maximum of a curve in steps from position `low` up to before `high`. */
 function greatestStep(curve, low, high) {
   let step = Math.max(0, upperBound(curve.positions, low) - 1);
   let most = curve.positions.length > 0 && curve.positions[step] < high ? curve.bytes[step] : 0;

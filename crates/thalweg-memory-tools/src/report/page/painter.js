@@ -1,14 +1,14 @@
-// Paints the stack of live blocks: each block at its place on top of those that were allocated before it.
+// Paints the stack of live blocks: each block on top of those that were allocated before it.
 //
 // It does not draw shapes. For every column of pixels one position is chosen, that of the most live bytes in the column's
-// time, so that no peak hides between two pixels. Then the blocks are taken in order of allocation and put on each
-// other, column by column, into a buffer that holds for every pixel the block that owns it. The buffer is coloured in
-// one pass, and it answers which block is under the mouse. The cost is the number of blocks in view, plus columns times
-// live blocks, whatever the number of events.
+// time, so that no peak is hidden between two pixels. Then the blocks are taken in order of allocation and stacked,
+// column by column, into a buffer that contains for every pixel the block that owns it. The buffer is coloured in
+// one pass, and it determines which block is under the mouse. The cost is the number of blocks in view, plus columns
+// times live blocks, whatever the number of events.
 
 const NO_OWNER = 0;
 
-/** Blocks lower than this many pixels are painted in one with neighbours that live in the same columns. */
+/** Blocks lower than this many pixels are painted together with neighbours that live in the same columns. */
 const TINY = 0.4;
 
 class Painter {
@@ -17,7 +17,7 @@ class Painter {
     this.height = 0;
   }
 
-  /** Makes room for a picture of so many pixels. */
+  /** Allocates a picture of this size in pixels. */
   resize(width, height) {
     if (width === this.width && height === this.height) return;
     this.width = width;
@@ -59,7 +59,7 @@ class Painter {
     }
   }
 
-  /** Fills `visible` with the blocks that are live in some column, in order of allocation; returns how many they are. */
+  /** Fills `visible` with the blocks that are live in some column, in order of allocation; returns their number. */
   collect(profile, first, last) {
     const { count, start, freed, end, latestEnd } = profile.device.blocks;
     const { passes } = profile;
@@ -88,7 +88,7 @@ class Painter {
     return visible;
   }
 
-  /** For each column the position to show. Ascending. */
+  /** The position to show in each column. Ascending. */
   chooseSamples(pyramid, axis, view) {
     const step = (view.x1 - view.x0) / this.width;
     let low = axis.positionAt(view.x0);
@@ -116,13 +116,13 @@ class Painter {
     }
   }
 
-  /** The first column that shows this position or a later one; `width` if none does. */
+  /** The first column that shows this position or a later one; `width` if there is none. */
   columnOf(position) {
     const offset = position - this.first;
     return offset <= 0 ? 0 : offset >= this.span ? this.width : this.columns[offset];
   }
 
-  /** Puts a block (or a run of tiny ones) on top of what is in its columns. */
+  /** Puts a block (or a run of tiny ones) on top of the blocks in its columns. */
   put(from, to, pending, height, owner) {
     const { floor, owners, width } = this;
     const rows = this.height;
@@ -158,7 +158,7 @@ class Painter {
       const block = owner < 0 ? -owner : owner;
       let colour = block === highlighted ? bright : colours[block - 1];
       if (owner < 0) {
-        // Half the ground: pending, given up by its owner but not yet free.
+        // Half the background: pending, freed by its owner but not yet free.
         colour = 0xff000000 | (((colour & 0xfefefe) >>> 1) + (ground >>> 1));
       } else if (owners[at - width] !== owner && owners[at + three] === owner) {
         // The upper edge of a block that is high enough to have one.

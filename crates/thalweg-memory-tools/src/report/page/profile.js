@@ -1,6 +1,6 @@
-// How much is live and reserved at every position, of those blocks and segments that the filters let through.
+// The live and reserved memory at every position, of the blocks and segments that pass the filters.
 
-/** The greatest of any range of values, in logarithmic time: 16 values of a level make one of the next. */
+/** The maximum of any range of values, in logarithmic time: 16 values of one level make one of the next. */
 class Pyramid {
   constructor(values) {
     this.values = values;
@@ -51,7 +51,7 @@ class Pyramid {
   }
 }
 
-/** The sum of `size` over what `passes`, at every position. */
+/** The sum of `size` over the objects that pass `passes`, at every position. */
 function sumOver(positions, things, passes) {
   const sums = new Float64Array(positions);
   const { start, end, size } = things;
@@ -71,7 +71,7 @@ function firstGreatest(values) {
   return best;
 }
 
-/** What the filters let through, and its curves. `null` for a stream, pool or category is any. */
+/** The objects that pass the filters, and their curves. `null` for a stream, pool or category means any. */
 class Profile {
   constructor(device, filter, stackMatches) {
     this.device = device;
@@ -116,7 +116,7 @@ class Axis {
     this.begin = 0;
     const last = device.events > 0 ? device.times[device.events - 1] : 0;
     this.end = this.isTime ? Math.max(last * 1.001, 1) : device.never;
-    /** No view is narrower. */
+    /** The width below which no view is narrowed. */
     this.least = Math.min(this.isTime ? 5 : 8, this.end);
   }
 
@@ -126,7 +126,7 @@ class Axis {
     return clamp(found, 0, this.device.never - 1);
   }
 
-  /** Where a position begins. */
+  /** The coordinate at which a position begins. */
   coordinate(position) {
     if (!this.isTime) return position;
     return position === 0 ? 0 : this.device.times[Math.min(position, this.device.events) - 1];

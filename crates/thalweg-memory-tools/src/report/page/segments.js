@@ -1,6 +1,6 @@
-// The map of the segments at one moment. All that is reserved is laid out like a text: byte after byte from left to right,
+// The map of the segments at one moment. All reserved memory is laid out like text: byte after byte from left to right,
 // line after line, pool after pool, with a gap between segments. A pixel has the same number of bytes at all moments, so
-// that one sees segments come and go while the moment moves.
+// that segments visibly appear and disappear while the moment moves.
 
 const LINE_GAP = 3;
 const SEGMENT_GAP = 3;
@@ -68,7 +68,7 @@ class SegmentMap {
     const { address, size } = page.device.segments;
     segments.forEach((segment, index) => {
       const before = segments[index - 1];
-      // Ranges of one expandable segment touch.
+      // Ranges of one expandable segment are adjacent.
       const touches = index > 0 && address[before] + size[before] === address[segment];
       if (!touches) pixel = Math.ceil(pixel) + (index > 0 ? gap : 0);
       const length = Math.max(1, size[segment] / bytesPerPixel);
@@ -98,7 +98,7 @@ class SegmentMap {
     this.bar(context, pixel + offset, blocks.place[block] / bytesPerPixel, css(shaded, isPending ? 0.5 : 1), 0.35);
   }
 
-  /** A bar that wraps from line to line. What is narrower than `slit` leaves no slit to its neighbour. */
+  /** A bar that wraps from line to line. A bar narrower than `slit` leaves no slit to its neighbour. */
   bar(context, from, length, colour, slit) {
     const { width, lineHeight } = this.measured;
     context.fillStyle = colour;
@@ -111,7 +111,7 @@ class SegmentMap {
     }
   }
 
-  /** What is reserved and free, in words; `astray` is how many live blocks lie in none of the segments. */
+  /** A description of reserved and free memory; `astray` is the number of live blocks that are in none of the segments. */
   note(segments, placed, astray) {
     const { size } = this.page.device.segments;
     const reserved = segments.reduce((sum, segment) => sum + size[segment], 0);
@@ -120,7 +120,7 @@ class SegmentMap {
       `${countText(segments.length)} at this moment, ${bytesText(reserved)}, of which ${bytesText(Math.max(0, reserved - placed))} free${outside}`;
   }
 
-  /** What is under the mouse: { segment, block } with the block plus one. */
+  /** The segment and block under the mouse: { segment, block } with the block plus one. */
   pick(event) {
     const { width, lineHeight, bytesPerPixel } = this.measured;
     const box = this.box.getBoundingClientRect();

@@ -1,5 +1,5 @@
-// The start of the page, and its self-test: with `?selftest` behind the address it uses itself like a person would and
-// writes what it finds into the element `self-test`, as JSON. With `?selftest=frames` it measures frames as well.
+// The start of the page, and its self-test: with `?selftest` after the address it operates itself as a person would and
+// writes its results into the element `self-test`, as JSON. With `?selftest=frames` it also measures frames.
 
 /** How many different blocks the picture shows. */
 function paintedBlocks(page) {
@@ -17,7 +17,7 @@ function drawNow(page) {
   page.drawStale();
 }
 
-/** What the page reckons of a device from its blocks and segments, and what using it does. */
+/** The values that the page computes for a device from its blocks and segments, and the effects of operating it. */
 function testDevice(page, number) {
   page.chooseDevice(number);
   page.setMoment(page.profile.peak);
@@ -57,7 +57,7 @@ function testDevice(page, number) {
   return found;
 }
 
-/** The flame graph and the lists under the pictures. */
+/** The flame graph and the lists below the pictures. */
 function testTables(page, found) {
   byId("flame-panel").open = true;
   byId("events-panel").open = true;
@@ -83,7 +83,7 @@ function testTables(page, found) {
   byId("events-panel").open = false;
 }
 
-/** The peak of each stream, pool and category alone. */
+/** The peak of each single stream, pool and category. */
 function testFilters(page, found) {
   for (const [name, list] of [["stream", page.device.streams], ["pool", page.device.pools], ["category", page.meta.categories]]) {
     found[`peak_by_${name}`] = list.map((_, index) => {
@@ -94,7 +94,7 @@ function testFilters(page, found) {
   }
 }
 
-/** Searches for the line of code that has the most at the peak, first lit, then alone. */
+/** Searches for the line of code that has the most memory at the peak, first lit, then as the only one. */
 function testSearch(page, found) {
   const { stack } = page.device.blocks;
   if (page.groups.kind !== "cause" || page.groupRows.length === 0 || !stack.some((one) => one > 0)) return;
@@ -110,7 +110,7 @@ function testSearch(page, found) {
   page.search("");
 }
 
-/** Milliseconds of frames while zooming in and moving, as the hand does it: the median and the worst. */
+/** Milliseconds per frame while zooming in and moving, as a person does: the median and the worst. */
 function testFrames(page) {
   const sorted = (times) => times.sort((a, b) => a - b);
   const summary = (times) => ({ median: sorted(times)[times.length >> 1], worst: times[times.length - 1] });
@@ -121,7 +121,7 @@ function testFrames(page) {
     page.stale.clear();
     page.chart.draw(true);
     page.overview.draw();
-    // A read makes the browser finish what it has put off.
+    // A read makes the browser finish postponed work.
     page.chart.picture.getContext("2d").getImageData(0, 0, 1, 1);
     return performance.now() - began;
   };
@@ -143,7 +143,7 @@ function start() {
     byId("moment").textContent = "the snapshot has no device";
     return;
   }
-  // The device whose memory ran out is the one that is looked for.
+  // The device whose memory ran out is the interesting one.
   const failed = page.meta.devices.findIndex((device) => device.marks.some((mark) => mark.kind === "oom"));
   page.chooseDevice(Math.max(0, failed));
   drawNow(page);

@@ -1,12 +1,12 @@
-// Numbers as people read them, and small helpers for the document.
+// Numbers in human-readable form, and small helpers for the document.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** 1536 as "1.50 KiB", as the command writes it. */
+/** 1536 as "1.50 KiB", in the format of the command. */
 function bytesText(bytes) {
   let value = Math.abs(bytes);
   let unit = 0;
-  // Where rounding would write 1024.0, the next unit is meant.
+  // If rounding would write 1024.0, the next unit is used.
   while (value >= (unit === 0 ? 1024 : 1023.95) && unit < UNITS.length - 1) {
     value /= 1024;
     unit += 1;

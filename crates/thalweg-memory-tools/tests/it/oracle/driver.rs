@@ -1,4 +1,4 @@
-//! Where segments are: where the replay would invent them, or anywhere.
+//! The addresses of segments: those that the replay would invent, or random ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::MIB;
 
 /// A driver of the oracle. It never runs out; the oracle counts.
 pub enum Driver {
-    /// The very addresses that a replay invents where no trace says any, so that the two can be compared in all.
+    /// Exactly the addresses that a replay invents if no trace contains any, so that the two can be compared in everything.
     AsInvented(Arc<ReplayUpstream>),
-    /// Anywhere, as far as can be told.
+    /// Random addresses.
     Anywhere(Scatter),
 }
 

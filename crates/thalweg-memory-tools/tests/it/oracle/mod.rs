@@ -1,12 +1,12 @@
-//! PyTorch's native allocator once more, from what is documented of it, as plainly as it can be written: an ordered map of
-//! cells, and a linear search for every question. It writes down what it does as PyTorch does, so that it can be asked what
-//! PyTorch would have recorded, and what it would have reserved under other settings, for any program.
+//! A second implementation of PyTorch's native allocator, from its documentation, as simple as possible: an ordered map of cells,
+//! and a linear search for every question. It records its actions as PyTorch does, so that for any program it shows what PyTorch
+//! would have recorded, and what it would have reserved under other settings.
 //!
-//! It shares no code with the allocator under test, and knows more than [`model`](crate::model): segments that grow, garbage
-//! collection by the ages of a pool over all streams, the trace, and how each run ends for lack of memory. What it leaves out:
+//! It shares no code with the allocator under test, and covers more than [`model`](crate::model): expandable segments, garbage
+//! collection by the ages of a pool over all streams, the trace, and how each run ends for lack of memory. It does not cover
 //! captures.
 //!
-//! [`program`] makes programs, [`driver`] says where segments are.
+//! [`program`] makes programs, [`driver`] chooses the addresses of segments.
 
 pub mod driver;
 pub mod program;
@@ -25,7 +25,7 @@ pub const MIB: u64 = 1 << 20;
 /// The settings, as PyTorch reads them.
 #[derive(Clone, Debug)]
 pub struct Conf {
-    /// As `PYTORCH_CUDA_ALLOC_CONF`.
+    /// The text, as in `PYTORCH_CUDA_ALLOC_CONF`.
     pub text: &'static str,
     pub expandable: bool,
     pub max_split: u64,
@@ -81,7 +81,7 @@ fn segment_bytes(size: u64) -> u64 {
     }
 }
 
-/// The owner of a block: free memory of one place never serves another.
+/// The owner of a block: free memory of one owner never serves another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Place {
     pub pool: Option<usize>,
@@ -89,7 +89,7 @@ pub struct Place {
     pub stream: u64,
 }
 
-/// Returns the pages of segments that grow.
+/// Returns the page size of expandable segments.
 fn page_bytes(place: Place) -> u64 {
     if place.small { 2 * MIB } else { 20 * MIB }
 }
@@ -97,10 +97,10 @@ fn page_bytes(place: Place) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     Unmapped,
-    /// Since that many searches of its pool.
+    /// Free since this number of searches of its pool.
     Free(u64),
     Live(usize),
-    /// Freed, and used elsewhere until the host sees the event.
+    /// Freed, and used by another stream until the host sees the event.
     Pending(usize),
 }
 
@@ -110,12 +110,12 @@ pub struct Cell {
     pub requested: u64,
     pub state: State,
     pub place: Place,
-    /// Where its segment begins, and whether that grows.
+    /// The beginning of its segment.
     pub segment: u64,
     pub is_expandable: bool,
 }
 
-/// The results of a program.
+/// The results of running a program.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
     pub reserved: u64,
@@ -132,11 +132,11 @@ pub struct Oracle {
     total: u64,
     allowed: Option<u64>,
     pub cells: BTreeMap<u64, Cell>,
-    /// By class and pool, how often a free block was looked for.
+    /// The number of searches for a free block, by pool and class.
     searches: BTreeMap<(Option<usize>, bool), u64>,
-    /// Where each live or pending block is.
+    /// The address of each live or pending block.
     at: BTreeMap<usize, u64>,
-    /// Pending blocks whose event has passed, which the host has not seen yet.
+    /// Pending blocks whose event has passed without the host having seen it.
     passed: Vec<usize>,
     pub trace: Vec<TraceEntry>,
     pub figures: Figures,
@@ -211,7 +211,7 @@ impl Oracle {
         true
     }
 
-    /// Returns the free cell that serves, if one may.
+    /// Returns the free cell that serves a request, if there is one.
     fn find(&mut self, size: u64, place: Place) -> Option<u64> {
         *self.searches.entry((place.pool, place.small)).or_default() += 1;
         let mut fitting: Vec<(u64, u64)> = self
@@ -222,7 +222,7 @@ impl Oracle {
         let mut best = 0;
         fitting.first()?;
         if self.cells[&fitting[0].1].is_expandable {
-            // The next is taken for as long as it could become less large than the one before it.
+            // The next cell is taken as long as it could become less large than the one before it.
             let could_be = |address: u64| {
                 let size = self.cells[&address].size;
                 let next = self.cells.get(&(address + size)).filter(|next| self.same_segment(address, next));
@@ -249,7 +249,7 @@ impl Oracle {
         self.cells[&address].segment == other.segment
     }
 
-    /// Cuts the rest off a found cell, if that is to be cut.
+    /// Splits the remainder off a found cell, if it should be split.
     fn cut(&mut self, address: u64, size: u64) {
         let cell = self.cells[&address];
         let rest = cell.size - size;
@@ -262,7 +262,7 @@ impl Oracle {
         }
     }
 
-    /// Makes a cell end after `size`, and the rest another.
+    /// Makes a cell end after `size`, and the rest a new cell.
     fn split(&mut self, address: u64, size: u64) {
         let cell = self.cells[&address];
         self.cells.insert(address, Cell { size, ..cell });
@@ -290,7 +290,7 @@ impl Oracle {
         self.searches.get(&(place.pool, place.small)).copied().unwrap_or(0)
     }
 
-    /// Looks which events have passed.
+    /// Checks which events have passed.
     fn process(&mut self) {
         for id in std::mem::take(&mut self.passed) {
             // A wait for all events may have seen it before.
@@ -300,7 +300,7 @@ impl Oracle {
         }
     }
 
-    /// Makes a cell free or unmapped, and one with its neighbours that are so too. Returns where it begins then.
+    /// Makes a cell free or unmapped, and merges it with neighbours in the same state. Returns its address then.
     fn settle(&mut self, mut address: u64, state: State) -> u64 {
         let alike = |other: State| matches!(other, State::Free(_)) == matches!(state, State::Free(_));
         let joins = |cell: &Cell| matches!(cell.state, State::Free(_) | State::Unmapped) && alike(cell.state);
@@ -324,7 +324,7 @@ impl Oracle {
         address
     }
 
-    /// Returns a new segment, or more pages; the free cell that serves then.
+    /// Takes a new segment, or more pages. Returns the free cell that serves then.
     fn take_more(&mut self, size: u64, place: Place) -> Option<u64> {
         let bytes = segment_bytes(size);
         if self.allowed.is_some_and(|allowed| self.figures.reserved + bytes > allowed) {
@@ -358,7 +358,7 @@ impl Oracle {
         self.note(action, address, bytes, stream);
     }
 
-    /// Maps pages behind the first unmapped cell that has room with what follows it, or with the free cell before it.
+    /// Maps pages after the first unmapped cell that has room, together with the cells after it or the free cell before it.
     fn grow(&mut self, size: u64, place: Place) -> Option<u64> {
         let mut address = self.room_to_grow(size, place).unwrap_or_else(|| {
             let bytes = (self.total / 8 * 9).next_multiple_of(page_bytes(place));

@@ -1,4 +1,4 @@
-//! Programs as people write them: weights that stay, passes that allocate and then free in the other order, batches of other
+//! Programs as people write them: weights that stay, passes that allocate and then free in reverse order, batches of varying
 //! sizes, buffers that another stream still uses, and now and then an `empty_cache`.
 
 use super::MIB;
@@ -16,14 +16,14 @@ pub enum Op {
         id: usize,
         used_elsewhere: bool,
     },
-    /// The other stream is done with it; the host sees that when it looks next.
+    /// The other stream has finished with the block; the host sees this at its next check.
     Pass {
         id: usize,
     },
     EmptyCache,
 }
 
-/// Which kind of programs.
+/// The kind of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub streams: u64,
@@ -32,7 +32,7 @@ pub struct Kind {
     pub operations: usize,
 }
 
-/// Numbers that look random, and are the same everywhere.
+/// Pseudo-random numbers that are the same on every machine.
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -60,7 +60,7 @@ struct Writer {
     /// The allocated blocks, the latest last.
     live: Vec<usize>,
     pending: Vec<usize>,
-    /// Sizes that come again, as those of layers do.
+    /// Sizes that recur, as those of layers do.
     sizes: Vec<u64>,
 }
 
@@ -95,7 +95,7 @@ fn size(numbers: &mut Numbers) -> u64 {
 }
 
 impl Writer {
-    /// Forwards, and back again.
+    /// Runs a forward pass and a backward pass.
     fn pass(&mut self) {
         let before = self.live.len();
         if self.numbers.one_in(3) {
@@ -108,7 +108,7 @@ impl Writer {
                 self.free_one();
             }
         }
-        // Some stay for longer.
+        // Some blocks live longer.
         while self.live.len() > before + 2 {
             self.free_last();
             if self.numbers.one_in(4) {

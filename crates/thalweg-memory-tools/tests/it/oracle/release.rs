@@ -1,11 +1,11 @@
-//! How the oracle gives memory back.
+//! The return of memory by the oracle.
 
 use thalweg_snapshot::Action;
 
 use super::{Cell, Oracle, Place, State, page_bytes};
 
 impl Oracle {
-    /// Waits for all events; then all that is free and whole goes back, and of segments that grow all whole pages.
+    /// Waits for all events; then returns all entirely free segments and, of expandable segments, all free pages.
     pub fn empty_cache(&mut self) {
         let pending = |cell: &Cell| match cell.state {
             State::Pending(id) => Some(id),
@@ -14,7 +14,7 @@ impl Oracle {
         let waiting: Vec<usize> = self.cells.values().filter_map(pending).collect();
         waiting.into_iter().for_each(|id| self.complete(id));
         for small in [false, true] {
-            // A private pool keeps what it has.
+            // A private pool keeps its memory.
             let free: Vec<(u64, Cell)> =
                 self.free_cells(|cell| cell.place.small == small && cell.place.pool.is_none()).collect();
             for (address, cell) in free.iter().filter(|(_, cell)| !cell.is_expandable) {
@@ -69,7 +69,8 @@ impl Oracle {
         }
     }
 
-    /// Gives whole cached segments of the shared pool for large requests back, the older half first, until few enough are left.
+    /// Returns entirely free cached segments of the shared pool for large requests, the older half first, until few enough are
+    /// left.
     pub(super) fn collect(&mut self) {
         let threshold = (self.conf.collect_above * self.allowed.unwrap_or(u64::MAX) as f64) as u64;
         if self.figures.reserved <= threshold {
@@ -98,10 +99,10 @@ impl Oracle {
         }
     }
 
-    /// Returns whether enough oversize cells of the place went back: the smallest that alone is enough, or else the largest
-    /// ones.
+    /// Returns oversize cells of the place: the smallest that is enough on its own, otherwise the largest ones. The result is
+    /// whether that was enough.
     pub(super) fn release_oversize(&mut self, size: u64, place: Place) -> bool {
-        // PyTorch takes them out of private pools too, on which a graph may rely; that is not followed (decision 0010).
+        // PyTorch also takes them out of private pools, on which a graph may rely; this is not imitated (decision 0010).
         if self.conf.max_split == u64::MAX || place.pool.is_some() {
             return false;
         }

@@ -1,8 +1,8 @@
 //! The history of the memory, event by event, for snapshots.
 //!
-//! To find the reason of a peak, one needs each allocation and free, in order, with its time and its place in the program.
-//! A program that does not record must not pay for it. So an event is a line of 64 bytes in a ring, and everything that takes
-//! time (names of functions, putting the rings together, writing a file) waits until a snapshot is asked for.
+//! Finding the cause of a peak requires each allocation and free, in order, with its time and its stack. A program that does not
+//! record must not pay for it. So an event is a record of 64 bytes in a ring, and everything that takes time (names of functions,
+//! merging the rings, writing a file) is postponed until a snapshot is requested.
 //!
 //! ```text
 //!  stream 1 ─▶ Ring ─┐
@@ -13,28 +13,29 @@
 //!
 //! # Order without a counter
 //!
-//! Streams do not wait for each other, and so each has a ring of its own, which its owner writes with its own lock held. What
-//! puts them in order is the time. A shared counter would be exact and cost more than the allocation that it counts, since
-//! every event of every thread would move its cache line. A monotonic clock is read without sharing anything, and if one event
-//! has seen the effect of another (a lock handed over, a message), its time is not before the other's. Nor is it equal, since
-//! handing anything from thread to thread takes longer than a tick of the clock, which is a nanosecond on Linux. Within a
-//! ring equals stay in order anyway.
+//! Streams do not wait for each other, so each has a ring of its own, which its owner writes with its own lock held. The time
+//! puts them in order. A shared counter would be exact and cost more than the allocation that it counts, since every event of
+//! every thread would move its cache line. A monotonic clock is read without sharing anything, and if one event has seen the
+//! effect of another (a lock handed over, a message), its time is not before the other's. The times are not equal either, since
+//! passing anything between threads takes longer than a tick of the clock, which is a nanosecond on Linux. Within a ring, events
+//! with equal times stay in order anyway.
 //!
-//! A [`Merge`] notes the time at which it begins and leaves out what is later. Since an event's time is taken under the lock of
-//! its ring, and the rings are read under their locks one after another, that is a consistent cut: no event is in it
-//! without all that it can have seen.
+//! A [`Merge`] records the time at which it begins and leaves out later events. Since an event's time is taken under the lock of
+//! its ring, and the rings are read under their locks one after another, the result is a consistent cut: it contains no event
+//! without all events that this event can have seen.
 //!
 //! # Bounds
 //!
-//! A ring has room for as many events as all may be together, and takes it piece by piece, as it fills; then it overwrites the
-//! oldest. Recording allocates nothing but these pieces. Texts ([`TextId`]) are kept as long as an event or a thread has them.
+//! The capacity of each ring is the limit on all events together; memory is allocated piece by piece, as the ring fills; then
+//! each new event overwrites the oldest. Recording allocates nothing but these pieces. Texts ([`TextId`]) are kept as long as an
+//! event or a thread refers to them.
 //!
 //! # Switching
 //!
-//! [`History::configure`] may be called at any time. Rings learn of it at their next event, by comparing a number that is part
-//! of what they look at anyway, to know whether to record.
+//! [`History::configure`] may be called at any time. Rings notice the change at their next event, by comparing a number in the
+//! word that they read anyway to decide whether to record.
 //!
-//! Not here: what owns the rings, and which events there are.
+//! The owners of the rings, and the kinds of events, are defined elsewhere.
 
 mod ring;
 #[cfg(feature = "backtrace")]
@@ -61,24 +62,24 @@ pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 /// The amount that is recorded: `enabled` of PyTorch's `_record_memory_history`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Enabled {
-    /// Nothing, and what was recorded is forgotten.
+    /// Nothing is recorded, and earlier records are dropped.
     #[default]
     Off,
-    /// The places where the blocks that are there now were allocated, but no events.
+    /// The stacks of the allocations of present blocks, but no events.
     State,
     /// Events too.
     All,
 }
 
-/// The occasions on which a stack is taken, if there is a source of stacks: `context` of PyTorch's `_record_memory_history`. Each level does what
-/// those before it do.
+/// The occasions on which a stack is taken, if there is a source of stacks: `context` of PyTorch's `_record_memory_history`. Each
+/// level includes the levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum ContextLevel {
     /// Never.
     Never,
     /// At allocations, for the blocks and segments of a snapshot.
     State,
-    /// Live blocks have the stacks of their allocation, and the events of allocations have them too.
+    /// At allocations, for live blocks and also for the events of their allocation.
     Alloc,
     /// Also when memory is freed.
     #[default]
@@ -90,7 +91,7 @@ pub enum ContextLevel {
 pub struct ActionSet(u16);
 
 impl ActionSet {
-    /// All ten.
+    /// The set of all ten actions.
     const ALL: Self = Self((1 << Action::ALL.len()) - 1);
 
     /// Returns the set without `other`.
@@ -98,7 +99,7 @@ impl ActionSet {
         Self(self.0 & !other.0)
     }
 
-    /// Returns whether `action` is one of them.
+    /// Returns whether `action` is in the set.
     pub const fn contains(self, action: Action) -> bool {
         self.0 >> action as u16 & 1 == 1
     }
@@ -113,19 +114,19 @@ impl FromIterator<Action> for ActionSet {
 /// The settings of a [`History`]: the arguments of PyTorch's `_record_memory_history`. The default records nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HistorySettings {
-    /// Whether, and what.
+    /// Whether anything is recorded, and how much.
     pub enabled: Enabled,
-    /// The moments at which stacks are taken, if there is a [source](History::set_stack_source) of them.
+    /// The occasions on which stacks are taken, if there is a [source](History::set_stack_source) of stacks.
     pub context: ContextLevel,
     /// The number of events that are kept, the newest ones; at least 1.
     pub max_entries: usize,
-    /// Events that are left out.
+    /// The actions whose events are left out.
     pub skip_actions: ActionSet,
-    /// Forget what was recorded so far.
+    /// Whether to forget earlier records.
     pub clear_history: bool,
-    /// Write down which compiled region is running.
+    /// Whether to record which compiled region is running.
     pub compile_context: bool,
-    /// Whether to keep the scopes that [`History::annotate_scope`] notes.
+    /// Whether to keep the scopes that [`History::annotate_scope`] records.
     pub record_annotations: bool,
 }
 
@@ -143,17 +144,18 @@ impl Default for HistorySettings {
     }
 }
 
-/// The name of a stack that a [`StackSource`] took.
+/// The identifier of a stack that a [`StackSource`] took.
 pub type StackId = NonZeroU32;
 
-/// The place where stacks come from: a Rust program's own, or those of an interpreter that calls it.
+/// A source of stacks: those of the Rust program itself, or those of an interpreter that calls it.
 pub trait StackSource: Send + Sync {
-    /// Takes the calling thread's stack and names it; `None` if there is none. Equal stacks should get equal names, since a
-    /// name is good for as long as anything refers to it ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). It is called
-    /// at every event that carries a stack, without any lock of the allocator; looking names up is for [`frames`](Self::frames).
+    /// Takes the calling thread's stack and returns an identifier; `None` if there is no stack. Equal stacks should get equal
+    /// identifiers, since an identifier is valid for as long as anything refers to it
+    /// ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). Called at every event that has a stack, without any lock of
+    /// the allocator; names are looked up in [`frames`](Self::frames).
     fn capture(&self) -> Option<StackId>;
 
-    /// Returns the frames of a stack, innermost first. It is called when a snapshot is made, once for each stack in it.
+    /// Returns the frames of a stack, innermost first. Called when a snapshot is made, once for each stack in it.
     fn frames(&self, stack: StackId) -> Vec<Frame>;
 }
 
@@ -162,24 +164,24 @@ pub trait StackSource: Send + Sync {
 pub struct Event {
     /// The action.
     pub action: Action,
-    /// To which memory. Of [`Action::Oom`]: how many bytes the device had left.
+    /// The address of the memory. For [`Action::Oom`]: the number of bytes that were left on the device.
     pub address: u64,
-    /// In bytes, as in [`TraceEntry::size_bytes`].
+    /// The size in bytes, as in [`TraceEntry::size_bytes`].
     pub size_bytes: u64,
     /// The stream that the memory belongs to.
     pub stream: StreamId,
-    /// The pool that it belongs to: (0, 0) for the shared one.
+    /// The pool that the memory belongs to: (0, 0) for the shared one.
     pub pool_id: (u64, u64),
-    /// The place in the program: what [`History::stack_of_allocation`] or [`History::stack_of_free`] gave.
+    /// The stack that [`History::stack_of_allocation`] or [`History::stack_of_free`] returned.
     pub stack: Option<StackId>,
-    /// The text beside the event instead of the thread's own [`user_metadata`]: for [`Action::Annotate`].
+    /// The text of the event, which replaces the thread's own [`user_metadata`]: for [`Action::Annotate`].
     pub metadata: Option<TextId>,
-    /// Whether the caller had asked for this very address. PyTorch's name of that is `mallocWithAddress`.
+    /// Whether the caller had requested this very address. PyTorch's name for this is `mallocWithAddress`.
     pub exact_address: bool,
 }
 
 impl Event {
-    /// Creates an event of the shared pool, with nothing to say beside it.
+    /// Creates an event of the shared pool, without stack or text.
     pub const fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,
@@ -194,7 +196,7 @@ impl Event {
     }
 }
 
-/// The word that a ring looks at before it records: the actions to record, some switches, and how often all that changed.
+/// The word that a ring reads before it records: the actions to record, some switches, and the number of changes of the settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mode(u64);
 
@@ -231,28 +233,28 @@ impl Mode {
         ActionSet(self.0 as u16).contains(action)
     }
 
-    /// Returns how often the settings had changed.
+    /// Returns the number of changes of the settings.
     fn changes(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// The settings, and what rings need to follow them.
+/// The settings, and the data that rings need to follow changes of them.
 struct Configured {
     settings: HistorySettings,
     changes: u32,
-    /// The change at which everything before it was forgotten.
+    /// The number of the change at which everything before it was forgotten.
     cleared_at: u32,
     annotations: Vec<Annotation>,
 }
 
-/// The part of a history that its rings share. See the [module](self).
+/// The part of a history that its rings share. See the [module's essay](self).
 pub struct History {
     mode: AtomicU64,
     configured: Mutex<Configured>,
     stacks: OnceLock<Arc<dyn StackSource>>,
     start: Instant,
-    /// The moment of `start`, in microseconds since 1970.
+    /// The time of `start`, in microseconds since 1970.
     start_us: i64,
 }
 
@@ -281,7 +283,7 @@ impl History {
         }
     }
 
-    /// Changes what is recorded. Events that were recorded stay, unless recording is switched off or `clear_history` is set; if
+    /// Changes what is recorded. Recorded events are kept, unless recording is switched off or `clear_history` is set; if
     /// `max_entries` is smaller than before, the oldest are forgotten.
     pub fn configure(&self, settings: HistorySettings) {
         let mut configured = self.configured();
@@ -300,31 +302,33 @@ impl History {
         self.configured().settings.clone()
     }
 
-    /// Sets where stacks come from, from now on and for good: the names that it gives are kept in events and blocks.
+    /// Sets the source of stacks. It cannot be changed later, because events and blocks store its identifiers.
     ///
     /// # Errors
-    /// Gives `source` back if there is one already.
+    /// Returns `source` if there is one already.
     pub fn set_stack_source(&self, source: Arc<dyn StackSource>) -> Result<(), Arc<dyn StackSource>> {
         self.stacks.set(source)
     }
 
-    /// Returns whether anything is recorded now: events, or where blocks were allocated.
+    /// Returns whether anything is recorded now: events, or stacks of allocations.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.mode().has(Mode::ON)
     }
 
-    /// Returns whether events of this kind are recorded now. [`Ring::push`] asks this itself; ask before doing work for an event.
+    /// Returns whether events of this kind are recorded now. [`Ring::push`] checks this itself; call this before doing work for
+    /// an event.
     pub fn records(&self, action: Action) -> bool {
         self.mode().records(action)
     }
 
-    /// Returns the stack of an allocation that is about to be made, if one is wanted. Call it without a lock: it may take long.
+    /// Returns the stack of an allocation that is about to be made, if it is to be recorded. Call this without a lock: it may
+    /// take long.
     pub fn stack_of_allocation(&self) -> Option<StackId> {
         if self.mode().has(Mode::STACK_OF_ALLOCATION) { self.capture() } else { None }
     }
 
-    /// Returns the stack of a free, if one is wanted. Call it without a lock: it may take long.
+    /// Returns the stack of a free, if it is to be recorded. Call this without a lock: it may take long.
     pub fn stack_of_free(&self) -> Option<StackId> {
         if self.mode().has(Mode::STACK_OF_FREE) { self.capture() } else { None }
     }
@@ -334,7 +338,7 @@ impl History {
         self.stacks.get().map_or_else(Frames::default, |source| source.frames(stack).into())
     }
 
-    /// Returns whether events have stacks, and not live blocks alone.
+    /// Returns whether events have stacks, and not only live blocks.
     pub(crate) fn keeps_stacks_of_events(&self) -> bool {
         self.mode().has(Mode::STACK_IN_EVENT)
     }
@@ -345,7 +349,7 @@ impl History {
         ring.entries(cleared_at).filter_map(|entry| entry.stack)
     }
 
-    /// Keeps the start or the end of a scope, if `record_annotations` is set. The oldest are forgotten beyond `max_entries`.
+    /// Records the start or the end of a scope, if `record_annotations` is set. Beyond `max_entries`, the oldest are forgotten.
     pub fn annotate_scope(&self, name: &str, stage: ScopeStage, device: i32) {
         let time_us = self.time_us(self.now_ns());
         let mut configured = self.configured();
@@ -357,7 +361,7 @@ impl History {
             ScopeStage::Start => "START",
             ScopeStage::End => "END",
         };
-        // Removing from the front moves the rest, so half of them go at a time.
+        // Removing from the front moves the rest, so half of the entries are removed at a time.
         if configured.annotations.len() >= max_entries.saturating_mul(2) {
             let surplus = configured.annotations.len() - max_entries;
             configured.annotations.drain(..surplus);
@@ -365,14 +369,14 @@ impl History {
         configured.annotations.push(Annotation { name: name.into(), stage: stage.into(), device, time_us });
     }
 
-    /// Returns the scopes that were kept, oldest first.
+    /// Returns the recorded scopes, oldest first.
     pub fn annotations(&self) -> Vec<Annotation> {
         let configured = self.configured();
         let surplus = configured.annotations.len().saturating_sub(configured.settings.max_entries);
         configured.annotations[surplus..].to_vec()
     }
 
-    /// Begins to put rings together. What happens from now on is not part of the result.
+    /// Begins to merge rings. Later events are not part of the result.
     pub fn merge(&self) -> Merge<'_> {
         Merge { history: self, until_ns: self.now_ns(), entries: Vec::new() }
     }
@@ -386,9 +390,9 @@ impl History {
         Mode(self.mode.load(Ordering::Acquire))
     }
 
-    /// Returns nanoseconds since the history began.
+    /// Returns the nanoseconds since the history began.
     fn now_ns(&self) -> u64 {
-        // 584 years fit.
+        // The type holds 584 years.
         self.start.elapsed().as_nanos() as u64
     }
 
@@ -407,17 +411,16 @@ impl std::fmt::Debug for History {
     }
 }
 
-/// One of the ends of a scope.
+/// The start or the end of a scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScopeStage {
-    /// It begins.
+    /// The scope begins.
     Start,
-    /// It is over.
+    /// The scope ends.
     End,
 }
 
-/// Rings that are being put together: [`add`](Self::add) each, with its lock held only meanwhile, then
-/// [`finish`](Self::finish).
+/// A merge of rings in progress: call [`add`](Self::add) for each, with only its lock held, then [`finish`](Self::finish).
 pub struct Merge<'h> {
     history: &'h History,
     until_ns: u64,
@@ -431,10 +434,10 @@ impl Merge<'_> {
         self.entries.extend(ring.entries(cleared_at).take_while(|entry| entry.time_ns <= self.until_ns));
     }
 
-    /// Returns the newest events of all rings, oldest first, as PyTorch has them.
+    /// Returns the newest events of all rings, oldest first, in PyTorch's form.
     pub fn finish(self) -> Vec<TraceEntry> {
         let Self { history, mut entries, .. } = self;
-        // Each ring is in order, which this kind of sorting makes use of; and it keeps equals in place.
+        // Each ring is in order, which makes this sort fast; and the sort is stable.
         entries.sort_by_key(|entry| entry.time_ns);
         let surplus = entries.len().saturating_sub(history.configured().settings.max_entries);
         let text = |text: &Option<Held>| text.as_ref().map_or_else(|| Arc::from(""), Held::text);
@@ -510,7 +513,7 @@ mod tests {
         rings[0].push(&history, &alloc(1));
         let mut merge = history.merge();
         merge.add(&rings[0]);
-        // The clock must move on, however coarse it is.
+        // The clock must advance, however coarse it is.
         let begun = history.now_ns();
         while history.now_ns() == begun {}
         rings[1].push(&history, &alloc(2));
@@ -580,7 +583,7 @@ mod tests {
         assert_eq!(entries[1].internal_metadata.as_deref(), Some("mallocWithAddress"));
     }
 
-    /// A source with one frame a stack, which counts how often it is asked for frames.
+    /// A source with one frame per stack, which counts how often frames are requested.
     #[derive(Default)]
     struct Counting {
         captured: std::sync::atomic::AtomicU32,

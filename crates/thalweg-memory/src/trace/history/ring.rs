@@ -1,9 +1,9 @@
-//! The events of one stream, the newest ones.
+//! The newest events of one stream.
 //!
-//! Room is taken in pieces, so that a large limit costs nothing before it is needed and nothing is ever moved. When as many
-//! events are there as may be, each new one overwrites the oldest.
+//! Memory is allocated in pieces, so that a large limit costs nothing before it is needed and nothing is ever moved. When the
+//! limit is reached, each new event overwrites the oldest.
 //!
-//! This module and the one around it use each other: a ring is a part of a [`History`], and asks it for what is recorded.
+//! This module and its parent use each other: a ring is a part of a [`History`], and reads from it what is recorded.
 
 use thalweg_snapshot::Action;
 
@@ -11,10 +11,10 @@ use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
 use crate::ids::StreamId;
 
-/// The number of events that a piece has: 64 KiB.
+/// The number of events in a piece: 64 KiB.
 const PIECE: usize = 1024;
 
-/// An event as it is kept.
+/// An event as it is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) time_ns: u64,
@@ -31,17 +31,17 @@ pub(super) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 64, "an event is one line of the cache");
 
-/// The events of one stream. Its owner keeps it behind the lock that the stream's memory has anyway.
+/// The events of one stream. Its owner guards it with the lock of the stream's memory.
 #[derive(Debug)]
 pub struct Ring {
-    /// All of [`PIECE`] events, but the last when the capacity says so.
+    /// Pieces of [`PIECE`] events; only the last may be smaller, because of the capacity.
     pieces: Vec<Vec<Entry>>,
-    /// The place where the next event goes.
+    /// The position of the next event.
     next: usize,
-    /// Whether there is no room left but that of the oldest event, which is at `next`.
+    /// Whether the ring is full, so that the next event overwrites the oldest, which is at `next`.
     full: bool,
     capacity: usize,
-    /// The number of changes of the history's settings when this ring last looked.
+    /// The number of changes of the history's settings when this ring last checked.
     changes: u32,
 }
 
@@ -52,7 +52,7 @@ impl Default for Ring {
 }
 
 impl Ring {
-    /// Creates a ring without events, and without room yet.
+    /// Creates a ring without events that has not allocated memory yet.
     pub const fn new() -> Self {
         Self { pieces: Vec::new(), next: 0, full: false, capacity: usize::MAX, changes: 0 }
     }
@@ -62,7 +62,7 @@ impl Ring {
         self.pieces.is_empty()
     }
 
-    /// Takes over the events of a ring whose owner goes. They are in order afterwards.
+    /// Adds the events of a ring whose owner is being dropped. All events are in order afterwards.
     pub fn absorb(&mut self, history: &History, other: &Self) {
         let configured = history.configured();
         let (capacity, cleared_at) = (configured.settings.max_entries, configured.cleared_at);
@@ -73,17 +73,17 @@ impl Ring {
         kept.into_iter().for_each(|entry| self.put(entry));
     }
 
-    /// Records `event` as happening now, if `history` wants it; else this is one load and one branch.
+    /// Records `event` with the present time, if `history` records it; otherwise this costs one load and one branch.
     #[inline]
     pub fn push(&mut self, history: &History, event: &Event) {
         self.push_each(history, event, &[event.action]);
     }
 
-    /// Records `event` once with each of `actions`, in this order and at the same moment, as far as `history` wants them.
+    /// Records `event` once with each of `actions`, in this order and with the same time, if `history` records the action.
     #[inline]
     pub(crate) fn push_each(&mut self, history: &History, event: &Event, actions: &[Action]) {
         let mode = history.mode();
-        // The clock is the largest part of what an event costs.
+        // Reading the clock is the largest part of an event's cost.
         let mut now = None;
         for &action in actions.iter().filter(|action| mode.records(**action)) {
             let time_ns = *now.get_or_insert_with(|| history.now_ns());
@@ -127,7 +127,7 @@ impl Ring {
         }
     }
 
-    /// Takes over what was configured since this ring last looked.
+    /// Applies the settings that were configured since this ring last checked.
     #[cold]
     fn follow(&mut self, configured: &Configured) {
         let capacity = configured.settings.max_entries;
@@ -141,13 +141,13 @@ impl Ring {
         kept.into_iter().for_each(|entry| self.put(entry));
     }
 
-    /// Returns whether everything here is from before the change at which all was forgotten.
+    /// Returns whether all events here are from before the change at which everything was forgotten.
     fn is_cleared(&self, cleared_at: u32) -> bool {
-        // The number may wrap around; a ring is never half of all numbers behind.
+        // The number may wrap around, but a ring never lags behind by half of its range.
         (self.changes.wrapping_sub(cleared_at) as i32) < 0
     }
 
-    /// Returns the events that were not forgotten, oldest first.
+    /// Returns the events that are not forgotten, oldest first.
     pub(super) fn entries(&self, cleared_at: u32) -> impl Iterator<Item = Entry> + '_ {
         let at = |index: usize| self.pieces[index / PIECE][index % PIECE].clone();
         let older = if self.full { self.next..self.capacity } else { 0..0 };

@@ -1,9 +1,9 @@
 //! The stacks of the Rust program itself.
 //!
-//! Taking one walks the thread's frames, some microseconds, and keeps their instruction pointers, once for each distinct
-//! stack. Names are looked up when a snapshot asks for them, once for each distinct pointer: a lookup takes microseconds too,
-//! the first one reads the program's debug information, and a snapshot has millions of frames but some thousands of places.
-//! Without debug information there are names but no lines.
+//! Taking a stack walks the thread's frames, which takes some microseconds, and stores their instruction pointers, once for each
+//! distinct stack. Names are looked up when a snapshot needs them, once for each distinct pointer: a lookup takes microseconds
+//! too, the first one reads the program's debug information, and a snapshot has millions of frames but only some thousands of
+//! pointers. Without debug information there are names but no lines.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +14,14 @@ use thalweg_snapshot::Frame;
 
 use super::{StackId, StackSource};
 
-/// Frames beyond these, which are those of `main`, are left out.
+/// The greatest number of frames of a stack; further frames, which are the ones next to `main`, are left out.
 const MOST_FRAMES: usize = 128;
 
 /// A source of stacks of Rust functions, and of those of other languages that have unwind tables.
 #[derive(Default)]
 pub struct RustStacks {
     stacks: Mutex<Stacks>,
-    /// The frames at a pointer: several where functions were inlined, the innermost first.
+    /// The frames at each pointer: several if functions were inlined, the innermost first.
     places: Mutex<FxHashMap<usize, Arc<[Frame]>>>,
 }
 
@@ -85,8 +85,8 @@ impl StackSource for RustStacks {
     }
 }
 
-/// Returns whether a frame is part of taking the stack, or of the allocator, and so of no interest. Where debug information has
-/// lines only, inlined functions have names without a path, and are known by their file.
+/// Returns whether a frame belongs to the taking of the stack or to the allocator, and is left out. If debug information has
+/// lines only, inlined functions have names without a path, and are recognised by their file.
 fn is_our_own(frame: &Frame) -> bool {
     let name = frame.name.trim_start_matches('<');
     ["backtrace::", "thalweg_memory::"].iter().any(|path| name.starts_with(path))

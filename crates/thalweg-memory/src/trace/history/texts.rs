@@ -1,10 +1,11 @@
-//! Texts that events carry, by number: the metadata that a thread writes beside its events, and the compiled region it runs.
+//! The texts that events refer to by number: the metadata that a thread attaches to its events, and the compiled region that it
+//! runs.
 //!
-//! An event has room for a number, so each distinct text has one, and is counted: by the events that carry it, and by the threads
-//! that write it. A text that is not used any more is kept for a little while, for a thread that is about to use its
-//! number, and then forgotten. So a program that names each of its steps keeps as many names as it keeps events.
+//! An event has room only for a number, so each distinct text has one, with a count of the events and threads that refer to it. A
+//! text that is no longer used is kept for a while, for a thread that is about to use its number, and then forgotten. So a
+//! program that names each of its steps keeps at most as many names as events.
 //!
-//! The numbers are those of the process, so that a thread's text is good for the history of every device.
+//! The numbers are valid in the entire process, so that a thread's text can be used in the history of every device.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,23 +18,23 @@ use rustc_hash::FxHashMap;
 /// The number of unused texts that are kept.
 const IDLE: usize = 256;
 
-/// The name of a text, as long as an event or a thread has it.
+/// The identifier of a text, valid as long as an event or a thread refers to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TextId(NonZeroU32);
 
 impl TextId {
-    /// Returns the name of `text`; `None` if it is empty.
+    /// Returns the identifier of `text`; `None` if it is empty.
     pub fn of(text: &str) -> Option<Self> {
         Held::of(text).map(|held| held.0)
     }
 
-    /// Returns the text; an empty one if it is forgotten.
+    /// Returns the text; empty if it has been forgotten.
     pub fn text(self) -> Arc<str> {
         texts().known.get(&self).map_or_else(|| Arc::from(""), |known| Arc::clone(&known.text))
     }
 }
 
-/// A reference to a text.
+/// A counted reference to a text.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Held(TextId);
 
@@ -48,7 +49,7 @@ impl Held {
         texts.hold(id)
     }
 
-    /// Adds a reference to the text of a number; `None` if it is forgotten.
+    /// Adds a reference to the text of an identifier; `None` if it has been forgotten.
     pub(super) fn of_id(id: TextId) -> Option<Self> {
         texts().hold(id)
     }
@@ -79,7 +80,7 @@ struct Known {
 struct Texts {
     known: FxHashMap<TextId, Known>,
     ids: FxHashMap<Arc<str>, TextId>,
-    /// Those that were let go of by their last holder, the latest last. They may be held again, and stand here again.
+    /// Texts without references, the one released last at the end. A text may be referenced again, and appear here again.
     idle: VecDeque<TextId>,
     last: u32,
 }
@@ -127,7 +128,7 @@ fn texts() -> MutexGuard<'static, Texts> {
     TEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The texts that a thread writes beside its events.
+/// The texts that a thread attaches to its events.
 #[derive(Default)]
 struct Words {
     metadata: Option<Held>,
@@ -139,7 +140,7 @@ thread_local! {
     static WORDS: RefCell<Words> = RefCell::default();
 }
 
-/// Returns the metadata and the innermost compiled region of the calling thread. One that is ending has none.
+/// Returns the metadata and the innermost compiled region of the calling thread. A thread that is ending has neither.
 pub(super) fn of_this_thread() -> (Option<Held>, Option<Held>) {
     let words = |words: &RefCell<Words>| {
         let words = words.borrow();
@@ -148,27 +149,27 @@ pub(super) fn of_this_thread() -> (Option<Held>, Option<Held>) {
     WORDS.try_with(words).unwrap_or_default()
 }
 
-/// Writes `text` beside the events of the calling thread from now on, on every device; nothing if it is empty.
+/// Attaches `text` to the events of the calling thread from now on, on every device; an empty text removes it.
 pub fn set_user_metadata(text: &str) {
     WORDS.with_borrow_mut(|words| words.metadata = Held::of(text));
 }
 
-/// Returns what stands beside the events of the calling thread.
+/// Returns the text that is attached to the events of the calling thread.
 pub fn user_metadata() -> Arc<str> {
     WORDS.with_borrow(|words| words.metadata.as_ref().map_or_else(|| Arc::from(""), Held::text))
 }
 
-/// The calling thread is in a compiled region as long as this lives.
+/// A guard during whose life the calling thread is in a compiled region.
 #[derive(Debug)]
 pub struct CompileRegion {
-    /// The number of regions that are around it.
+    /// The number of enclosing regions.
     depth: usize,
-    /// It belongs to the thread that made it.
+    /// Makes the guard stay on the thread that created it.
     _thread: PhantomData<*const ()>,
 }
 
 impl CompileRegion {
-    /// Enters a region of this name: `0/0`, say.
+    /// Enters a region with this name, for example `0/0`.
     #[must_use = "the region ends when this is dropped"]
     pub fn enter(name: &str) -> Self {
         let region = Held::of(name);
@@ -182,7 +183,8 @@ impl CompileRegion {
 
 impl Drop for CompileRegion {
     fn drop(&mut self) {
-        // The thread may be ending, and its regions gone. Regions that are dropped in the wrong order end those within them.
+        // The thread may be ending, and its regions may have been dropped. Regions that are dropped in the wrong order also end
+        // the regions within them.
         let _ = WORDS.try_with(|words| words.borrow_mut().regions.truncate(self.depth));
     }
 }

@@ -1,14 +1,15 @@
-//! An upstream that watches whether what it is asked for is safe. It knows nothing of the allocator.
+//! An upstream that checks whether the calls of the allocator are safe. It does not depend on the allocator.
 //!
-//! Memory comes from a [`FakeUpstream`]. Time is the checker's own: everything that the program does on a stream (the last
-//! touch of a block, the record of an event) is a *point* there, counted from 1. A stream's later work is *behind* what it
-//! was made to wait for, and an event is behind all that its stream was behind; so what is done when an event has passed,
-//! and what another stream is ordered after, are vectors of points.
+//! Memory comes from a [`FakeUpstream`]. Time is the checker's own: each action of the program on a stream (the last touch of a
+//! block, the record of an event) is a *point* there, counted from 1. A stream's later work is ordered after everything that it
+//! was made to wait for, and an event is ordered after everything that its stream was ordered after. So the work that is done
+//! when an event has passed, and the work that another stream is ordered after, are vectors of points.
 //!
-//! There are two shadows. One is by physical byte: the use that gets a byte must be ordered after the one that had it. The other is by address
-//! in reserved ranges: when a page is unmapped there, all work that touches it *there* must be done.
+//! There are two shadows. One is by physical byte: a new use of a byte must be ordered after the previous one. The other is by
+//! address in reserved ranges: when a page is unmapped there, all work that touches it *there* must be done.
 //!
-//! Code that holds a pool *relies* on its addresses: what was handed out there stays mapped, and no other pool has its pages.
+//! Code that holds a pool *relies* on its addresses: memory that was handed out there stays mapped, and no other pool has its
+//! pages.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +22,7 @@ use thalweg_memory::{
 
 use super::shadow::{Point, Shadow};
 
-/// How far streams are, or how far they are known to be.
+/// The progress of streams, or the known part of it.
 type Clock = BTreeMap<StreamId, u64>;
 
 fn merge(clock: &mut Clock, other: &Clock) {
@@ -37,24 +38,24 @@ fn reaches(clock: &Clock, (stream, point): Point) -> bool {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// How many things were done on each stream.
+    /// The number of actions on each stream.
     now: Clock,
-    /// How far the device is.
+    /// The progress of the device.
     done: Clock,
     /// The work that each stream's later work waits for.
     behind: BTreeMap<StreamId, Clock>,
-    /// The live events: their stream, their point on it, and what is behind them.
+    /// The live events: their stream, their point on it, and the work that they are ordered after.
     events: BTreeMap<EventId, (StreamId, u64, Clock)>,
     physical: Shadow,
     addresses: Shadow,
-    /// By address: size and page.
+    /// Mapped pages by address: size and page.
     mapped: BTreeMap<u64, (u64, PageId)>,
     pages: BTreeMap<PageId, u64>,
-    /// The addresses that a graph relies on, by their beginnings, and for which pool.
+    /// The addresses that a graph relies on, by their beginnings, with the size and the pool.
     relied: BTreeMap<u64, (u64, PoolId)>,
-    /// The pages that are behind those.
+    /// The pages that are mapped at those addresses.
     bound: BTreeMap<PageId, PoolId>,
-    /// The streams that capture: one each, or all. While there are any, no event may be touched.
+    /// The capturing streams: one each, or all. While there are any, no event may be touched.
     captures: Vec<Option<StreamId>>,
     violations: Vec<String>,
 }
@@ -79,7 +80,7 @@ impl Inner {
             || self.behind.get(&stream).is_some_and(|clock| reaches(clock, point))
     }
 
-    /// Where a range of addresses is, physically.
+    /// Returns the physical location of a range of addresses.
     fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let end = address + bytes;
         let before =
@@ -97,7 +98,7 @@ impl Inner {
         parts
     }
 
-    /// The mapped pages that a range touches, with where they begin.
+    /// Returns the mapped pages that overlap a range, with their addresses.
     fn pages_of(&self, address: u64, bytes: u64) -> impl Iterator<Item = (u64, PageId)> + '_ {
         let before = self.mapped.range(..=address).next_back().map_or(address, |(&start, _)| start);
         let all = self.mapped.range(before..address + bytes);
@@ -118,7 +119,7 @@ impl Inner {
     }
 }
 
-/// See the [module](self).
+/// The checking upstream. See the [module's essay](self).
 #[derive(Debug)]
 pub struct Checker {
     pub fake: FakeUpstream,
@@ -134,7 +135,7 @@ impl Checker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block was handed out for work on `stream`.
+    /// Records that a block was handed out for work on `stream`.
     pub fn handed_out(&self, address: u64, bytes: u64, stream: StreamId) {
         let mut inner = self.lock();
         for (from, end) in inner.physical(address, bytes) {
@@ -144,17 +145,17 @@ impl Checker {
             inner.object(&format!("{address:#x} for {stream:?}"), outcome);
         }
         let mut addresses = std::mem::take(&mut inner.addresses);
-        // That the address was used before does not matter: its bytes are what counts.
+        // Earlier use of the address does not matter: only its bytes count.
         let _ = addresses.claim(address, address + bytes, |_| true);
         inner.addresses = addresses;
     }
 
-    /// The last touch of something on `stream`, so far.
+    /// Records a touch on `stream` and returns its point, the last so far.
     pub fn touched(&self, stream: StreamId) -> Point {
         (stream, self.lock().next_point(stream))
     }
 
-    /// A block is about to be dropped; these are the last touches of it.
+    /// Records that a block is about to be dropped, after these last touches of it.
     pub fn given_back(&self, address: u64, bytes: u64, after: &[Point]) {
         let mut inner = self.lock();
         for (from, end) in inner.physical(address, bytes) {
@@ -163,7 +164,7 @@ impl Checker {
         inner.addresses.release(address, address + bytes, after.to_vec());
     }
 
-    /// Lets the device come to the next event on a stream, with all that this is ordered after.
+    /// Makes the device reach the next event on a stream, with everything that the event is ordered after.
     pub fn complete_next(&self, stream: StreamId) {
         let mut inner = self.lock();
         let done = inner.done.get(&stream).copied().unwrap_or(0);
@@ -173,7 +174,7 @@ impl Checker {
         }
     }
 
-    /// Lets the device do all that a stream was given.
+    /// Makes the device finish all work of a stream.
     pub fn complete_stream(&self, stream: StreamId) {
         let mut inner = self.lock();
         let clock = inner.clock(stream);
@@ -195,7 +196,7 @@ impl Checker {
         inner.captures.remove(place);
     }
 
-    /// A block was handed out from a pool that is held, or from the shared one.
+    /// Records that a block was handed out from a pool that is held, or from the shared one.
     pub fn relied_on(&self, address: u64, bytes: u64, pool: Option<PoolId>) {
         let mut inner = self.lock();
         let pages: Vec<PageId> = inner.pages_of(address, bytes).map(|(_, page)| page).collect();
@@ -214,7 +215,7 @@ impl Checker {
         }
     }
 
-    /// Notes that nothing relies on the addresses of a pool any more.
+    /// Records that nothing relies on the addresses of a pool any more.
     pub fn let_go_of(&self, pool: PoolId) {
         let mut inner = self.lock();
         inner.relied.retain(|_, (_, of)| *of != pool);
@@ -226,13 +227,13 @@ impl Checker {
         self.lock().violations.clone()
     }
 
-    /// Returns how much of the device's memory the allocator has, in bytes.
+    /// Returns the amount of the device's memory that the allocator has, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
         let plain: u64 = self.fake.live_segments().iter().map(|(_, bytes)| bytes).sum();
         plain + self.lock().pages.values().sum::<u64>()
     }
 
-    /// Returns how many of each the allocator has: segments, pages, ranges of addresses, mapped pages, events.
+    /// Returns the numbers of segments, pages, ranges of addresses, mapped pages and events that the allocator has.
     pub fn held(&self) -> [usize; 5] {
         let fake = &self.fake;
         let (segments, ranges) = (fake.live_segments().len(), fake.reserved_ranges().len());
@@ -295,7 +296,7 @@ impl Upstream for Checker {
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
         self.fake.free(address, bytes, stream)?;
         let mut inner = self.lock();
-        // It waits for the segment's own stream, and for all that this waits for.
+        // The free waits for the segment's own stream, and for everything that this stream waits for.
         let mut physical = std::mem::take(&mut inner.physical);
         let outcome = physical.forget(address, address + bytes, |point| inner.is_past(stream, point));
         inner.physical = physical;
@@ -317,7 +318,7 @@ impl Upstream for Checker {
     }
 }
 
-/// The source of some pools: the same memory.
+/// The source of some pools, which uses the same memory.
 impl SegmentSource for Checker {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         Upstream::allocate(self, bytes, stream)

@@ -14,7 +14,7 @@ use crate::random::runner;
 
 const FAULTS: [Fault; 3] = [Fault::OutOfMemory, Fault::Other, Fault::Panic];
 
-/// Whether the action came to its end, and no injected panic kept it from that.
+/// Returns whether the action finished without an injected panic.
 fn survives(action: impl FnOnce()) -> bool {
     let Err(panic) = catch_unwind(AssertUnwindSafe(action)) else { return true };
     let injected = panic.downcast_ref::<String>().is_some_and(|text| text.contains("was made to panic"));
@@ -24,12 +24,12 @@ fn survives(action: impl FnOnce()) -> bool {
     false
 }
 
-/// One step; errors and injected panics are taken as they come.
+/// Runs one step; errors and injected panics are expected.
 fn attempt(trial: &mut Trial, step: &ProgramStep) {
     survives(|| drop(trial.step(step)));
 }
 
-/// The look at the figures takes in what a failure left behind, and so may meet the next one.
+/// Checks the state. Reading the figures processes blocks that a failure left behind, and so may run into the next failure.
 fn assert_valid(trial: &Trial) {
     while !survives(|| trial.assert_valid()) {}
 }
@@ -46,7 +46,7 @@ fn thorough_program() -> Vec<ProgramStep> {
             program.push(ProgramStep::RecordStream { block: 1, stream: 3 });
             program.extend([free(0), free(0)]);
         }
-        // Nothing is idle yet: pages and blocks are had by waiting. Then something is.
+        // Nothing is idle yet, so pages and blocks require waiting. Then something is idle.
         program.extend([allocate(20 * MIB, 2), allocate(15 * MIB, 1), allocate(9 * MIB, 3)]);
         program.extend([ProgramStep::CompleteStream { stream: 1 }, ProgramStep::CompleteNext { stream: 3 }]);
         program.extend([free(0), free(1), allocate(24 * MIB, 3), ProgramStep::Process, free(0)]);
@@ -92,7 +92,7 @@ fn run(setup: &Setup, program: &[ProgramStep], faults: &[(u64, Fault)], emptied:
     }
     for step in program {
         attempt(&mut trial, step);
-        // Until the first fault it is the program that the other suite runs.
+        // Until the first fault this is the program that the other suite runs.
         if trial.checker.fake.calls().fallible() - before >= first {
             assert_valid(&trial);
         }
@@ -109,7 +109,8 @@ fn each_call_fails_in_turn_in_every_setup() {
         let program = thorough_program();
         let calls = run(&setup, &program, &[], true);
         assert!(calls > 60, "{}: the program makes {calls} calls", setup.name);
-        // The richest set-up knows all three failures of each call; the others one of each third call, another each time.
+        // The richest set-up is tested with all three failures of each call; the others with one failure of every third call,
+        // alternating.
         let all = setup.name == "thalweg";
         for call in (1..=calls).step_by(if all { 1 } else { 3 }) {
             let faults = if all { &FAULTS[..] } else { &FAULTS[call as usize / 3 % 3..][..1] };

@@ -1,4 +1,4 @@
-//! One suite for every way to set an allocator up: random programs before a checker that knows nothing of the allocator.
+//! One suite for every set-up of an allocator: random programs, and a checker that does not depend on the allocator.
 
 mod checker;
 mod faults;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::harness::{STREAMS, bytes};
 
-/// One step. Blocks and pools are named by any number, taken modulo how many there are.
+/// A step of a program. Blocks and pools are named by any number, which is taken modulo their count.
 #[derive(Clone, Debug)]
 pub enum ProgramStep {
     Allocate { bytes: u64, stream: u64 },

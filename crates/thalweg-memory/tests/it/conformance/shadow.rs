@@ -1,30 +1,30 @@
 //! A shadow of memory: which use may touch which byte, and from when on.
 //!
-//! A range is live, or was freed after given points of given streams. Whether a stream is past such a point is for the
-//! caller to say. The ranges are of a space of the caller's: addresses, or bytes of physical pages.
+//! A range is live, or was freed after given points of given streams. The caller decides whether a stream is past such a point.
+//! The ranges belong to a space that the caller chooses: addresses, or bytes of physical pages.
 
 use std::collections::BTreeMap;
 
 use thalweg_memory::StreamId;
 
-/// A point on a stream: so many things were done there before it, itself included.
+/// A point on a stream: the number of actions there up to and including this one.
 pub type Point = (StreamId, u64);
 
 #[derive(Clone, Debug)]
 struct Range {
     end: u64,
-    /// `None` while it is live.
+    /// The points of the free; `None` while the range is live.
     after: Option<Vec<Point>>,
 }
 
-/// See the [module](self).
+/// The shadow of one space. See the [module's essay](self).
 #[derive(Debug, Default)]
 pub struct Shadow {
     ranges: BTreeMap<u64, Range>,
 }
 
 impl Shadow {
-    /// Makes a range live. Says why if it may not be.
+    /// Makes a range live. The error is the reason why it may not be.
     pub fn claim(&mut self, from: u64, end: u64, is_past: impl Fn(Point) -> bool) -> Result<(), String> {
         let result = self.forget(from, end, is_past);
         self.ranges.insert(from, Range { end, after: None });
@@ -37,7 +37,7 @@ impl Shadow {
         self.ranges.insert(from, Range { end, after: Some(after) });
     }
 
-    /// Forgets a range. Says why if something may still touch it.
+    /// Forgets a range. The error names what may still touch it.
     pub fn forget(&mut self, from: u64, end: u64, is_past: impl Fn(Point) -> bool) -> Result<(), String> {
         let mut result = Ok(());
         for (start, range) in self.cut_out(from, end) {
@@ -55,7 +55,7 @@ impl Shadow {
         result
     }
 
-    /// Takes out what overlaps the range; what sticks out on either side stays in.
+    /// Removes all ranges that overlap the given one; parts outside of it stay.
     fn cut_out(&mut self, from: u64, end: u64) -> Vec<(u64, Range)> {
         let before = self.ranges.range(..from).next_back().filter(|(_, range)| range.end > from);
         let first = before.map_or(from, |(&start, _)| start);

@@ -1,4 +1,4 @@
-//! An allocator before the checker: a program's steps, and what must hold after each.
+//! An allocator with the checker: the steps of a program, and the conditions that must hold after each.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -21,16 +21,16 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pools {
     Usual,
-    /// Their pages may be at two addresses.
+    /// Pools whose pages may be at two addresses.
     Aliased,
     NoSplit,
-    /// They serve requests that go to no pool when memory is short.
+    /// Pools that serve other requests when memory is short.
     UseOnOom,
-    /// Their segments come from a source of their own, which is the upstream by another way.
+    /// Pools with a source of segments of their own, which is the upstream by another way.
     Sourced,
 }
 
-/// A way to set an allocator up.
+/// A set-up of an allocator.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub name: &'static str,
@@ -41,19 +41,19 @@ pub struct Setup {
 
 struct Held {
     block: Block,
-    /// Streams that use it until it is dropped.
+    /// Streams that use the block until it is dropped.
     noted: Vec<StreamId>,
-    /// Last touches that are known already.
+    /// The last touches that are known already.
     after: Vec<Point>,
 }
 
-/// Requests that go to a pool.
+/// A scope that directs requests to a pool.
 enum Open {
     Capture { pool: usize, filter: Option<u64> },
     Scope { pool: usize, _scope: PoolScope },
 }
 
-/// See the [module](self).
+/// An allocator with its checker. See the [module's essay](self).
 pub struct Trial {
     pub checker: Arc<Checker>,
     pub allocator: Arc<DeviceAllocator>,
@@ -64,7 +64,7 @@ pub struct Trial {
     references: Vec<usize>,
     open: Vec<Open>,
     allowed_bytes: u64,
-    /// The upstream was made to fail: then it may say that there is no room when there is.
+    /// Whether the upstream was made to fail: then it may report a lack of memory although there is room.
     pub is_faulty: bool,
 }
 
@@ -94,7 +94,7 @@ impl Trial {
         self.open.iter().any(|open| matches!(open, Open::Capture { .. }))
     }
 
-    /// The pool that a request goes to.
+    /// Returns the pool that a request is directed to.
     fn pool_for(&self, on: u64) -> Option<PoolId> {
         let serves = self.open.iter().rev().find_map(|open| match open {
             Open::Capture { pool, filter } => filter.is_none_or(|only| only == on).then_some(*pool),
@@ -103,7 +103,7 @@ impl Trial {
         serves.map(|pool| self.pools[pool])
     }
 
-    /// One step. What the upstream makes fail is for the caller to expect.
+    /// Runs one step. The caller must expect the failures that the upstream injects.
     pub fn step(&mut self, step: &ProgramStep) -> Result<(), AllocationError> {
         self.forget_released();
         let checker = Arc::clone(&self.checker);
@@ -184,7 +184,7 @@ impl Trial {
         assert!(block.size_bytes() >= bytes && block.stream() == stream(on));
         if !block.is_null() {
             self.checker.handed_out(block.address(), block.size_bytes(), block.stream());
-            // Memory of the other kinds may serve a request that does not rely on it.
+            // Memory of the other kinds of pools may serve a request that does not rely on it.
             if matches!(self.kind_of_pools, Pools::Usual | Pools::Aliased) {
                 self.checker.relied_on(block.address(), block.size_bytes(), self.pool_for(on));
             }
@@ -212,7 +212,7 @@ impl Trial {
         let emptied = match pool {
             None => self.allocator.empty_cache(),
             Some(pool) => {
-                // Code that asks for this does not rely on them; in a capture it is refused.
+                // Code that calls this does not rely on the addresses; in a capture it is refused.
                 if !self.is_capturing() {
                     self.checker.let_go_of(self.pools[pool]);
                 }
@@ -242,7 +242,7 @@ impl Trial {
 
     fn leave(&mut self, mut place: usize) -> Result<(), AllocationError> {
         if let Open::Scope { pool, .. } = self.open[place] {
-            // Of several scopes of one pool it is the innermost that ends.
+            // Of several scopes of one pool the innermost ends.
             let same = |open: &Open| matches!(open, Open::Scope { pool: one, .. } if *one == pool);
             place = self.open.iter().rposition(same).expect("there is one at least");
         }
@@ -256,7 +256,7 @@ impl Trial {
         Ok(())
     }
 
-    /// Tells the checker which pools are not relied on any more.
+    /// Reports to the checker the pools that nothing relies on any more.
     fn forget_released(&self) {
         let released = self.pools.iter().filter(|pool| self.allocator.pool_use_count(**pool) == 0);
         released.for_each(|pool| self.checker.let_go_of(*pool));
@@ -295,7 +295,7 @@ impl Trial {
         let anywhere = settings.cross_stream_reuse() != CrossStreamReuse::Never && !self.is_capturing();
         if settings.last_resort() {
             for segment in self.allocator.snapshot() {
-                // A pool that helps does so on the stream of its memory.
+                // A pool that helps does so only on the stream of its memory.
                 let helps = self.kind_of_pools == Pools::UseOnOom && pool.is_none() && !self.is_capturing();
                 let own = segment.stream == stream(on);
                 let is_eligible = segment.pool == pool && (own || anywhere) || helps && own;
@@ -331,8 +331,8 @@ impl Trial {
         );
     }
 
-    /// The fewest bytes of pages of a class that would have to be mapped behind memory of a stream, so that `size_bytes` are
-    /// free there.
+    /// Returns the fewest bytes of pages of a class that would have to be mapped after memory of a stream, so that `size_bytes`
+    /// are free there.
     fn least_growth(&self, size_bytes: u64, pool: Option<PoolId>, on: u64, class: SizeClass) -> u64 {
         let (mapped, ranges) = (self.checker.fake.mapped_pages(), self.checker.fake.reserved_ranges());
         let page_bytes = self.allocator.settings().expandable_page_bytes(class);
@@ -354,7 +354,7 @@ impl Trial {
         snapshot.iter().filter(own).filter_map(growth).min().unwrap_or(u64::MAX)
     }
 
-    /// Asserts what must hold at any time, whatever happened.
+    /// Asserts the conditions that hold at any time.
     pub fn assert_valid(&self) {
         assert_eq!(self.checker.violations(), Vec::<String>::new());
         let snapshot = self.allocator.snapshot();
@@ -402,7 +402,7 @@ impl Trial {
         assert_eq!(statistics.oversize_allocations.current, large, "oversize_allocations");
     }
 
-    /// Lets go of everything that the program has.
+    /// Drops everything that the program holds.
     pub fn let_go(&mut self) {
         while let Some(open) = self.open.len().checked_sub(1) {
             self.leave(open).expect("no fault is left");
@@ -418,7 +418,7 @@ impl Trial {
         self.forget_released();
     }
 
-    /// Ends the program: everything must come back, by an emptied cache or by itself.
+    /// Ends the program: everything must be returned, after the cache is emptied or when the allocator is dropped.
     pub fn finish(mut self, emptied: bool) {
         self.let_go();
         if emptied {
@@ -427,7 +427,7 @@ impl Trial {
             self.allocator.process_events();
             self.allocator.empty_cache().expect("no fault is left");
             self.assert_valid();
-            // A fence that asks how far a stream is may still be on its way.
+            // The event of a fence that checks a stream's progress may not have passed yet.
             let fences = STREAMS as usize * (self.pools.len() + 1);
             let [segments, pages, ranges, mapped, events] = self.checker.held();
             assert_eq!([segments, pages, ranges, mapped], [0; 4], "all goes back when the cache is emptied");
@@ -442,7 +442,7 @@ impl Trial {
     }
 }
 
-/// The blocks in callers' hands.
+/// Asserts that blocks tile their segments. Returns the blocks that callers hold.
 fn assert_tiled(snapshot: &[SegmentSnapshot]) -> BTreeMap<u64, u64> {
     let mut live = BTreeMap::new();
     for segment in snapshot {
