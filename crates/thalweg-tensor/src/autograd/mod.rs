@@ -7,7 +7,7 @@
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
-//! set. A write in place of something that a gradient flows from is recorded too; see `in_place`.
+//! set. A write in place of something that a gradient flows from is recorded too; see `kernels::recorded_write`.
 //!
 //! # Gradients that leaves have already
 //! A pass adds to them in place, as PyTorch does: all holders of [`Tensor::grad`] see the sum, and a graph that saved it finds it written. Under
@@ -42,7 +42,6 @@ mod gradcheck;
 mod halves;
 mod hook_list;
 mod hooks;
-pub(crate) mod in_place;
 mod leaf;
 mod meta;
 mod mode;
@@ -51,7 +50,6 @@ mod pass;
 mod region;
 mod saved;
 mod sums;
-pub(crate) mod views;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,6 +81,7 @@ pub use mode::{
 };
 pub use offload::save_on_cpu;
 pub use pass::{at_end as at_pass_end, number as pass_number, queue_callback, will_run};
+pub(crate) use region::Region;
 pub use saved::{
     Saved, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks, saved_tensors_hooks_for,
 };

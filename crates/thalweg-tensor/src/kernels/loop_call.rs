@@ -23,12 +23,12 @@ pub(crate) enum Points {
 
 impl Points {
     /// Returns the dimensions that are reduced.
-    pub(super) fn reduced(&self) -> &[usize] {
+    pub(crate) fn reduced(&self) -> &[usize] {
         if let Self::Reduced(dimensions) = self { dimensions } else { &[] }
     }
 
     /// Returns the shape of the result, where no tensor gives it.
-    pub(super) fn extents(&self) -> &[usize] {
+    pub(crate) fn extents(&self) -> &[usize] {
         if let Self::Result(extents) = self { extents } else { &[] }
     }
 
@@ -54,7 +54,7 @@ pub(crate) struct LoopArguments {
 
 impl LoopArguments {
     /// Returns the highest category of the numbers.
-    pub(super) fn category(&self) -> Category {
+    pub(crate) fn category(&self) -> Category {
         self.scalars.iter().map(|scalar| scalar.category()).max().unwrap_or(Category::Bool)
     }
 }
@@ -116,7 +116,7 @@ impl<'a> LoopCall<'a> {
 
 impl LoopCall<'_> {
     /// Returns the inputs that require a gradient, as bits.
-    pub(super) fn wanted(&self) -> u32 {
+    pub(crate) fn wanted(&self) -> u32 {
         let inputs = self.tensors.iter().enumerate();
         inputs
             .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())

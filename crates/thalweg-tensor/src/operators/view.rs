@@ -7,10 +7,11 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};
 use super::{operators, single};
-use crate::autograd::views::{ViewBackward, record_split, record_view};
 use crate::dispatch::{Arguments, Call};
 use crate::dtype_name::named;
 use crate::host_room::host_room;
+use crate::kernels::views::{ViewBackward, record_split, record_view};
+use crate::memory_format::{channels_last_order, format_order};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -677,29 +678,6 @@ pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result
         })
         .collect();
     x.permute(&order)
-}
-
-/// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
-pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
-    match (format, rank) {
-        (0, _) => Ok(None),
-        (2, 4) | (3, 5) => Ok(Some(channels_last_order(rank))),
-        (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
-        (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
-        (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
-        _ => Err(Error::invalid(format!("{format} is not a memory format"))),
-    }
-}
-
-/// Returns the order of dimensions, outermost first, of images or volumes whose channels lie behind the places; of two dimensions and more.
-pub(crate) fn channels_last_order(rank: usize) -> Shape {
-    [0].into_iter().chain(2..rank).chain([1]).collect()
-}
-
-/// Returns whether channels follow one another in a tensor of two dimensions and more, and not places.
-pub(crate) fn is_channels_last(x: &Tensor) -> bool {
-    let order = channels_last_order(x.rank());
-    !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
 }
 
 /// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.

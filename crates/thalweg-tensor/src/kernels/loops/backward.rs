@@ -9,7 +9,8 @@ use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
-use super::{Extents, LoopCall, LoopLaunch, Resolved, Split, bits_of};
+use super::resolved::{Extents, Resolved, Split};
+use super::{LoopCall, LoopLaunch, bits_of};
 use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
