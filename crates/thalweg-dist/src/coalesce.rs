@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{CollectiveOperation, DevicePointer, ElementFormat};
 use thalweg_runtime::{CollectivePart, Error, Event, Label, Result};
-use thalweg_tensor::caller::{at_line, in_call, label_at};
+use thalweg_tensor::caller::{at_line, in_call, in_function, label_at};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::checks::{fit, is_member, is_other, moved, one_per_rank, reduced, same_dtype, splits};
@@ -304,7 +304,7 @@ impl Coalescing<'_> {
     #[track_caller]
     pub fn all_to_all(&mut self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<()> {
         let label = label_at("all_to_all", Location::caller());
-        in_call("all_to_all", &[], label.location, || {
+        in_function("all_to_all", label.location, || {
             one_per_rank(self.group, "input to all_to_all", inputs)?;
             one_per_rank(self.group, "output of all_to_all", outputs)?;
             for tensor in inputs.iter().chain(outputs) {

@@ -9,7 +9,8 @@ use thalweg_ir::{DType, Scalar, c128};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Schema, Type};
 use thalweg_runtime::{Device, Error, Result};
 
-use crate::tensor::{Tensor, describe};
+use crate::caller::describe;
+use crate::tensor::Tensor;
 
 /// A list of integers: extents, dimensions.
 pub type Ints = SmallVec<[i64; 6]>;

@@ -12,8 +12,7 @@ use std::panic::Location;
 use thalweg_ir::Scalar;
 use thalweg_runtime::Result;
 
-use crate::dispatch::{Argument, Operator, built_in};
-use crate::operators::call;
+use crate::dispatch::{Argument, Operator, built_in, call};
 use crate::tensor::Tensor;
 
 /// An operator between tensors, owned or borrowed, and with numbers on the right.

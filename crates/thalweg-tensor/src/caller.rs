@@ -30,8 +30,6 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Label, Result};
 
-use crate::tensor::{Tensor, describe, describe_new};
-
 /// A line of the source.
 pub type CallLocation = &'static Location<'static>;
 
@@ -110,15 +108,38 @@ pub fn label_at(operator: &'static str, location: CallLocation) -> Label {
     Label::at(operator, outermost(location))
 }
 
+/// A value that a call takes, as a [`Tensor`](crate::Tensor), which its errors describe.
+pub trait Operand {
+    /// Returns what an error says of it.
+    fn describe(&self) -> String;
+}
+
+/// Describes a call for errors and labels, as `name(shape dtype, …)`.
+pub(crate) fn describe<O: Operand>(operator: &str, operands: &[&O]) -> String {
+    let list: Vec<String> = operands.iter().map(|operand| operand.describe()).collect();
+    format!("{operator}({})", list.join(", "))
+}
+
+/// Describes a call that makes a tensor, as [`describe`] does.
+pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
+    format!("{operator}({shape:?} {dtype} on {device})")
+}
+
 /// Runs a public function on tensors; an error names it, its tensors and its line.
-pub fn in_call<T>(
+pub fn in_call<T, O: Operand>(
     operator: &str,
-    tensors: &[&Tensor],
+    operands: &[&O],
     location: CallLocation,
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let _entered = enter(location);
-    run().map_err(|error| error.in_call(describe(operator, tensors), outermost(location)))
+    run().map_err(|error| error.in_call(describe(operator, operands), outermost(location)))
+}
+
+/// Runs a public function that takes no tensors; an error names it and its line.
+pub fn in_function<T>(name: &str, location: CallLocation, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _entered = enter(location);
+    run().map_err(|error| error.in_call(format!("{name}()"), outermost(location)))
 }
 
 /// Runs a public function that is called on no tensors, or whose errors say enough of them; an error names its line.

@@ -1,6 +1,6 @@
 //! The memory that results are to be written into: that of the tensors of an `out=` form, and of the first tensor of a form in place.
 //!
-//! The code that has memory for a result [offers](offered) it while the operator runs (`operators::offers` decides whether it may). A kernel that is about to allocate a result takes an
+//! The code that has memory for a result [offers](offered) it while the operator runs (`dispatch::offers` decides whether it may). A kernel that is about to allocate a result takes an
 //! offer instead where dtype and layout fit ([`for_loop`], [`Tensor::result_on`]), and each offer serves once. What was not taken is computed in
 //! memory of its own and copied, so the offer changes no bit of a result, only where it is written.
 //!

@@ -5,8 +5,8 @@ use std::panic::Location;
 use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
 
-use crate::autograd::in_place::{Recording, Write};
 use crate::caller::{at_line, creating, in_call, label_at};
+use crate::kernels::recorded_write::{Recording, Write};
 use crate::tensor::Tensor;
 
 /// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so reading and writing it

@@ -2,11 +2,11 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::Result;
+use thalweg_ir::Shape;
+use thalweg_runtime::{Error, Result};
 
 use crate::caller::in_call;
-use crate::dispatch::built_in;
-use crate::operators::{call, format_order};
+use crate::dispatch::{built_in, call};
 use crate::tensor::Tensor;
 
 /// An order of a tensor's dimensions in memory (`torch.memory_format`). The order of the shape, and so of subscripts, is untouched.
@@ -55,4 +55,27 @@ impl Tensor {
             })
         })
     }
+}
+
+/// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
+pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
+    match (format, rank) {
+        (0, _) => Ok(None),
+        (2, 4) | (3, 5) => Ok(Some(channels_last_order(rank))),
+        (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
+        (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
+        (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
+        _ => Err(Error::invalid(format!("{format} is not a memory format"))),
+    }
+}
+
+/// Returns the order of dimensions, outermost first, of images or volumes whose channels lie behind the places; of two dimensions and more.
+pub(crate) fn channels_last_order(rank: usize) -> Shape {
+    [0].into_iter().chain(2..rank).chain([1]).collect()
+}
+
+/// Returns whether channels follow one another in a tensor of two dimensions and more, and not places.
+pub(crate) fn is_channels_last(x: &Tensor) -> bool {
+    let order = channels_last_order(x.rank());
+    !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
 }

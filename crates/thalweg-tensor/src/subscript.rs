@@ -8,8 +8,8 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::in_call;
-use crate::dispatch::{Argument, built_in};
-use crate::operators::{call, truth_values};
+use crate::dispatch::{Argument, built_in, call};
+use crate::operators::truth_values;
 use crate::tensor::Tensor;
 
 /// One part of a subscript. [`i!`](crate::i) makes lists of them.

@@ -1,7 +1,6 @@
 //! [`Tensor`]: a view of device memory with a dtype, and its part in the autograd graph.
 //!
-//! This module is a hub: a tensor has a part in the graph (`autograd`, `autograd::meta`), whose nodes have tensors
-//! (`autograd::leaf`, `autograd::region`); and the errors of calls name tensors (`caller`). Operators are above it.
+//! A tensor has a part in the graph (`autograd::meta`), whose nodes (`autograd::node`) have tensors: these files are one circle. Operators are above it.
 
 use std::fmt;
 use std::panic::Location;
@@ -15,8 +14,8 @@ use thalweg_ir::{
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled, no_grad};
-use crate::caller::{at_line, creating, in_call, label_at};
+use crate::autograd::{AutogradMeta, Edge, ViewOf, is_grad_enabled, no_grad};
+use crate::caller::{Operand, at_line, creating, in_call, label_at};
 use crate::deterministic::fills_now;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
@@ -521,12 +520,12 @@ impl Tensor {
     }
 
     /// Returns the tensor as the result of a node of the autograd graph.
-    pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
+    pub(crate) fn with_edge(&self, edge: Edge) -> Self {
         self.with_autograd(self.0.autograd.with_edge(edge))
     }
 
     /// Makes the tensor the result of a node of the autograd graph. Clones of it stay as they were.
-    pub(crate) fn join(&mut self, edge: GradientEdge) {
+    pub(crate) fn join(&mut self, edge: Edge) {
         match Arc::get_mut(&mut self.0) {
             Some(state) => state.autograd.join(edge),
             None => *self = self.with_edge(edge),
@@ -666,16 +665,8 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Describes a call for errors and labels, as `name(shape dtype, …)`.
-pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
-    let list: Vec<String> = tensors
-        .iter()
-        .map(|tensor| format!("{:?} {} on {}", tensor.shape(), tensor.dtype(), tensor.device()))
-        .collect();
-    format!("{operator}({})", list.join(", "))
-}
-
-/// Describes a call that makes a tensor, as [`describe`] does.
-pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
-    format!("{operator}({shape:?} {dtype} on {device})")
+impl Operand for Tensor {
+    fn describe(&self) -> String {
+        format!("{:?} {} on {}", self.shape(), self.dtype(), self.device())
+    }
 }

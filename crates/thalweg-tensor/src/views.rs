@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 use thalweg_ir::{Layout, Shape};
 use thalweg_runtime::{Error, Result};
 
-use crate::autograd::views::{ViewBackward, record_unbind, record_view};
 use crate::caller::in_call;
 use crate::host_room::host_room;
-use crate::operators::{expand, inferred, view};
+use crate::kernels::reshape::{expand, inferred, view};
+use crate::kernels::views::{ViewBackward, record_unbind, record_view};
 use crate::sizes::Sizes;
 use crate::tensor::Tensor;
 

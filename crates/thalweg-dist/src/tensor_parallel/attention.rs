@@ -6,7 +6,7 @@ use thalweg_nn::functional::{AttentionOptions, scaled_dot_product_attention};
 use thalweg_nn::module::{Forward, Linear, Module, MultiheadAttention};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::in_call;
+use thalweg_tensor::caller::{in_call, in_function};
 
 use super::layers::Parallel;
 use super::style::{ColwiseParallel, RowwiseParallel};
@@ -32,7 +32,7 @@ impl ParallelAttention {
     /// [`Error::is_invalid_argument`] if keys or values have other features than queries, or a key and a value are added to the sequence.
     #[track_caller]
     pub fn new(attention: MultiheadAttention, is_causal: bool) -> Result<Self> {
-        in_call("ParallelAttention", &[], Location::caller(), || {
+        in_function("ParallelAttention", Location::caller(), || {
             let named = attention.named_parameters();
             let find =
                 |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call};
+use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use super::{Forward, Linear, Module, constant, uniform};
@@ -106,7 +106,7 @@ impl MultiheadAttention {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_call("MultiheadAttention::new", &[], Location::caller(), || {
+        in_function("MultiheadAttention::new", Location::caller(), || {
             if features == 0 || heads == 0 || !features.is_multiple_of(heads) {
                 return Err(Error::invalid(format!(
                     "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_runtime::{Device, Error, Result};
-use thalweg_tensor::caller::in_call;
+use thalweg_tensor::caller::{in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -146,7 +146,7 @@ impl TransformerEncoderLayer {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_call("TransformerEncoderLayer::new", &[], Location::caller(), || {
+        in_function("TransformerEncoderLayer::new", Location::caller(), || {
             let inner = options.dim_feedforward;
             Ok(Self {
                 self_attn: options.attention([features, heads], generator, device)?,
@@ -216,7 +216,7 @@ impl TransformerDecoderLayer {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_call("TransformerDecoderLayer::new", &[], Location::caller(), || {
+        in_function("TransformerDecoderLayer::new", Location::caller(), || {
             let inner = options.dim_feedforward;
             Ok(Self {
                 self_attn: options.attention([features, heads], generator, device)?,
@@ -345,7 +345,7 @@ impl EncoderDecoder {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_call("EncoderDecoder::new", &[], Location::caller(), || {
+        in_function("EncoderDecoder::new", Location::caller(), || {
             let encoder = (0..encoder_layers)
                 .map(|_| TransformerEncoderLayer::new(features, heads, options.clone(), generator, device))
                 .collect::<Result<_>>()?;

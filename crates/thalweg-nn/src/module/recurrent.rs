@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call, label_at};
+use thalweg_tensor::caller::{enter, in_call, in_function, label_at};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use super::{Entry, EntryMut, Module, PackedSequence, uniform};
@@ -206,7 +206,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        in_call("Recurrent::with_kind", &[], Location::caller(), || {
+        in_function("Recurrent::with_kind", Location::caller(), || {
             if options.proj_size > 0 && (K::STATES < 2 || options.proj_size >= hidden) {
                 return Err(Error::invalid(
                     "proj_size is only supported for LSTM, and has to be smaller than hidden_size",

@@ -1,36 +1,14 @@
 //! Anomaly mode: backward passes that say which line of the program their failures, and their NaNs, come from.
 
 use std::cell::Cell;
-use std::sync::{Arc, OnceLock};
 
 use thalweg_runtime::{Error, Result};
 
+use super::hooks::title;
 use super::{Node, no_grad};
-use crate::caller::{CallLocation, entered};
 use crate::dispatch::{Anomaly, ModeGuard, anomaly, set_anomaly};
 use crate::tensor::Tensor;
 use crate::warning::warn;
-
-/// The call that recorded a node.
-pub(super) struct Origin {
-    operator: &'static str,
-    location: Option<CallLocation>,
-    /// The calls of the program that led there, as another language has them.
-    stack: Option<String>,
-    /// The call whose gradient the node computes, where gradients of gradients are asked for.
-    parent: Option<Arc<Origin>>,
-}
-
-/// A function that gives the calls that led to an operator, in another language.
-type StackSource = Box<dyn Fn() -> Option<String> + Send + Sync>;
-
-static STACKS: OnceLock<StackSource> = OnceLock::new();
-
-/// Lets a function give, as lines of a text, the calls of the program that led to the operator that runs: anomaly mode keeps them with each
-/// node. The first function stays.
-pub fn set_stack_source(source: impl Fn() -> Option<String> + Send + Sync + 'static) {
-    _ = STACKS.set(Box::new(source));
-}
 
 /// Runs a function in anomaly mode with a look for NaN (`torch.autograd.detect_anomaly`). See [`set_detect_anomaly`].
 pub fn detect_anomaly<T>(function: impl FnOnce() -> T) -> T {
@@ -93,19 +71,6 @@ pub fn is_anomaly_enabled() -> bool {
     anomaly() != Anomaly::Off
 }
 
-/// Returns what anomaly mode notes of the operator that records a node now.
-pub(super) fn origin(
-    operator: &'static str,
-    running: impl FnOnce() -> Option<Arc<Node>>,
-) -> Option<Arc<Origin>> {
-    if !is_anomaly_enabled() {
-        return None;
-    }
-    let parent = running().and_then(|node| node.origin.clone());
-    let stack = STACKS.get().and_then(|source| source());
-    Some(Arc::new(Origin { operator, location: entered(), stack, parent }))
-}
-
 /// Adds to the error of a node's backward function where the node was recorded, and warns of it: an exception of a program's own function has
 /// no room for it.
 pub(super) fn explain(node: &Node, error: Error) -> Error {
@@ -132,26 +97,11 @@ pub(super) fn explain(node: &Node, error: Error) -> Error {
                 origin = parent;
                 warn(&format!(
                     "Previous calculation was induced by {}. Traceback of forward call that induced the previous calculation:\n{}",
-                    super::hooks::title(origin.operator),
+                    title(origin.operator),
                     origin.calls()
                 ));
             }
             None => return error.context(text),
-        }
-    }
-}
-
-impl Origin {
-    /// Returns the calls that led to the operator, or the operator and its line.
-    fn calls(&self) -> String {
-        self.stack.clone().unwrap_or_else(|| self.text())
-    }
-
-    /// Returns the operator and the line of the call.
-    fn text(&self) -> String {
-        match self.location {
-            Some(location) => format!("{} at {location}", self.operator),
-            None => self.operator.to_owned(),
         }
     }
 }

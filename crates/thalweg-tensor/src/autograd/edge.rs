@@ -4,48 +4,13 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_ops::schema::{Kind, Schema};
 use thalweg_runtime::{Label, Result, within};
 
+use super::engine::{self, run_function};
 use super::saved::Unpacked;
-use super::{BackwardOptions, Edge, Gradients, Node, Saved, engine, run_function, running};
+use super::{BackwardOptions, Edge, Gradients, Node, Request, Saved, running};
 use crate::caller::at_line;
 use crate::tensor::Tensor;
-
-/// A value that a program has put beside a node.
-pub type Attachment = dyn Any + Send + Sync;
-
-/// A tensor that a node keeps.
-pub struct SavedPlace<'a> {
-    /// The name of the argument or the result, as the operator's signature has it.
-    pub name: String,
-    /// The tensor.
-    pub saved: &'a Saved,
-}
-
-impl<'a> SavedPlace<'a> {
-    /// Returns a tensor of a call, by its place among the call's tensors, with the name of its parameter.
-    pub(crate) fn input(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
-        let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
-        let parameter = tensors.take(at + 1).last();
-        let name = parameter.map_or_else(|| format!("input{at}"), |parameter| parameter.name.clone());
-        // The parameters of a part of other operators have numbers for names.
-        let numbered = name.strip_prefix("input").and_then(|number| number.parse::<usize>().ok());
-        let name =
-            numbered.and_then(|number| ["self", "other"].get(number)).map_or(name, |&name| name.to_owned());
-        Self { name, saved }
-    }
-
-    /// Returns a result of a call, by its place, with its name: `result` where it has none.
-    pub(crate) fn result(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
-        let name = match (schema.return_names.get(at), schema.returns.len()) {
-            (Some(name), _) if !name.is_empty() => name.clone(),
-            (_, 1) => "result".to_owned(),
-            _ => format!("result{at}"),
-        };
-        Self { name, saved }
-    }
-}
 
 /// The kind of a pass, and the places that it asks for.
 pub enum Backpropagation<'a> {
@@ -81,23 +46,6 @@ pub fn run_backward(
     })
 }
 
-impl Edge {
-    /// Returns the edge to a result of a node, by its place.
-    pub fn new(node: Arc<Node>, place: usize) -> Self {
-        Self { node, input: place }
-    }
-
-    /// Returns the node.
-    pub fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
-
-    /// Returns the place among the node's results.
-    pub fn place(&self) -> usize {
-        self.input
-    }
-}
-
 impl Node {
     /// Returns how many results it had.
     pub fn output_count(&self) -> usize {
@@ -109,7 +57,7 @@ impl Node {
     /// # Errors
     /// Those of the function.
     pub fn call(self: &Arc<Self>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        run_function(self, gradients, false)
+        run_function(self, gradients, &Request::default())
     }
 
     /// Returns what a program has put beside it, and puts it there where there is nothing. `None` where that is of another type.

@@ -19,12 +19,12 @@ use smallvec::SmallVec;
 use thalweg_profiler::record_operator_with;
 use thalweg_runtime::{Device, Error, Result, Stream};
 
-use super::halves::{Asked, asking};
-use super::leaf;
 use super::pass::{RunningPass, Runs};
-use super::sums::{Sums, summing};
+use super::request::{Asked, Request};
+use super::saved::Unpacked;
 use super::{
-    BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, run_function,
+    Backward, BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, leaf,
+    no_grad, pass, record, running,
 };
 use crate::moves::is_one_driver;
 use crate::tensor::Tensor;
@@ -222,7 +222,7 @@ impl Pass {
         let joined = left.join(&self.caller);
         outcome?;
         joined?;
-        options.run(super::pass::run_callbacks)?;
+        options.run(pass::run_callbacks)?;
         let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
         let arrived: Result<_> = arrived
             .into_iter()
@@ -365,9 +365,10 @@ impl Pass {
     ) -> Result<Gradients> {
         let name = node.function.name();
         let _recorded = record_operator_with(|| node.title());
-        let sums = self.sums(node, asked.as_ref());
-        let results = summing(sums, || asking(asked, || run_function(node, gradients, is_last)))
+        let request = self.request(node, is_last, asked);
+        let results = run_function(node, gradients, &request)
             .map_err(|error| error.context(format!("backward of {}", public_name(name))))?;
+        drop(request);
         if results.len() != node.edges.len() && !node.edges.is_empty() {
             return Err(Error::invalid(format!(
                 "backward of {} gave {} gradients for {} inputs",
@@ -387,11 +388,11 @@ fn public_name(name: &str) -> &str {
 }
 
 impl Pass {
-    /// Returns the sums that a node may add gradients to in place, and the inputs whose gradient only the cast of a leaf reads; none where a hook
-    /// or the pass itself is to see what the node computes.
-    fn sums(&self, node: &Node, asked: Option<&Asked>) -> Sums {
+    /// Returns what the pass asks a node for: with the sums that it may add gradients to in place, and the inputs whose gradient only the cast of a
+    /// leaf reads; none where a hook or the pass itself is to see what the node computes.
+    fn request(&self, node: &Node, is_last: bool, asked: Option<Asked>) -> Request {
         if is_grad_enabled() || node.has_hooks_behind() || anomaly::is_anomaly_enabled() {
-            return Sums::default();
+            return Request { is_last, asked, ..Request::default() };
         }
         let is_target = |edge: &Edge| {
             self.wanted.as_ref().is_some_and(|wanted| wanted.nodes.contains(&edge.node.sequence))
@@ -403,7 +404,8 @@ impl Pass {
             .map(|(input, _)| input)
             .collect();
         let is_summed = self.wanted.is_none() && node.stream == self.caller;
-        Sums { sums: if is_summed { self.sums_in_place(node, asked) } else { SmallVec::new() }, widened }
+        let sums = if is_summed { self.sums_in_place(node, asked.as_ref()) } else { SmallVec::new() };
+        Request { is_last, asked, sums, widened }
     }
 
     /// Returns the sums of a node's inputs: what has arrived there already, or the gradient that a leaf has, behind a cast or not, where nothing
@@ -522,6 +524,45 @@ impl Wanted {
             }
         }
     }
+}
+
+/// The backward function of a gradient whose own gradient is not known.
+struct Undifferentiable(&'static str);
+
+impl Backward for Undifferentiable {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn backward(&self, _: &[Option<Tensor>]) -> Result<Gradients> {
+        Err(Error::invalid(format!("the gradient of {} cannot be differentiated again", self.0)))
+    }
+}
+
+/// Runs a node's backward function; what it computes without recording itself is marked
+/// as having no gradient of its own.
+pub(super) fn run_function(
+    node: &Arc<Node>,
+    gradients: &[Option<Tensor>],
+    request: &Request,
+) -> Result<Gradients> {
+    let _unpacked = Unpacked::new();
+    let function = &node.function;
+    if !is_grad_enabled() {
+        return running(node, || function.backward_for(gradients, request));
+    }
+    if function.is_recorded() {
+        return running(node, || function.backward_for(gradients, request));
+    }
+    let mut results = no_grad(|| function.backward_for(gradients, request))?;
+    let inputs: SmallVec<[&Tensor; 4]> = gradients.iter().flatten().collect();
+    for result in results.iter_mut().flatten() {
+        let mut marked = [result.detach()];
+        record(Box::new(Undifferentiable(function.name())), &inputs, &mut marked, node.stream.clone());
+        let [marked] = marked;
+        *result = marked;
+    }
+    Ok(results)
 }
 
 /// Returns, of each leaf, whether a backward pass from any of these tensors would come to it.

@@ -11,7 +11,7 @@ use thalweg_ir::{DType, Shape};
 use thalweg_ops::schema::Schema;
 use thalweg_runtime::{Device, Label, Result};
 
-use super::{Backward, Gradients, Saved, SavedPlace, no_grad, record};
+use super::{Backward, Gradients, Request, Saved, SavedPlace, no_grad, record};
 use crate::argument::{Argument, Arguments, Value};
 use crate::dispatch::{Call, Operator};
 use crate::tensor::{Tensor, Tensors};
@@ -90,11 +90,11 @@ impl Backward for FormulaNode {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        (self.formula.backward)(&GradientCall { node: self, gradients, is_last: false })
+        self.backward_for(gradients, &Request::default())
     }
 
-    fn backward_last(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        (self.formula.backward)(&GradientCall { node: self, gradients, is_last: true })
+    fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
+        (self.formula.backward)(&GradientCall { node: self, gradients, request })
     }
 
     fn release(&self) {
@@ -115,8 +115,7 @@ impl Backward for FormulaNode {
 pub struct GradientCall<'a> {
     node: &'a FormulaNode,
     gradients: &'a [Option<Tensor>],
-    /// Whether what was saved is freed behind it.
-    is_last: bool,
+    request: &'a Request,
 }
 
 impl Arguments for GradientCall<'_> {
@@ -164,7 +163,7 @@ impl GradientCall<'_> {
     /// Returns a tensor of the call that the formula names, as room for its own gradient: where this pass frees it and nothing else holds
     /// its memory, so that a kernel may write over what it reads. Ask before [`saved`](Self::saved) is asked for it.
     pub fn room(&self, tensor: usize) -> Option<Tensor> {
-        let mut saved = self.node.saved.iter().filter(|_| self.is_last);
+        let mut saved = self.node.saved.iter().filter(|_| self.request.is_last());
         saved.find(|(at, _)| *at == tensor)?.1.room()
     }
 
@@ -194,7 +193,12 @@ impl GradientCall<'_> {
 
     /// Returns whether the gradient of a tensor of the call is wanted.
     pub fn wants(&self, tensor: usize) -> bool {
-        self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted) && super::is_asked(tensor)
+        self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted) && self.request.is_asked(tensor)
+    }
+
+    /// Returns what the pass asks for.
+    pub fn request(&self) -> &Request {
+        self.request
     }
 
     /// Returns the device.

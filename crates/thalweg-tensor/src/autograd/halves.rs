@@ -3,40 +3,17 @@
 //! The first half runs the nodes that lead to the input, and of each computes only the edges that lead there. Where a node has other edges,
 //! to the weights, it keeps what has arrived. The second half starts from there.
 //!
-//! This module and `engine` use each other: the engine runs both halves, and asks here which edges the first one computes.
+//! This module and `engine` use each other: the engine runs both halves.
 
 use std::panic::Location;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result, within};
 
 use super::engine::{self, Kept};
-use super::{BackwardOptions, Edge};
+use super::{BackwardOptions, Edge, Node};
 use crate::caller::at_line;
-use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
-
-/// Of each edge of a node, whether its gradient is asked for.
-pub(super) type Asked = SmallVec<[bool; 4]>;
-
-thread_local! {
-    /// The edges that are asked for of the node that this thread runs; `None` is all.
-    static ASKED: Scoped<Option<Asked>> = const { scoped(None) };
-}
-
-/// Returns whether the gradient of an input of the node that runs is asked for now: a backward function need not compute the others.
-pub(crate) fn is_asked(input: usize) -> bool {
-    ASKED.with_borrow(|asked| asked.as_ref().is_none_or(|asked| asked.get(input).copied().unwrap_or(true)))
-}
-
-/// Runs a backward function of which only some edges are asked for.
-pub(super) fn asking<T>(asked: Option<Asked>, function: impl FnOnce() -> T) -> T {
-    let former = put(&ASKED, asked);
-    let result = function();
-    let _ended = put(&ASKED, former);
-    result
-}
 
 /// The second half of a backward pass, which [`backward_input`] leaves: what gives leaves their gradients.
 #[must_use = "leaves get their gradients in `run`"]
@@ -103,7 +80,7 @@ impl Kept {
     }
 
     /// Returns the node.
-    pub(super) fn node(&self) -> &Arc<super::Node> {
+    pub(super) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 }

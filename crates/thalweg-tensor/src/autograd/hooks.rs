@@ -6,30 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_runtime::{Error, Result};
 
+use super::hook_list::HookList;
 use super::leaf::{Kept, TensorHook};
-use super::{Gradients, HookHandle, HookList, Node};
+use super::node::NodeHooks;
+use super::{Gradients, HookHandle, Node};
 use crate::caller::in_call;
 use crate::tensor::Tensor;
-
-type PreHook = dyn Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
-type PostHook = dyn Fn(&[Option<Tensor>], &[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
-
-/// The hooks of a node.
-#[derive(Default)]
-pub(super) struct NodeHooks {
-    /// Those of the tensors that are its results.
-    tensors: Arc<HookList<TensorHook>>,
-    /// The outputs whose gradients are kept, and where.
-    retained: Mutex<Vec<(usize, Arc<Kept>)>>,
-    before: Arc<HookList<PreHook>>,
-    after: Arc<HookList<PostHook>>,
-}
-
-impl NodeHooks {
-    fn retained(&self) -> std::sync::MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
-        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Operators whose nodes have other names in PyTorch than theirs, powers of a literal exponent among them.
 const NAMED: &[(&str, &str)] = &[

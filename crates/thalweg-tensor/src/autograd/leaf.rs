@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thalweg_ir::{Layout, inverse_order};
 use thalweg_runtime::Result;
 
-use super::{Backward, Gradients, HookList, is_grad_enabled};
+use super::hook_list::HookList;
+use super::is_grad_enabled;
+use super::node::{Backward, Gradients};
 use crate::tensor::Tensor;
 
 /// A hook that sees a gradient, and may give another in its place. `None` is the zero of a result that none has arrived for, while one has for another

@@ -7,13 +7,13 @@ use super::{Backward, Edge, Gradients, Node};
 use crate::tensor::Tensor;
 
 /// A part of a tensor, as both lie in memory from the tensor's first element on.
-pub(super) struct Region {
+pub(crate) struct Region {
     whole: Layout,
     part: Layout,
 }
 
 impl Region {
-    pub(super) fn new(view: &Tensor, base: &Tensor) -> Result<Self> {
+    pub(crate) fn new(view: &Tensor, base: &Tensor) -> Result<Self> {
         let start = base.layout().offset();
         let from_start =
             |layout: &Layout| Layout::new(layout.shape(), layout.strides(), layout.offset() - start);
@@ -21,7 +21,7 @@ impl Region {
     }
 
     /// Returns a tensor of zeros that lies like the whole, and the part of it.
-    pub(super) fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
+    pub(crate) fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
         let memory = Tensor::zeros(&[self.whole.span()], like.dtype(), like.device())?;
         // Elements that an expanded view repeats are there once.
         let once: Shape = (self.part.shape().iter().zip(self.part.strides()))

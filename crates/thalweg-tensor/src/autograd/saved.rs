@@ -4,9 +4,11 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use thalweg_ir::{DType, Layout};
+use thalweg_ops::schema::{Kind, Schema};
 use thalweg_runtime::{Error, Result};
 
-use super::{Edge, Node, is_grad_enabled, no_grad, running_node};
+use super::node::{Edge, Node, running_node};
+use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
@@ -196,6 +198,38 @@ impl Saved {
     pub fn release(&self) {
         // Dropped without the lock: hooks may hold what has a `Drop` of its own.
         let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// A tensor that a node keeps.
+pub struct SavedPlace<'a> {
+    /// The name of the argument or the result, as the operator's signature has it.
+    pub name: String,
+    /// The tensor.
+    pub saved: &'a Saved,
+}
+
+impl<'a> SavedPlace<'a> {
+    /// Returns a tensor of a call, by its place among the call's tensors, with the name of its parameter.
+    pub(crate) fn input(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
+        let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
+        let parameter = tensors.take(at + 1).last();
+        let name = parameter.map_or_else(|| format!("input{at}"), |parameter| parameter.name.clone());
+        // The parameters of a part of other operators have numbers for names.
+        let numbered = name.strip_prefix("input").and_then(|number| number.parse::<usize>().ok());
+        let name =
+            numbered.and_then(|number| ["self", "other"].get(number)).map_or(name, |&name| name.to_owned());
+        Self { name, saved }
+    }
+
+    /// Returns a result of a call, by its place, with its name: `result` where it has none.
+    pub(crate) fn result(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
+        let name = match (schema.return_names.get(at), schema.returns.len()) {
+            (Some(name), _) if !name.is_empty() => name.clone(),
+            (_, 1) => "result".to_owned(),
+            _ => format!("result{at}"),
+        };
+        Self { name, saved }
     }
 }
 

@@ -6,12 +6,11 @@ use thalweg_ir::{DType, c128};
 use thalweg_ops::schema::{Kind, Parameter};
 use thalweg_runtime::{Device, Error, Label, Result};
 
-use super::Operator;
+use super::definition::{Body, Complex};
 use super::registry::{built_in, find_operator, operators};
+use super::{Operator, in_place};
 use crate::argument::{Argument, Value};
 use crate::dtype_name::overflow;
-use crate::operators::body::{Body, Complex};
-use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
 
 /// Calls an operator with a complex number among its arguments.

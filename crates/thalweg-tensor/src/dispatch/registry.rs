@@ -1,8 +1,9 @@
 //! The registry: every operator by its name. Built-in operators are defined when the first is looked up, forms that write into given
 //! tensors when they are.
 //!
-//! With `autocast` and `operators` this is one circle: the registry defines the operators of the table and gives each its
-//! kernel for autocast, and they look other operators up here.
+//! The built-in operators are above this module: their table implements [`Entries`] for [`OperatorTable`].
+//!
+//! With the functions for complex numbers this is a circle: the registry gives them to each operator, and they look other operators up here.
 
 use std::panic::Location;
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -12,11 +13,21 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
 use thalweg_runtime::{Error, Result};
 
-use super::Operator;
+use super::complex_number::with_complex_number;
+use super::definition::{Body, OpDef, leaked};
+use super::derived::kernels;
+use super::{Operator, in_place, out};
 use crate::argument::{Forms, default_of};
 use crate::caller::outermost;
-use crate::operators::body::leaked;
-use crate::operators::{Body, OpDef, define_all, in_place, kernels, out};
+
+/// Entries that the registry begins with.
+pub(crate) trait Entries {
+    /// Hands every entry to a function.
+    fn for_each(define: impl FnMut(&OpDef));
+}
+
+/// The table of the built-in operators (`operators::table`).
+pub(crate) struct OperatorTable;
 
 /// The operators by name. Built-in ones are defined on first use.
 #[derive(Default)]
@@ -32,7 +43,7 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        define_all(|definition| {
+        OperatorTable::for_each(|definition| {
             let defined = registry.define(definition);
             defined.expect("built-in schemas are right, and their names unique");
         });
@@ -74,6 +85,7 @@ impl Registry {
             first,
             takes_generator,
             complex,
+            with_complex_number,
             of_tensors: OnceLock::new(),
             slots,
         };

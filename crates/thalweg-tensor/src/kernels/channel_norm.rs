@@ -15,10 +15,10 @@ use thalweg_ops::structured::{
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, Points, run_into};
+use super::normalized::Normalized;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints};
-use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
 
 /// With so many rows a GPU has enough to do.
@@ -268,7 +268,7 @@ impl Kernels<'_> {
 }
 
 /// Returns the normalized input times weight plus bias, and mean, inverse deviation and variance.
-pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [x, weight, bias] = [0, 1, 2].map(|at| call.tensor(at));
     let sizes = Sizes::new(x.shape(), call.int(3))?;
     let channels = x.shape()[1];
@@ -293,7 +293,7 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// The gradients of input, weight and bias.
-pub(super) static GRADIENT: Formula = Formula {
+pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[1, 2],
     backward: |call| {

@@ -13,9 +13,8 @@ use thalweg_runtime::{
 
 use crate::autograd::formula::Formula;
 use crate::deterministic::are_deterministic_algorithms_enabled;
-use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
-use crate::operators;
-use crate::operators::{channels_last_order, is_channels_last};
+use crate::dispatch::{self, Argument, Arguments, Call, Ints, built_in};
+use crate::memory_format::{channels_last_order, is_channels_last};
 use crate::tensor::{Tensor, Tensors};
 
 /// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before
@@ -85,7 +84,7 @@ pub(crate) fn call(
     let mut arguments: Vec<Argument<'_>> = vec![first.into(), second.into(), (computed as i64).into()];
     arguments.extend(lists);
     arguments.extend([groups.into(), bias.map_or(Argument::None, Argument::from), relu.into()]);
-    operators::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
+    dispatch::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
 }
 
 /// Returns the view with channels behind the places.

@@ -12,7 +12,7 @@ use crate::dispatch::Arguments;
 use crate::tensor::Tensor;
 
 /// The gradient of the losses, and of the logarithms, in the scores.
-pub(super) static GRADIENT: Formula = Formula {
+pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[1],
     backward: |call| {

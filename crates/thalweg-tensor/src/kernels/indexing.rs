@@ -1,5 +1,6 @@
 //! Reading and writing at indices in device memory: gathering, scattering, embedding with its gradient, and copying in place.
 
+use std::panic::Location;
 use std::slice::from_ref;
 
 use smallvec::SmallVec;
@@ -18,7 +19,7 @@ use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 use super::loops::{launch_placed, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
-use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dispatch::{Argument, Arguments, Call, built_in, call};
 use crate::tensor::{Tensor, Tensors};
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
@@ -197,6 +198,13 @@ pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
             "thalweg::scatter: reduce=\"{name}\" does not combine elements: use one of {known}"
         ))
     })
+}
+
+/// Returns what `thalweg::scatter` gives.
+#[track_caller]
+pub(crate) fn call_scatter(x: &Tensor, index: &Tensor, source: &Tensor, combine: Combine) -> Result<Tensor> {
+    let arguments = [x.into(), index.into(), source.into(), combine.name().into()];
+    call(built_in!("thalweg::scatter")?, &arguments, None, Location::caller())
 }
 
 /// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of

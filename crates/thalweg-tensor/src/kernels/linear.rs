@@ -13,7 +13,7 @@ use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
 use super::loops::{LoopArguments, run_into};
 use super::matmul::{matrix, product, summed_product, summed_rows};
-use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -233,18 +233,23 @@ struct LinearBackward {
 
 impl LinearBackward {
     /// Returns the gradients of weight and bias, as far as they are wanted.
-    fn parameters(&self, gradient: &Tensor, wants_bias: bool) -> Result<[Option<Tensor>; 2]> {
-        if !self.wanted[1] || !is_asked(1) {
-            let bias = wants_bias.then(|| summed_rows(2, gradient, self.label)).transpose()?;
+    fn parameters(
+        &self,
+        gradient: &Tensor,
+        wants_bias: bool,
+        request: &Request,
+    ) -> Result<[Option<Tensor>; 2]> {
+        if !self.wanted[1] || !request.is_asked(1) {
+            let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
             return Ok([None, bias]);
         }
         let input = self.input.get()?;
         let (product, [a, b]) = product(&turned(gradient)?, &input)?;
         // One kernel for both records nothing.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
-            let bias = wants_bias.then(|| summed_rows(2, gradient, self.label)).transpose()?;
+            let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
             // Last: what is added to a sum stays there if something fails.
-            return Ok([summed_product(1, &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
+            return Ok([summed_product((request, 1), &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
         }
         let stream = gradient.device().current_stream();
         let empty = |shape: &[usize]| Tensor::empty_on(shape, gradient.dtype(), &stream, self.label);
@@ -270,13 +275,17 @@ impl Backward for LinearBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        self.backward_for(gradients, &Request::default())
+    }
+
+    fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, self.wanted.len());
         let Some(gradient) = &gradients[0] else { return Ok(results) };
-        if self.wanted[0] && is_asked(0) {
+        if self.wanted[0] && request.is_asked(0) {
             results[0] = Some(gradient.matmul(&self.weight.get()?)?);
         }
-        let wants_bias = self.has[0] && self.wanted[2] && is_asked(2);
-        let [weight, bias] = self.parameters(gradient, wants_bias)?;
+        let wants_bias = self.has[0] && self.wanted[2] && request.is_asked(2);
+        let [weight, bias] = self.parameters(gradient, wants_bias, request)?;
         results[1] = weight;
         if wants_bias {
             results[2] = bias;

@@ -67,7 +67,7 @@ impl<'a> LoopCall<'a> {
 
 impl LoopCall<'_> {
     /// Returns the inputs that require a gradient, as bits.
-    pub(super) fn wanted(&self) -> u32 {
+    pub(crate) fn wanted(&self) -> u32 {
         let inputs = self.tensors.iter().enumerate();
         inputs
             .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())

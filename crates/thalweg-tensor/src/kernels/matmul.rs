@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
-use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_asked, is_widened, record, sum_of};
+use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -117,7 +117,7 @@ pub(crate) static ADD_GRADIENT: Formula = Formula {
         };
         let is_plain = call.scalar(4).to_f64() == 1.0;
         let product = |input: usize, operand: &Tensor, factors: [&Tensor; 2]| match is_plain {
-            true => product_of(input, operand, factors, call.label()),
+            true => product_of((call.request(), input), operand, factors, call.label()),
             false => times(product_like(operand, factors[0], factors[1])?, 4).map(Some),
         };
         call.each(|tensor| match tensor {
@@ -212,9 +212,14 @@ struct MatmulBackward {
 }
 
 /// Returns the gradient of an input of the node that runs, `x · y` as [`product_like`] has it, or `None` where it was added to a sum in place.
-fn product_of(input: usize, operand: &Tensor, [x, y]: [&Tensor; 2], label: Label) -> Result<Option<Tensor>> {
+fn product_of(
+    to: (&Request, usize),
+    operand: &Tensor,
+    [x, y]: [&Tensor; 2],
+    label: Label,
+) -> Result<Option<Tensor>> {
     match operand.is_contiguous() && [operand, x, y].iter().all(|tensor| tensor.rank() == 2) {
-        true => summed_product(input, x, y, label),
+        true => summed_product(to, x, y, label),
         false => product_like(operand, x, y).map(Some),
     }
 }
@@ -225,15 +230,19 @@ impl Backward for MatmulBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        self.backward_for(gradients, &Request::default())
+    }
+
+    fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
         let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 2)) };
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
-        results.push(match self.wanted[0] && is_asked(0) {
-            true => product_of(0, &a, [gradient, &b.transpose(-2, -1)?], self.label)?,
+        results.push(match self.wanted[0] && request.is_asked(0) {
+            true => product_of((request, 0), &a, [gradient, &b.transpose(-2, -1)?], self.label)?,
             false => None,
         });
-        results.push(match self.wanted[1] && is_asked(1) {
-            true => product_of(1, &b, [&a.transpose(-2, -1)?, gradient], self.label)?,
+        results.push(match self.wanted[1] && request.is_asked(1) {
+            true => product_of((request, 1), &b, [&a.transpose(-2, -1)?, gradient], self.label)?,
             false => None,
         });
         Ok(results)
@@ -252,16 +261,21 @@ impl Backward for MatmulBackward {
 
 /// Returns the gradient `a · b` of an input of the node that runs, of rank 2, or `None` where it was added to a sum in place. It is of f32 where
 /// the input's may be, and a library gives it so.
-pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label) -> Result<Option<Tensor>> {
+pub(super) fn summed_product(
+    (request, input): (&Request, usize),
+    a: &Tensor,
+    b: &Tensor,
+    label: Label,
+) -> Result<Option<Tensor>> {
     if a.rank() != 2 || b.rank() != 2 || a.dtype() != b.dtype() {
         return a.matmul(b).map(Some);
     }
     let shape = [a.shape()[0], b.shape()[1]];
-    let sum = sum_of(input).filter(|sum| {
+    let sum = request.sum_of(input).filter(|sum| {
         let is_apart = !sum.shares_storage_with(a) && !sum.shares_storage_with(b);
         sum.shape() == shape && is_apart && sum.elements() > 0
     });
-    if sum.is_none() && !is_widened(input) {
+    if sum.is_none() && !request.is_widened(input) {
         return a.matmul(b).map(Some);
     }
     let (product, [left, right]) = product(a, b)?;
@@ -278,9 +292,9 @@ pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label)
     };
     let product = Matmul { beta: Factor::ONE, ..product };
     if sum.dtype() == a.dtype() {
-        stream.matmul(&product, at(&sum), label)?;
+        stream.matmul(&product, at(sum), label)?;
     } else if sum.dtype() == DType::F32 && takes_wide {
-        stream.matmul_into_wide(&product, at(&sum), label)?;
+        stream.matmul_into_wide(&product, at(sum), label)?;
     } else {
         return a.matmul(b).map(Some);
     }
@@ -290,8 +304,12 @@ pub(super) fn summed_product(input: usize, a: &Tensor, b: &Tensor, label: Label)
 }
 
 /// Returns the gradient of an input of the node that runs, the sum of a matrix's rows: of f32 where the input's may be.
-pub(super) fn summed_rows(input: usize, rows: &Tensor, label: Label) -> Result<Tensor> {
-    let dtype = if is_widened(input) { DType::F32 } else { rows.dtype() };
+pub(super) fn summed_rows(
+    (request, input): (&Request, usize),
+    rows: &Tensor,
+    label: Label,
+) -> Result<Tensor> {
+    let dtype = if request.is_widened(input) { DType::F32 } else { rows.dtype() };
     let arguments = [rows.into(), Argument::Ints(&[0]), false.into(), Argument::DType(dtype)];
     Ok(built_in!("sum.dim_IntList")?.call(&arguments, None, label)?.swap_remove(0))
 }

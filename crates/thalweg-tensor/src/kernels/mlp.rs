@@ -132,10 +132,19 @@ fn collected(
     call.each(|place| {
         Ok(Some(match place {
             0 => of_argument.matmul(first)?,
-            1 => return summed_product(1, &of_argument.transpose(0, 1)?, input, call.label()),
-            2 => return summed_product(2, &gradient.transpose(0, 1)?, hidden, call.label()),
-            3 => summed_rows(3, of_argument, call.label())?,
-            _ => summed_rows(4, gradient, call.label())?,
+            1 => {
+                return summed_product(
+                    (call.request(), 1),
+                    &of_argument.transpose(0, 1)?,
+                    input,
+                    call.label(),
+                );
+            }
+            2 => {
+                return summed_product((call.request(), 2), &gradient.transpose(0, 1)?, hidden, call.label());
+            }
+            3 => summed_rows((call.request(), 3), of_argument, call.label())?,
+            _ => summed_rows((call.request(), 4), gradient, call.label())?,
         }))
     })
 }

@@ -5,158 +5,26 @@
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
-mod channel_norm;
+pub(crate) mod channel_norm;
 pub(crate) mod convolution;
 pub(crate) mod creation;
-mod cross_entropy;
+pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod geometry;
 pub(crate) mod indexing;
 pub(crate) mod linear;
-mod loop_call;
+pub(crate) mod loop_call;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
-mod nll;
+pub(crate) mod nll;
 pub(crate) mod normalization;
+pub(crate) mod normalized;
 pub(crate) mod one_query;
-mod random;
+pub(crate) mod random;
+pub(crate) mod recorded_write;
 pub(crate) mod reductions;
-mod rms_norm;
-
-use thalweg_kernels::random::Distribution;
-use thalweg_ops::Autocast;
-use thalweg_ops::structured::CROSS_ENTROPY;
-
-use crate::operators::OpDef;
-use crate::operators::body::Body::{Differentiable, Kernel, Pair};
-use loops::{LoopCall, run};
-
-/// The operators that are parts of others.
-pub(crate) static INTERNAL: &[OpDef] = &[
-    OpDef::part(
-        "thalweg::full(Scalar value, int[] size, ScalarType dtype) -> Tensor",
-        Kernel(creation::full),
-    ),
-    OpDef::part(
-        "thalweg::uniform(Tensor seed, Tensor offset, Scalar threads, Scalar low, Scalar high, int[] size, ScalarType dtype) -> Tensor",
-        Kernel(|call| random::drawn(call, Distribution::Uniform)),
-    ),
-    OpDef::part(
-        "thalweg::normal(Tensor seed, Tensor offset, Scalar threads, Scalar mean, Scalar deviation, int[] size, ScalarType dtype) -> Tensor",
-        Kernel(|call| random::drawn(call, Distribution::Normal)),
-    ),
-    OpDef::part(
-        "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> (Tensor, Tensor)",
-        Pair(random::dropout, dropout::autograd),
-    ),
-    OpDef::part(
-        "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
-        Differentiable(
-            |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
-            &cross_entropy::GRADIENT,
-        ),
-    ),
-    OpDef {
-        autocast: Autocast::Full,
-        ..OpDef::part(
-            "thalweg::nll_loss(Tensor input, Tensor target, Tensor? weight, int ignore_index, int dimension) -> (Tensor, Tensor)",
-            Differentiable(nll::forward, &nll::GRADIENT),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Full,
-        ..OpDef::part(
-            "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim) -> (Tensor, Tensor, Tensor)",
-            Pair(normalization::backend, normalization::autograd),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Full,
-        ..OpDef::part(
-            "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim) -> (Tensor, Tensor, Tensor, Tensor)",
-            Pair(normalization::fork, normalization::autograd),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Rounded,
-        ..OpDef::part(
-            "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] dim, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
-            Pair(normalization::add, normalization::autograd),
-        )
-    },
-    OpDef::part(
-        "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
-        Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
-        Differentiable(channel_norm::forward, &channel_norm::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
-        Pair(indexing::embedding, indexing::embedding_autograd),
-    ),
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
-            Pair(attention::backend, attention::autograd),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
-            Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
-        )
-    },
-    OpDef::part(
-        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
-        Kernel(fused_attention::backward),
-    ),
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::packed_fused_attention(Tensor packed, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
-            Differentiable(fused_attention::packed, &fused_attention::PACKED_GRADIENT),
-        )
-    },
-    OpDef::part(
-        "thalweg::one_query_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
-        Kernel(one_query::backend),
-    ),
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
-            Pair(linear::backend, linear::autograd),
-        )
-    },
-    OpDef::part(
-        "thalweg::norm_linear(Tensor input, Tensor weight, Tensor? bias, Tensor? addend, Tensor norm_weight, Tensor norm_bias, float eps, bool gelu) -> Tensor",
-        Kernel(linear::few_rows),
-    ),
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None, bool relu=False) -> (Tensor, Tensor, Tensor)",
-            Differentiable(mlp::forward, &mlp::GRADIENT),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
-            Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
-        )
-    },
-    OpDef {
-        autocast: Autocast::Lower,
-        ..OpDef::part(
-            "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups, Tensor? bias=None, bool relu=False) -> Tensor",
-            Differentiable(convolution::backend, &convolution::GRADIENT),
-        )
-    },
-];
+pub(crate) mod reshape;
+pub(crate) mod rms_norm;
+pub(crate) mod views;

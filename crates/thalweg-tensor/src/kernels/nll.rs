@@ -10,8 +10,7 @@ use super::indexing::strided;
 use super::loops::launch_placed;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
-use crate::dispatch::{Arguments, Call, built_in};
-use crate::operators;
+use crate::dispatch::{self, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the extents around a dimension.
@@ -41,7 +40,7 @@ fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
 }
 
 /// Returns −x at each row's class times the class's weight, and that weight, in the dtype that x is computed in.
-pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [outer, classes, inner] = checked(call)?;
     let (x, target) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
     let (compute, stream) = (x.dtype().compute(), call.device.current_stream());
@@ -62,7 +61,7 @@ pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// The gradient of the losses in x. The weights have none.
-pub(super) static GRADIENT: Formula = Formula {
+pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[1],
     outputs: &[1],
     backward: |call| call.one(0, || if is_grad_enabled() { by_operators(call) } else { by_kernel(call) }),
@@ -101,6 +100,5 @@ fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
     let (value, index) = (at_classes(call)?.reshape(&[outer, 1, inner])?, index.reshape(&[outer, 1, inner])?);
     let arguments = [(&value).into(), (&index).into(), (classes as i64).into()];
     let location = call.label().location;
-    operators::call(built_in!("thalweg::gather_backward")?, &arguments, None, location)?
-        .reshape(call.shape(0))
+    dispatch::call(built_in!("thalweg::gather_backward")?, &arguments, None, location)?.reshape(call.shape(0))
 }

@@ -1,5 +1,7 @@
 //! The gradient of layer normalization with weight and bias: one kernel for the input, one for both parameters.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::LoopOp;
@@ -7,9 +9,9 @@ use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall, Points};
-use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
+use super::normalized::Normalized;
+use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Call, Ints, built_in};
-use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
 
 /// The place of the input among the results of a fork: behind mean and inverse deviation.
@@ -132,9 +134,10 @@ impl LayerNormBackward {
     }
 
     /// Returns whether the gradient of an input is asked for now, and that of a parameter.
-    fn asked(&self) -> (bool, bool) {
+    fn asked(&self, request: &Request) -> (bool, bool) {
         let inputs = 1 + usize::from(self.branch.is_some());
-        ((0..inputs).any(is_asked), (inputs..inputs + 2).any(is_asked))
+        let any = |mut range: Range<usize>| range.any(|input| request.is_asked(input));
+        (any(0..inputs), any(inputs..inputs + 2))
     }
 
     /// Returns the gradients in the order of the node's inputs: what is normalized is the first, or the sum of the first two.
@@ -192,6 +195,10 @@ impl Backward for LayerNormBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        self.backward_for(gradients, &Request::default())
+    }
+
+    fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
         let past = gradients.get(FORK).and_then(Option::as_ref);
         let Some(gradient) = &gradients[0] else {
             let mut inputs: Tensors = past.cloned().into_iter().collect();
@@ -203,7 +210,7 @@ impl Backward for LayerNormBackward {
         if is_grad_enabled() {
             return self.recorded(gradient, past);
         }
-        let (inputs_asked, parameters_asked) = self.asked();
+        let (inputs_asked, parameters_asked) = self.asked(request);
         let inputs =
             if self.wanted[0] && inputs_asked { self.inputs(gradient, past)? } else { Tensors::new() };
         let mut parameters = [None, None];

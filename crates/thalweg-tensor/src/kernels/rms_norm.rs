@@ -6,14 +6,14 @@ use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
 use thalweg_runtime::{Error, Result};
 
 use super::loops::{self, LoopArguments, LoopCall, Points};
+use super::normalized::normalized_shape;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints, built_in};
-use crate::operators::norm::normalized_shape;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the rows over the root of their mean square, times the weight, and 1 / √(mean square + ε) of each row.
-pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(1));
     let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
     if !x.dtype().is_floating_point() {
@@ -36,7 +36,7 @@ fn count(shape: &[usize]) -> f64 {
 }
 
 /// The gradients of input and weight.
-pub(super) static GRADIENT: Formula = Formula {
+pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[1],
     backward: |call| {

@@ -13,13 +13,14 @@ use thalweg_runtime::graph::audit::ObstacleKind;
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::{Composite, Kernel};
-use super::index::{checked, gathered, long, number_like, scatter};
+use super::index::{checked, gathered, long, number_like};
 use super::view::dtype_of;
 use super::{operators, single};
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::{named, overflow};
 use crate::host_room::host_room;
+use crate::kernels::indexing::call_scatter as scatter;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 

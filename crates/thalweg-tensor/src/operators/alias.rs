@@ -5,9 +5,10 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::view::{expand, transpose};
+use super::view::transpose;
 use super::{complex, operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::kernels::reshape::expand;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -2,14 +2,11 @@
 //!
 //! A loop takes complex numbers where its formula is one of them: arithmetic, comparison for equality, and what only moves elements
 //! (`thalweg_ir::Body::complex_is_defined`). Where an operator's entry says that others over the parts compute complex numbers
-//! ([`Complex`]), they answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients
+//! ([`Complex`](super::Complex)), they answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients
 //! flow through them. Every other kernel refuses complex numbers there, by its name and in PyTorch's words; and an operator made of
 //! others does where it would convert them to real ones.
 //!
 //! Gradients are PyTorch's: with respect to the conjugate, so that a step against a gradient makes a real loss smaller.
-
-use std::cell::Cell;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
@@ -17,15 +14,13 @@ use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::body::{Body, Complex, OpDef};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
-use crate::autograd::views::{ViewBackward, record_view};
-use crate::caller::enter;
-use crate::dispatch::{Argument, Arguments, BuiltIn, Call, KernelFunction, Operator, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::dtype_name::named;
 use crate::kernels::indexing::combine_of;
 use crate::kernels::matmul;
+use crate::kernels::views::{ViewBackward, record_view};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -115,69 +110,6 @@ static ANGLE: Formula = Formula {
         })
     },
 };
-
-/// Returns the kernel of an operator for complex numbers; `None` where its ordinary kernels take them.
-pub(super) fn kernel(definition: &OpDef) -> Option<KernelFunction> {
-    match (definition.complex, definition.body) {
-        (Complex::Taken, _) => None,
-        (Complex::Parts(by_parts), _) => Some(Arc::new(move |call| {
-            let _entered = enter(call.label.location);
-            by_parts(call)
-        })),
-        (Complex::Operator(name), _) => {
-            let operator = BuiltIn::new(name);
-            Some(Arc::new(move |call| operator.get()?.call(call.arguments, None, call.label)))
-        }
-        (_, Body::Composite(_)) => Some(Arc::new(|call| {
-            let _made_of_others = Conversions::refused_by(call.operator.base_name());
-            call.redispatch()
-        })),
-        (_, Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..)) => Some(Arc::new(|call| {
-            let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
-            Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
-        })),
-        _ => None,
-    }
-}
-
-/// Returns PyTorch's refusal of complex numbers.
-fn not_for(operator: &str, dtype: DType) -> Error {
-    Error::not_implemented(format!("\"{operator}\" not implemented for '{}'", named(dtype)))
-}
-
-thread_local! {
-    /// The operator of this thread, made of others, that has complex numbers and is not there to convert them.
-    static MADE_OF_OTHERS: Cell<Option<&'static str>> = const { Cell::new(None) };
-}
-
-/// A region in which imaginary parts are not lost: an operator that converts what is not a float was not written for complex numbers.
-struct Conversions {
-    former: Option<&'static str>,
-}
-
-impl Conversions {
-    fn refused_by(operator: &'static str) -> Self {
-        let former = MADE_OF_OTHERS.get();
-        MADE_OF_OTHERS.set(former.or(Some(operator)));
-        Self { former }
-    }
-}
-
-impl Drop for Conversions {
-    fn drop(&mut self) {
-        MADE_OF_OTHERS.set(self.former);
-    }
-}
-
-/// Refuses a conversion that loses imaginary parts inside an operator that is not a conversion.
-pub(super) fn check_conversion(from: DType, to: DType) -> Result<()> {
-    match MADE_OF_OTHERS.get() {
-        Some(operator) if from.is_complex() && !to.is_complex() && to != DType::Bool => {
-            Err(not_for(operator, from))
-        }
-        _ => Ok(()),
-    }
-}
 
 fn view_as_real(x: &Tensor) -> Result<Tensor> {
     if !x.dtype().is_complex() {

@@ -9,13 +9,14 @@ use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
 use super::view::{
-    check_options, copied_in_format, diagonal, dtype_of, extents, format_of, format_order, in_format,
-    made_like, wrap, wrap_all,
+    check_options, copied_in_format, diagonal, dtype_of, extents, format_of, in_format, made_like, wrap,
+    wrap_all,
 };
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
+use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in, check_conversion};
+use crate::memory_format::format_order;
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
 operators! {
@@ -135,7 +136,7 @@ operators! {
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
-        super::complex::check_conversion(source.dtype(), x.dtype())?;
+        check_conversion(source.dtype(), x.dtype())?;
         let source = source.expand(x.shape())?;
         let arguments = [(&source).into(), x.dtype().into()];
         super::call(built_in!("thalweg::copy")?, &arguments, None, call.label.location).map(single)

@@ -5,7 +5,7 @@ use std::panic::Location;
 use thalweg_ir::Scalar;
 use thalweg_runtime::Result;
 
-use crate::dispatch::built_in;
+use crate::dispatch::{built_in, in_place};
 use crate::tensor::Tensor;
 
 /// Methods in place, of one call each.
@@ -108,7 +108,7 @@ impl Tensor {
         let value: Scalar = value.into();
         let value = Self::full(&[], value, self.dtype(), self.device())?;
         match self.layout().may_overlap() {
-            true => super::in_place::write_once(self, &value.expand(self.shape())?),
+            true => in_place::write_once(self, &value.expand(self.shape())?),
             false => self.copy_(&value),
         }
     }

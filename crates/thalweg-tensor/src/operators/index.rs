@@ -16,7 +16,7 @@ use super::{complex, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::kernels::indexing::{self, combine_of};
+use crate::kernels::indexing::{self, call_scatter as scatter, combine_of};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -296,13 +296,6 @@ pub(super) fn gathered(x: &Tensor, index: &Tensor) -> Result<Tensor> {
         None,
         std::panic::Location::caller(),
     )
-}
-
-/// Returns what `thalweg::scatter` gives.
-#[track_caller]
-pub(crate) fn scatter(x: &Tensor, index: &Tensor, source: &Tensor, combine: Combine) -> Result<Tensor> {
-    let arguments = [x.into(), index.into(), source.into(), combine.name().into()];
-    super::call(built_in!("thalweg::scatter")?, &arguments, None, std::panic::Location::caller())
 }
 
 /// Returns a number as a tensor without dimensions, of a tensor's dtype and device.

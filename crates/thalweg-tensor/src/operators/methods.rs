@@ -10,10 +10,10 @@ use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result};
 
 use crate::autograd::Saved;
-use crate::autograd::in_place::{Recording, Write};
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Argument, as_ints, built_in};
+use crate::dispatch::{Argument, as_ints, built_in, check_conversion};
 use crate::kernels::loops::{LoopArguments, run_into};
+use crate::kernels::recorded_write::{Recording, Write};
 use crate::operators::call;
 use crate::tensor::Tensor;
 
@@ -96,7 +96,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         in_call("to_dtype", &[self], Location::caller(), || {
-            super::complex::check_conversion(self.dtype(), dtype)?;
+            check_conversion(self.dtype(), dtype)?;
             call(built_in!("thalweg::copy")?, &[self.into(), dtype.into()], None, Location::caller())
         })
     }

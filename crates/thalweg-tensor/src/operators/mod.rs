@@ -15,13 +15,12 @@
 //! whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
 //! the tensors: `autocast: Full`, and `autocast: Parts` for an operator that PyTorch makes of others in every case ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
 //! ([`Complex`]).
-//! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
+//! The union of the families is in `table.rs`. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
 mod advanced_index;
 mod alias;
 mod assemble;
 mod attention;
-pub(crate) mod body;
 mod calculus;
 mod compare;
 mod complex;
@@ -36,10 +35,9 @@ mod einsum;
 mod factories;
 mod fft;
 mod grid;
-pub(crate) mod in_place;
 mod in_place_methods;
 mod indefinite;
-pub(crate) mod index;
+mod index;
 mod join;
 mod least_squares;
 mod linalg;
@@ -48,11 +46,10 @@ mod margin;
 mod matrix;
 mod matrix_norm;
 mod methods;
-pub(crate) mod norm;
-pub(crate) mod norm_backward;
-mod offers;
-pub(crate) mod out;
+mod norm;
+mod norm_backward;
 mod padding;
+mod parts;
 mod pointwise;
 mod pool;
 mod quantized;
@@ -68,119 +65,15 @@ mod special;
 mod split;
 mod statistics;
 mod stft;
+mod table;
 mod unpool;
 mod view;
 mod view_copy;
 mod window;
 
-use std::panic::Location;
-
-use thalweg_ops::structured;
-use thalweg_runtime::{Device, Result};
-
 pub(crate) use advanced_index::truth_values;
-pub(crate) use body::{Body, Complex, OpDef, single};
-pub(crate) use out::OutRule;
-pub(crate) use view::{channels_last_order, expand, format_order, inferred, is_channels_last, view};
 
-use crate::autocast;
-use crate::caller::label_at;
-use crate::dispatch::{Argument, DispatchKey, Operator};
-use crate::tensor::{Tensor, Tensors};
-
-/// Every family.
-static FAMILIES: &[&[OpDef]] = &[
-    pointwise::OPERATORS,
-    reduce::OPERATORS,
-    join::OPERATORS,
-    view::OPERATORS,
-    create::OPERATORS,
-    index::OPERATORS,
-    advanced_index::OPERATORS,
-    linalg::OPERATORS,
-    ctc::OPERATORS,
-    decompose::OPERATORS,
-    solve::OPERATORS,
-    least_squares::OPERATORS,
-    indefinite::OPERATORS,
-    eigenvalues::OPERATORS,
-    matrix_norm::OPERATORS,
-    norm::OPERATORS,
-    norm_backward::OPERATORS,
-    loss::OPERATORS,
-    window::OPERATORS,
-    pool::OPERATORS,
-    scan::OPERATORS,
-    resample::OPERATORS,
-    einsum::OPERATORS,
-    fft::OPERATORS,
-    stft::OPERATORS,
-    sort::OPERATORS,
-    view_copy::OPERATORS,
-    split::OPERATORS,
-    assemble::OPERATORS,
-    alias::OPERATORS,
-    matrix::OPERATORS,
-    calculus::OPERATORS,
-    compare::OPERATORS,
-    complex::OPERATORS,
-    complex_functions::OPERATORS,
-    quantized::OPERATORS,
-    statistics::OPERATORS,
-    counting::OPERATORS,
-    segment::OPERATORS,
-    special::OPERATORS,
-    attention::OPERATORS,
-    unpool::OPERATORS,
-    grid::OPERATORS,
-    margin::OPERATORS,
-    distance::OPERATORS,
-    padding::OPERATORS,
-    random::OPERATORS,
-    recurrent::OPERATORS,
-    crate::kernels::INTERNAL,
-];
-
-/// Hands every built-in operator to a function.
-pub(crate) fn define_all(mut define: impl FnMut(&OpDef)) {
-    thalweg_ops::elementwise()
-        .for_each(|entry| define(&OpDef { method: Some(entry.name), ..OpDef::of_loop(entry) }));
-    let called = structured::CALLED.iter().copied();
-    thalweg_ops::parts().chain(called).for_each(|entry| define(&OpDef::of_loop(entry)));
-    FAMILIES.iter().copied().flatten().for_each(define);
-}
-
-/// Returns the kernels of an operator, by key.
-pub(crate) fn kernels(definition: &OpDef) -> body::Kernels {
-    let mut kernels = definition.body.kernels();
-    let is_composite = matches!(definition.body, Body::Composite(_));
-    let of_autocast =
-        autocast::kernel(definition.autocast, is_composite).map(|kernel| (DispatchKey::Autocast, kernel));
-    let of_complex = complex::kernel(definition).map(|kernel| (DispatchKey::Complex, kernel));
-    kernels.extend(of_autocast.into_iter().chain(of_complex));
-    kernels
-}
-
-/// Calls an operator that gives one tensor.
-pub(crate) fn call(
-    operator: &'static Operator,
-    arguments: &[Argument<'_>],
-    device: Option<&Device>,
-    location: &'static Location<'static>,
-) -> Result<Tensor> {
-    let mut results = call_all(operator, arguments, device, location)?;
-    Ok(results.swap_remove(0))
-}
-
-/// Calls an operator.
-pub(crate) fn call_all(
-    operator: &'static Operator,
-    arguments: &[Argument<'_>],
-    device: Option<&Device>,
-    location: &'static Location<'static>,
-) -> Result<Tensors> {
-    operator.call(arguments, device, label_at(operator.base_name(), location))
-}
+pub(crate) use crate::dispatch::{Body, Complex, OpDef, OutRule, call, call_all, single};
 
 /// The Rust type of a method's parameter.
 macro_rules! parameter {

@@ -6,8 +6,9 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::loops::{LoopArguments, Points};
+use crate::kernels::normalized::{normalized_shape, sizes};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -74,48 +75,6 @@ operators! {
 /// Returns the first of several results.
 fn first(results: Tensors) -> Result<Tensors> {
     Ok(results.into_iter().take(1).collect())
-}
-
-/// Returns a list of extents as PyTorch writes it.
-fn sizes(list: &[usize]) -> String {
-    format!("{list:?}")
-}
-
-/// Returns the extents of `normalized_shape`, if the input's shape ends with them.
-pub(crate) fn normalized_shape(
-    input: &Tensor,
-    list: &Ints,
-    parameters: &[(&str, Option<&Tensor>)],
-) -> Result<Shape> {
-    if list.is_empty() {
-        return Err(Error::invalid(
-            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
-             normalized_shape = []",
-        ));
-    }
-    let is = |shape: &[usize]| {
-        shape.len() == list.len() && shape.iter().zip(list).all(|(&extent, &wanted)| extent as i64 == wanted)
-    };
-    for (name, parameter) in parameters {
-        if let Some(parameter) = parameter
-            && !is(parameter.shape())
-        {
-            return Err(Error::invalid(format!(
-                "Expected {name} to be of same shape as normalized_shape, but got {name} of shape {} and normalized_shape = \
-                 {list:?}",
-                sizes(parameter.shape())
-            )));
-        }
-    }
-    let rows = input.rank().checked_sub(list.len()).filter(|&rows| is(&input.shape()[rows..]));
-    rows.map(|rows| input.shape()[rows..].into()).ok_or_else(|| {
-        let wanted: Vec<String> = list.iter().map(ToString::to_string).collect();
-        Error::invalid(format!(
-            "Given normalized_shape={list:?}, expected input with shape [*, {}], but got input of size{}",
-            wanted.join(", "),
-            sizes(input.shape())
-        ))
-    })
 }
 
 /// Returns the result of layer normalization with mean and inverse deviation, which keep the dimensions.

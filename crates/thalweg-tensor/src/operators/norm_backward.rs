@@ -5,8 +5,8 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::operators;
-use crate::autograd::is_grad_enabled;
 use crate::dispatch::{Argument, Arguments, Call, Ints};
+use crate::kernels::normalized::{Normalized, normalized_shape};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -18,40 +18,6 @@ operators! {
     /// empty.
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(group_norm_backward);
-}
-
-/// Rows of which each has mean 0 and variance 1 after normalization: their elements, and what they were normalized with, which has
-/// the same rank.
-pub(crate) struct Normalized {
-    /// The dimensions of a row.
-    pub dims: Ints,
-    /// The elements less the mean, over the deviation.
-    pub values: Tensor,
-    /// One over the deviation of each row.
-    pub inverse: Tensor,
-}
-
-impl Normalized {
-    /// Normalizes rows with statistics that were computed from them: where gradients are recorded, they flow through these.
-    pub(crate) fn new(x: &Tensor, mean: &Tensor, inverse: &Tensor, dims: Ints) -> Result<Self> {
-        let (mut mean, mut inverse) = (mean.to_dtype(x.dtype())?, inverse.to_dtype(x.dtype())?);
-        if is_grad_enabled() && x.requires_grad() {
-            // The numbers that are given, with the gradients of those that they were computed as.
-            let [variance, own] = x.var_mean(&dims, 0, true)?;
-            mean = mean.detach().add(&own.sub(&own.detach())?)?;
-            let past = inverse.detach().square()?.reciprocal()?;
-            inverse = past.add(&variance.sub(&variance.detach())?)?.rsqrt()?;
-        }
-        let values = x.sub(&mean)?.mul(&inverse)?;
-        Ok(Self { dims, values, inverse })
-    }
-
-    /// Returns the gradient of the rows from that of the normalized ones.
-    pub(crate) fn gradient(&self, gradient: &Tensor) -> Result<Tensor> {
-        let along = gradient.mul(&self.values)?.mean(&self.dims, true)?;
-        let rest = gradient.sub(&gradient.mean(&self.dims, true)?)?.sub(&self.values.mul(&along)?)?;
-        rest.mul(&self.inverse)
-    }
 }
 
 /// Returns whether each of the three gradients is wanted.
@@ -88,7 +54,7 @@ fn check(call: &Call<'_>, gradient: &Tensor, x: &Tensor) -> Result<()> {
 fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(5));
     check(call, gradient, x)?;
-    let shape = super::norm::normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
+    let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
     let [of_input, of_weight, of_bias] = mask(call, 7)?;
     let rows = x.rank() - shape.len();
     let dims: Ints = (rows as i64..x.rank() as i64).collect();

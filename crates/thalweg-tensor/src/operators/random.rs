@@ -6,12 +6,11 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::offers::offer_to_function;
 use super::view::{check_options, extents, made_like};
-use super::{call as call_operator, in_place, operators, single};
+use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, in_place, offer_to_function};
 use crate::dtype_name::unaliased_cpp_type;
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};

@@ -1,16 +1,18 @@
 //! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Shape, element_count, inverse_order};
+use thalweg_ir::{DType, Layout, Shape, inverse_order};
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};
 use super::{operators, single};
-use crate::autograd::views::{ViewBackward, record_split, record_view};
 use crate::dispatch::{Arguments, Call};
 use crate::dtype_name::named;
 use crate::host_room::host_room;
+use crate::kernels::reshape::{check_count, expand, inferred, view};
+use crate::kernels::views::{ViewBackward, record_split, record_view};
+use crate::memory_format::{channels_last_order, format_order};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -205,44 +207,6 @@ pub(super) fn extents(size: &[i64]) -> Result<Shape> {
     })
 }
 
-/// Returns a shape of so many elements; −1 stands for the extent that the others leave.
-pub(crate) fn inferred(size: &[i64], elements: usize) -> Result<Shape> {
-    let mut unknown = None;
-    for (at, &extent) in size.iter().enumerate() {
-        match extent {
-            -1 if unknown.is_some() => return Err(Error::invalid("only one dimension can be inferred")),
-            -1 => unknown = Some(at),
-            ..0 => return Err(Error::invalid(format!("invalid shape dimension {extent}"))),
-            0.. => {}
-        }
-    }
-    let invalid = || Error::invalid(format!("shape '{size:?}' is invalid for input of size {elements}"));
-    let mut shape: Shape = size.iter().map(|&extent| extent.max(0) as usize).collect();
-    if let Some(at) = unknown {
-        shape[at] = 1;
-        let known = element_count(&shape).map_err(|_| invalid())?;
-        if known == 0 && elements == 0 {
-            return Err(Error::invalid(format!(
-                "cannot reshape tensor of 0 elements into shape {size:?} because the unspecified dimension size -1 can be any \
-                 value and is ambiguous"
-            )));
-        }
-        if known == 0 || !elements.is_multiple_of(known) {
-            return Err(invalid());
-        }
-        shape[at] = elements / known;
-    }
-    check_count(&shape, elements)?;
-    Ok(shape)
-}
-
-fn check_count(shape: &[usize], elements: usize) -> Result<()> {
-    match element_count(shape) {
-        Ok(count) if count == elements => Ok(()),
-        _ => Err(Error::invalid(format!("shape '{shape:?}' is invalid for input of size {elements}"))),
-    }
-}
-
 /// Returns a view of some of the elements, each once: `place` gives their layout from that of all.
 fn part(x: &Tensor, name: &'static str, place: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
     let layout = place(x.layout())?;
@@ -330,41 +294,6 @@ pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<
         };
         Ok(Layout::new(&shape, &kept, layout.offset() + start)?)
     })
-}
-
-pub(crate) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
-    let Some(added) = size.len().checked_sub(x.rank()) else {
-        return Err(Error::invalid(format!(
-            "expand({}{{{:?}}}, size={size:?}): the number of sizes provided ({}) must be greater or equal to the number of \
-             dimensions in the tensor ({})",
-            x.dtype(),
-            x.shape(),
-            size.len(),
-            x.rank()
-        )));
-    };
-    let mut shape = Shape::new();
-    for (at, &wanted) in size.iter().enumerate() {
-        let extent = at.checked_sub(added).map(|dim| x.shape()[dim]);
-        shape.push(match (wanted, extent) {
-            (-1, Some(extent)) => extent,
-            (0.., None) => wanted as usize,
-            (..0, None) => {
-                return Err(Error::invalid(format!(
-                    "The expanded size of the tensor ({wanted}) isn't allowed in a leading, non-existing dimension {at}"
-                )));
-            }
-            (0.., Some(extent)) if extent == 1 || extent == wanted as usize => wanted as usize,
-            (_, Some(extent)) => {
-                return Err(Error::invalid(format!(
-                    "The expanded size of the tensor ({wanted}) must match the existing size ({extent}) at non-singleton dimension \
-                     {at}.  Target sizes: {size:?}.  Tensor sizes: {:?}",
-                    x.shape()
-                )));
-            }
-        });
-    }
-    x.expanded(&shape)
 }
 
 fn permute(call: &Call<'_>) -> Result<Tensor> {
@@ -546,18 +475,6 @@ fn squeeze(x: &Tensor, dims: &[i64]) -> Result<Tensor> {
     Ok(record_view(x, x.viewed(layout), || ViewBackward::Reshape(x.shape().into())))
 }
 
-/// Returns the elements in another shape of as many, as a view.
-pub(crate) fn view(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    check_count(shape, x.elements())?;
-    match x.layout().reshape(shape)? {
-        Some(layout) => Ok(record_view(x, x.viewed(layout), || ViewBackward::Reshape(x.shape().into()))),
-        None => Err(Error::invalid(
-            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two contiguous \
-             subspaces). Use .reshape(...) instead.",
-        )),
-    }
-}
-
 /// Returns the memory as elements of another dtype.
 fn view_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let [from, to] = [x.dtype(), dtype].map(DType::size_bytes);
@@ -677,29 +594,6 @@ pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result
         })
         .collect();
     x.permute(&order)
-}
-
-/// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
-pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
-    match (format, rank) {
-        (0, _) => Ok(None),
-        (2, 4) | (3, 5) => Ok(Some(channels_last_order(rank))),
-        (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
-        (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
-        (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
-        _ => Err(Error::invalid(format!("{format} is not a memory format"))),
-    }
-}
-
-/// Returns the order of dimensions, outermost first, of images or volumes whose channels lie behind the places; of two dimensions and more.
-pub(crate) fn channels_last_order(rank: usize) -> Shape {
-    [0].into_iter().chain(2..rank).chain([1]).collect()
-}
-
-/// Returns whether channels follow one another in a tensor of two dimensions and more, and not places.
-pub(crate) fn is_channels_last(x: &Tensor) -> bool {
-    let order = channels_last_order(x.rank());
-    !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
 }
 
 /// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.

@@ -10,7 +10,8 @@ use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
-use super::{LoopCall, Resolved, launch, operands};
+use super::resolved::Resolved;
+use super::{LoopCall, launch, operands};
 use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};

@@ -10,10 +10,9 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::region::Region;
-use super::{Backward, Edge, Gradients, Node, Saved, ViewOf, is_grad_enabled};
+use super::indexing::index_copy;
+use crate::autograd::{Backward, Edge, Gradients, Node, Region, Saved, ViewOf, is_grad_enabled};
 use crate::dispatch::{Argument, built_in};
-use crate::kernels::indexing::index_copy;
 use crate::tensor::Tensor;
 
 /// The effect of a write in place on the region that it wrote.

@@ -1,19 +1,15 @@
-//! [`OpDef`] and [`Body`]: an operator as data, and the kernels that its body gives it.
+//! [`OpDef`] and [`Body`]: an operator as data. The kernels that its body gives it are in `derived`.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ops::{Autocast, LoopOp};
 use thalweg_runtime::Result;
 
-use super::in_place;
-use super::out::{self, OutRule};
+use super::{Call, Operator};
 use crate::autograd::formula::Formula;
-use crate::caller::enter;
 use crate::destination::First;
-use crate::dispatch::{Call, DispatchKey, KernelFunction, Operator};
-use crate::kernels::loops::{self, LoopCall};
+use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
 /// An operator as data.
@@ -127,9 +123,6 @@ pub(crate) enum Body {
     Registered,
 }
 
-/// Kernels by key, under which an operator is defined.
-pub(crate) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 4]>;
-
 impl Body {
     /// Returns how the operator is computed and where its gradient comes from, in words.
     pub(crate) const fn words(self) -> &'static str {
@@ -145,61 +138,31 @@ impl Body {
             Self::Registered => "the kernels that were registered for it",
         }
     }
-
-    /// Returns the kernels that answer for backends and autograd.
-    pub(crate) fn kernels(self) -> Kernels {
-        let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match self {
-            Self::Loop(operator) => (
-                Arc::new(move |call| loops::run(&LoopCall::of(operator, call)?, call.resolved)),
-                Some(Arc::new(move |call| loops::autograd(&LoopCall::of(operator, call)?, call))),
-            ),
-            Self::Lowered(lower) => (
-                Arc::new(move |call| loops::run(&lower(call)?, call.resolved)),
-                Some(Arc::new(move |call| loops::autograd(&lower(call)?, call))),
-            ),
-            Self::Composite(function) | Self::Kernel(function) => (
-                Arc::new(move |call| {
-                    // What it calls names the line of this call.
-                    let _entered = enter(call.label.location);
-                    Ok(outside_of_history(function(call)?, call))
-                }),
-                None,
-            ),
-            Self::Differentiable(function, formula) => {
-                (Arc::new(function), Some(Arc::new(|call| formula.record(call))))
-            }
-            Self::InPlace(functional) => (
-                Arc::new(move |call| {
-                    let _entered = enter(call.label.location);
-                    in_place::run(functional, call)
-                }),
-                None,
-            ),
-            Self::InPlaceView(functional) => (
-                Arc::new(move |call| {
-                    let _entered = enter(call.label.location);
-                    in_place::run_view(functional, call)
-                }),
-                None,
-            ),
-            Self::Out(returning) => (Arc::new(move |call| out::run(returning, call)), None),
-            Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
-            Self::Registered => return Kernels::new(),
-        };
-        let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
-        backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
-    }
 }
 
-/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is not a view of another
-/// tensor, whose history a write through a view of the leaf would change.
-fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
-    let is_own = |result: &Tensor| {
-        result.is_view()
-            && !result.requires_grad()
-            && !call.tensors.iter().any(|tensor| tensor.shares_storage_with(result))
-    };
-    results.into_iter().map(|result| if is_own(&result) { result.detach() } else { result }).collect()
+/// A condition of PyTorch's on the tensors that the `out=` form of an operator writes.
+#[derive(Clone, Copy)]
+pub(crate) enum OutRule {
+    /// The dtype of the first input.
+    DTypeOfFirst,
+    /// The dtype of the first input, said in other words.
+    SameDType,
+    /// The dtype of complex numbers whose parts have the first input's.
+    ComplexOfFirst,
+    /// The dtype int64.
+    Int64,
+    /// The dtype int64, said in other words.
+    Long,
+    /// Of the first result, the dtype of the first input.
+    FirstOfFirst,
+    /// Any dtype: truth values are written as its numbers.
+    AnyDType,
+    /// Memory that no input has.
+    Apart,
+    /// A truth value, or a byte.
+    Truth,
+    /// Nothing: a given tensor of as many elements keeps its shape.
+    KeepsShape,
 }
 
 /// Returns one tensor as the results of a kernel.

@@ -10,12 +10,12 @@ use thalweg_ir::{DType, contiguous_strides};
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::Body;
+use super::definition::{Body, OutRule};
 use super::in_place::{check_cast, check_result, offer_to};
+use super::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
 use crate::destination::{Offers, are_disjoint, are_same, offered, untangled};
-use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -83,31 +83,6 @@ pub(crate) fn schema(operator: &Operator, name: &str) -> Option<Schema> {
     }
     name.clone_into(&mut schema.name);
     Some(schema)
-}
-
-/// A condition of PyTorch's on the tensors that the `out=` form of an operator writes.
-#[derive(Clone, Copy)]
-pub(crate) enum OutRule {
-    /// The dtype of the first input.
-    DTypeOfFirst,
-    /// The dtype of the first input, said in other words.
-    SameDType,
-    /// The dtype of complex numbers whose parts have the first input's.
-    ComplexOfFirst,
-    /// The dtype int64.
-    Int64,
-    /// The dtype int64, said in other words.
-    Long,
-    /// Of the first result, the dtype of the first input.
-    FirstOfFirst,
-    /// Any dtype: truth values are written as its numbers.
-    AnyDType,
-    /// Memory that no input has.
-    Apart,
-    /// A truth value, or a byte.
-    Truth,
-    /// Nothing: a given tensor of as many elements keeps its shape.
-    KeepsShape,
 }
 
 impl OutRule {
@@ -184,8 +159,21 @@ pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tenso
     Ok(out)
 }
 
+impl Operator {
+    /// Calls the operator and writes its results into given tensors (`out=`), converted. A tensor of another shape gets that of its result,
+    /// with a [warning](crate::warning) where it had elements.
+    ///
+    /// # Errors
+    /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has a dtype of
+    /// a lower category or shares some of its elements with each other or with those of an input, or if gradients would flow.
+    #[track_caller]
+    pub fn call_out(&'static self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
+        call_out(self, arguments, out, Location::caller())
+    }
+}
+
 /// Calls an operator and copies its results into given tensors.
-pub(crate) fn call_out(
+fn call_out(
     operator: &'static Operator,
     arguments: &[Argument<'_>],
     out: &[Tensor],

@@ -9,11 +9,11 @@ use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
-use super::body::{Body, single};
+use super::definition::{Body, single};
 use super::offers::{Taker, offer};
+use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
-use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
@@ -52,6 +52,13 @@ pub(crate) fn schema(functional: &Operator, name: &str) -> Option<Schema> {
     result.alias = alias;
     name.clone_into(&mut schema.name);
     Some(schema)
+}
+
+impl Operator {
+    /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
+    pub fn in_place_schema(&self) -> Option<Schema> {
+        schema(self, &name(self))
+    }
 }
 
 /// Returns whether an operator returns a view that its form in place lets the tensor itself be.
@@ -97,7 +104,7 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
 }
 
 /// Writes one value into all elements of a tensor, of which several may be the same memory. `filled` has the value everywhere, in the tensor's shape.
-pub(super) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
+pub(crate) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
     let (shape, strides) = (target.shape(), target.layout().strides());
     let longer = || (0..shape.len()).filter(|&dim| shape[dim] > 1);
     let dim = longer().find(|&dim| strides[dim] == 0).or_else(|| longer().next());
@@ -109,7 +116,7 @@ pub(super) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
 }
 
 /// Writes a result into a tensor, whose memory is offered for it.
-pub(super) fn write(
+pub(crate) fn write(
     target: &Tensor,
     offer: Option<Offer>,
     result: impl FnOnce() -> Result<Tensor>,

@@ -16,11 +16,28 @@
 //! A thread adds keys to its calls ([`IncludeKeyGuard`]) and leaves some out ([`ExcludeKeyGuard`]). Keys that no call has by itself
 //! ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they see every call of the thread.
 //!
-//! This module is a hub: an operator has a body (`operators::body`), which has kernels that take a [`Call`] (`kernels::loops`,
-//! `kernels::loop_call`, `autograd::formula`, `operators::in_place`, `operators::out`). The operators themselves stand above it, in the registry.
+//! | file | has |
+//! |---|---|
+//! | `mod.rs` | [`Operator`], [`Call`]: which kernel answers |
+//! | `definition.rs` | an operator as data: an entry and its body |
+//! | `derived.rs` | the kernels that follow from a definition |
+//! | `in_place.rs`, `out.rs` | the forms that write into given tensors; `offers.rs`: which memory they may write at once |
+//! | `complex_kernel.rs`, `complex_number.rs` | complex numbers in tensors, and as arguments |
+//! | `registry.rs` | the operators by name |
+//! | `keys.rs`, `trace.rs` | dispatch keys and modes; recorded calls |
+//!
+//! An operator and its body make a circle of five files: a body (`definition`) computes by a [`Call`], as a loop (`kernels::loop_call`) that the call
+//! may have resolved already (`kernels::loops::resolved`), with a gradient (`autograd::formula`). Everything else here is above that circle, and the
+//! operators themselves are above the dispatcher: `operators::table` hands their entries to the registry.
 
+mod complex_kernel;
 mod complex_number;
+mod definition;
+mod derived;
+pub(crate) mod in_place;
 mod keys;
+mod offers;
+mod out;
 mod registry;
 mod trace;
 
@@ -39,16 +56,18 @@ pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
 use crate::destination::{First, apart};
-use crate::kernels::loops::{LoopArguments, Resolved};
-use crate::operators::body::{Body, Complex};
-use crate::operators::{OutRule, in_place, out};
+use crate::kernels::loop_call::LoopArguments;
+use crate::kernels::loops::Resolved;
 use crate::tensor::{Tensor, Tensors, check_memory};
 
+pub(crate) use complex_kernel::check_conversion;
+pub(crate) use definition::{Body, Complex, OpDef, OutRule, single};
 pub(crate) use keys::{
     Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
-pub(crate) use registry::{BuiltIn, built_in};
+pub(crate) use offers::offer_to_function;
+pub(crate) use registry::{BuiltIn, Entries, OperatorTable, built_in};
 pub use registry::{define_loop, define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};
 
@@ -73,6 +92,9 @@ pub struct Call<'a> {
 
 /// A kernel: a function that computes the results of a call.
 pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync>;
+
+/// A function that calls an operator with a complex number among its arguments, where no parameter is one.
+type WithComplexNumber = fn(&'static Operator, &[Argument<'_>], Option<&Device>, Label) -> Result<Tensors>;
 
 /// An operator: a schema and, per key, the kernels that may answer.
 pub struct Operator {
@@ -99,6 +121,8 @@ pub struct Operator {
     takes_generator: bool,
     /// The computation of complex numbers.
     complex: Complex,
+    /// The answer to calls with complex numbers that its parameters do not take.
+    with_complex_number: WithComplexNumber,
     /// The overload that takes tensors in the place of numbers, once it was asked for.
     of_tensors: OnceLock<Option<&'static Operator>>,
     slots: [Slot; DispatchKey::ALL.len()],
@@ -290,11 +314,6 @@ impl Operator {
         self.has_built_in(DispatchKey::Autograd)
     }
 
-    /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
-    pub fn in_place_schema(&self) -> Option<Schema> {
-        in_place::schema(self, &in_place::name(self))
-    }
-
     /// Calls the operator: an argument per parameter, in the schema's order; those left out at the end take their defaults.
     /// `device` is needed where there are no tensors.
     ///
@@ -311,7 +330,7 @@ impl Operator {
         let run = || {
             if !self.fits(arguments) {
                 if arguments.iter().any(|argument| matches!(argument, Argument::Complex(_))) {
-                    return complex_number::with_complex_number(self, arguments, device, label);
+                    return (self.with_complex_number)(self, arguments, device, label);
                 }
                 return self.run(&self.with_defaults(arguments)?, device, label);
             }
@@ -348,17 +367,6 @@ impl Operator {
                 })
                 .collect::<Result<_>>()?,
         })
-    }
-
-    /// Calls the operator and writes its results into given tensors (`out=`), converted. A tensor of another shape gets that of its result,
-    /// with a [warning](crate::warning) where it had elements.
-    ///
-    /// # Errors
-    /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has a dtype of
-    /// a lower category or shares some of its elements with each other or with those of an input, or if gradients would flow.
-    #[track_caller]
-    pub fn call_out(&'static self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
-        out::call_out(self, arguments, out, Location::caller())
     }
 
     /// Calls an operator whose parameters are tensors, numbers, integers and a dtype, in this order: those of the loop operators.
@@ -498,6 +506,27 @@ impl Call<'_> {
     pub fn redispatch(&self) -> Result<Tensors> {
         self.dispatch()
     }
+}
+
+/// Calls an operator that gives one tensor.
+pub(crate) fn call(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    device: Option<&Device>,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    let mut results = call_all(operator, arguments, device, location)?;
+    Ok(results.swap_remove(0))
+}
+
+/// Calls an operator.
+pub(crate) fn call_all(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    device: Option<&Device>,
+    location: &'static Location<'static>,
+) -> Result<Tensors> {
+    operator.call(arguments, device, label_at(operator.base_name(), location))
 }
 
 /// Returns a result as what the schema says it is: the only element of a tensor, read by the host.

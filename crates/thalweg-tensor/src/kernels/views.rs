@@ -1,7 +1,4 @@
 //! The nodes of views: how the gradient of a view becomes that of its base.
-//!
-//! With `operators::view`, `create`, `index`, `join` and `complex` this is one circle: views, of complex numbers too, record these nodes, whose
-//! gradients are written at indices, into tensors that are made and copied into.
 
 use std::panic::Location;
 
@@ -11,10 +8,10 @@ use thalweg_kernels::scatter::Combine;
 use thalweg_ops::structured;
 use thalweg_runtime::Result;
 
-use super::{Backward, Gradients, record};
+use super::indexing::call_scatter;
+use super::loops::{LoopArguments, run_into};
+use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::caller::label_at;
-use crate::kernels::loops::{LoopArguments, run_into};
-use crate::operators::index::scatter;
 use crate::tensor::Tensor;
 
 /// The way in which the gradient of a view becomes that of its base.
@@ -92,13 +89,13 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
     let index = places.with_layout(within(view)?).reshape(&[1, gradient.elements(), 1])?;
     let sums = Tensor::zeros(&[1, memory, 1], gradient.dtype(), device)?;
     let source = gradient.reshape(&[1, gradient.elements(), 1])?;
-    let mut sums = scatter(&sums, &index, &source, Combine::Sum)?;
+    let mut sums = call_scatter(&sums, &index, &source, Combine::Sum)?;
     let base = within(base)?;
     if base.may_overlap() {
         // Elements of the base that are the same memory share the sum: each has its part.
         let shared = places.with_layout(base.clone()).reshape(&[1, element_count(base.shape())?, 1])?;
         let ones = Tensor::ones(shared.shape(), sums.dtype(), device)?;
-        let counts = scatter(&sums.zeros_like()?, &shared, &ones, Combine::Sum)?;
+        let counts = call_scatter(&sums.zeros_like()?, &shared, &ones, Combine::Sum)?;
         sums = sums.div(&counts.clamp_min(1)?)?;
     }
     let [size, stride] = [base.shape(), base.strides()]
@@ -108,7 +105,7 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
 
 /// Records a view.
 pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -> ViewBackward) -> Tensor {
-    if !base.requires_grad() || !super::is_grad_enabled() || base.is_inference() {
+    if !base.requires_grad() || !is_grad_enabled() || base.is_inference() {
         return view;
     }
     let mut results = [view];
@@ -125,7 +122,7 @@ fn whole_of(
     mut part: impl FnMut(&Layout, usize) -> Option<Layout>,
 ) -> Option<Tensor> {
     let first = gradients.first()?.as_ref()?;
-    if super::is_grad_enabled() {
+    if is_grad_enabled() {
         return None;
     }
     let base = Layout::contiguous(shape);
@@ -187,7 +184,7 @@ pub(crate) fn record_split(
     dimension: usize,
     lengths: Vec<usize>,
 ) -> Vec<Tensor> {
-    if base.requires_grad() && super::is_grad_enabled() && !parts.is_empty() {
+    if base.requires_grad() && is_grad_enabled() && !parts.is_empty() {
         let node = SplitBackward { shape: base.shape().into(), dimension, lengths };
         record(Box::new(node), &[base], &mut parts, base.device().current_stream());
     }
@@ -213,7 +210,7 @@ impl Backward for UnbindBackward {
             return Ok(Gradients::from_elem(packed, 1));
         }
         let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
-        if let ([Some(first), Some(second), Some(third)], false) = (gradients, super::is_grad_enabled()) {
+        if let ([Some(first), Some(second), Some(third)], false) = (gradients, is_grad_enabled()) {
             // Queries, keys and values: one kernel, which records nothing.
             let order: Shape = [self.dimension]
                 .into_iter()
@@ -243,7 +240,7 @@ impl Backward for UnbindBackward {
 
 /// Records the places of a dimension as views.
 pub(crate) fn record_unbind(base: &Tensor, mut places: Vec<Tensor>, dimension: usize) -> Vec<Tensor> {
-    if base.requires_grad() && super::is_grad_enabled() && !places.is_empty() {
+    if base.requires_grad() && is_grad_enabled() && !places.is_empty() {
         let node = UnbindBackward { shape: base.shape().into(), dimension };
         record(Box::new(node), &[base], &mut places, base.device().current_stream());
     }

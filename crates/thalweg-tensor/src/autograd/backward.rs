@@ -1,0 +1,133 @@
+//! Backward passes from tensors: into the gradients of leaves, or of chosen inputs.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Label, Result, within};
+
+use super::{BackwardOptions, Edge, engine, no_grad};
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to
+    /// [`Tensor::grad`] in place. Frees what the graph saved, so that it runs once: see [`BackwardOptions`]. Asynchronous: the gradients
+    /// are ready for work on the current stream.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor has another number of elements than one, depends on no leaf that requires a
+    /// gradient, or its graph was run before; and those of the operators' backward functions. Leaves that a failed pass has not
+    /// come to keep the gradients that they had.
+    #[track_caller]
+    pub fn backward(&self) -> Result<()> {
+        self.backward_options(None, BackwardOptions::default())
+    }
+
+    /// Runs backward as [`Tensor::backward`] does, from a given gradient of this tensor.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward_options`].
+    #[track_caller]
+    pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
+        self.backward_options(Some(gradient), BackwardOptions::default())
+    }
+
+    /// Runs backward as [`Tensor::backward`] does, with options, from a gradient of this tensor (1 where none is given and the
+    /// tensor has one element).
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward`]; [`Error::is_invalid_argument`] if the gradient does not have the tensor's shape, dtype and
+    /// device.
+    #[track_caller]
+    pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
+        let _call = within(Label::here("backward"));
+        at_line(Location::caller(), || {
+            let gradient = self.starting_gradient("backward", gradient, options)?;
+            let Some(edge) = self.gradient_edge() else {
+                return Err(Error::invalid(
+                    "backward: this tensor does not require grad and does not have a grad_fn: it depends on no leaf that requires a \
+                     gradient (was it computed under no_grad? is it made of gradients of a pass without create_graph?)",
+                ));
+            };
+            options.run(|| engine::run(edge, gradient, options))
+        })
+    }
+
+    /// Returns the gradient of this output that a pass starts from: the one that was given, or 1 for a real output of one element.
+    pub(super) fn starting_gradient(
+        &self,
+        operator: &str,
+        gradient: Option<&Tensor>,
+        options: BackwardOptions,
+    ) -> Result<Tensor> {
+        if let Some(gradient) = gradient {
+            self.check_gradient(operator, gradient)?;
+            return Ok(options.given(gradient));
+        }
+        if self.elements() != 1 {
+            return Err(Error::invalid(format!(
+                "{operator}: shape {:?} has {} elements, and grad can be implicitly created only for scalar outputs; give a gradient, \
+                 or reduce it to one",
+                self.shape(),
+                self.elements()
+            )));
+        }
+        if self.dtype().is_complex() {
+            return Err(Error::invalid(format!(
+                "{operator}: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient"
+            )));
+        }
+        no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))
+    }
+}
+
+/// Returns, of each leaf, whether a backward pass from any of these tensors would come to it: of parameters, which of them were used.
+pub fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
+    engine::reached(outputs, leaves)
+}
+
+/// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input
+/// that wants none, or that no output depends on. The gradient of an output of one real element may be left out, and is 1 then;
+/// outputs outside the graph count for nothing. No leaf's [`Tensor::grad`] changes. Frees what the nodes on the way saved.
+/// Asynchronous: the results are ready for work on the current stream.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, is left out for an output of
+/// more elements than one or of complex numbers, there is not an entry for each output, or the graph was run before.
+#[track_caller]
+pub fn gradients(
+    outputs: &[Tensor],
+    output_gradients: &[Option<Tensor>],
+    inputs: &[Tensor],
+) -> Result<Vec<Option<Tensor>>> {
+    gradients_with(outputs, output_gradients, inputs, BackwardOptions::default())
+}
+
+/// Computes gradients as [`gradients`] does, with options.
+///
+/// # Errors
+/// Those of [`gradients`].
+#[track_caller]
+pub fn gradients_with(
+    outputs: &[Tensor],
+    output_gradients: &[Option<Tensor>],
+    inputs: &[Tensor],
+    options: BackwardOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    let _call = within(Label::here("gradients"));
+    at_line(Location::caller(), || {
+        if outputs.len() != output_gradients.len() {
+            return Err(Error::invalid(format!(
+                "gradients: {} outputs and {} gradients of outputs",
+                outputs.len(),
+                output_gradients.len()
+            )));
+        }
+        let mut roots = Vec::new();
+        for (output, gradient) in outputs.iter().zip(output_gradients) {
+            let Some(edge) = output.gradient_edge() else { continue };
+            roots.push((edge, output.starting_gradient("gradients", gradient.as_ref(), options)?));
+        }
+        let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
+        options.run(|| engine::gradients(roots, &targets, options))
+    })
+}

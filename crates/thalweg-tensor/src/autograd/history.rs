@@ -1,0 +1,135 @@
+//! A tensor in the graph: whether gradients flow to it, and the node that it is a result of.
+
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_runtime::{Error, Result};
+
+use super::leaf::Accumulate;
+use super::region::region_edge;
+use super::{Edge, Node, is_inference_mode_enabled};
+use crate::caller::in_call;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Returns whether gradients flow to it.
+    pub fn requires_grad(&self) -> bool {
+        let meta = &self.0.autograd;
+        if meta.base().is_some() {
+            _ = self.edge();
+        }
+        meta.requires_grad.load(Ordering::Acquire)
+    }
+
+    /// Returns whether it is a leaf: not the result of an operator that recorded itself.
+    pub fn is_leaf(&self) -> bool {
+        self.edge().is_none()
+    }
+
+    /// Returns PyTorch's name of the node that it is the result of, for messages; empty of a leaf.
+    pub fn gradient_name(&self) -> &'static str {
+        self.edge().map_or("", |edge| edge.node.title())
+    }
+
+    /// Lets it collect a gradient, in place (`torch.Tensor.requires_grad_`), and gives the tensor itself. Floating-point tensors
+    /// only. The result of a recorded operator has one anyway: there nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] of another dtype.
+    #[track_caller]
+    pub fn requires_grad_(&self) -> Result<Self> {
+        self.set_requires_grad(true)?;
+        Ok(self.clone())
+    }
+
+    /// Sets whether it collects a gradient (`requires_grad` of PyTorch).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is to, and is not a floating-point tensor, or an inference tensor outside
+    /// inference mode; or if it is not to, and is not a leaf: then a
+    /// tensor outside the graph comes from [`Tensor::detach`].
+    #[track_caller]
+    pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        in_call("requires_grad", &[self], Location::caller(), || {
+            if requires_grad && !self.dtype().is_differentiable() {
+                return Err(Error::invalid(format!(
+                    "only floating-point and complex tensors have gradients, this one is {}",
+                    self.dtype()
+                )));
+            }
+            if requires_grad && self.is_inference() && !is_inference_mode_enabled() {
+                return Err(Error::invalid(
+                    "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.",
+                ));
+            }
+            if self.is_leaf() {
+                self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
+            } else if !requires_grad {
+                return Err(Error::invalid(
+                    "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`",
+                ));
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
+    pub fn gradient_edge(&self) -> Option<Edge> {
+        let meta = &self.0.autograd;
+        if let Some(edge) = self.edge() {
+            return Some(edge);
+        }
+        if !meta.requires_grad.load(Ordering::Acquire) {
+            return None;
+        }
+        let slot = meta.accumulator.get_or_init(Mutex::default);
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(node) = slot.upgrade() {
+            return Some(Edge { node, input: 0 });
+        }
+        let accumulate = Accumulate::new(meta.kept().clone(), self.layout());
+        let node = Node::accumulator(Box::new(accumulate), meta.kept(), self.device().current_stream());
+        *slot = Arc::downgrade(&node);
+        Some(Edge { node, input: 0 })
+    }
+
+    /// Returns the node that it is a result of. A view whose base was written since is a part of what the base is now.
+    fn edge(&self) -> Option<Edge> {
+        let meta = &self.0.autograd;
+        let mut history = meta.history();
+        let Some(base) = meta.base() else { return history.edge.clone() };
+        let mut former = None;
+        let is_own_leaf = history.edge.is_none() && meta.requires_grad.load(Ordering::Acquire);
+        let writes = base.0.autograd.writes.load(Ordering::Acquire);
+        if history.writes_of_base != writes && !is_own_leaf {
+            let edge = base.gradient_edge().map(|edge| region_edge(self, base, edge));
+            former = std::mem::replace(&mut history.edge, edge);
+            meta.retain_still(former.as_ref(), history.edge.as_ref());
+            history.writes_of_base = writes;
+            meta.requires_grad.store(history.edge.is_some(), Ordering::Release);
+        }
+        let edge = history.edge.clone();
+        // A node may hold what has a `Drop` of its own: it goes without the lock.
+        drop(history);
+        drop(former);
+        edge
+    }
+
+    /// Makes it the result of the node of a view of itself, which it has become. Other views keep their histories: nothing was written.
+    pub(crate) fn take_history(&self, view: &Self) {
+        if let Some(edge) = view.edge() {
+            let former = self.0.autograd.history().edge.replace(edge.clone());
+            self.0.autograd.retain_still(former.as_ref(), Some(&edge));
+        }
+    }
+
+    /// Makes it the result of a node that has written it in place.
+    pub fn set_history(&self, edge: Edge) {
+        let meta = &self.0.autograd;
+        let former = meta.history().edge.replace(edge.clone());
+        meta.retain_still(former.as_ref(), Some(&edge));
+        meta.requires_grad.store(true, Ordering::Release);
+        meta.writes.fetch_add(1, Ordering::AcqRel);
+    }
+}

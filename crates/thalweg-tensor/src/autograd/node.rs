@@ -1,0 +1,192 @@
+//! The recorded graph: a [`Node`] has the backward function of an operator, and an [`Edge`] to the node of each input.
+//!
+//! A tensor's part in the graph (`meta`) names nodes, and nodes keep tensors (`saved`, `leaf`), which a pass may ask for in other ways (`request`): these
+//! files and `tensor` are one circle. Methods of nodes and of tensors in the graph are above it (`edge`, `history`, `hooks`).
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_runtime::{Result, Stream};
+
+use super::hook_list::HookList;
+use super::leaf::{Kept, TensorHook};
+use super::origin::{Origin, origin};
+use super::request::Request;
+use super::saved::SavedPlace;
+use crate::scoped::{Scoped, put, scoped};
+use crate::tensor::Tensor;
+
+/// A gradient for each of a node's inputs or outputs; `None` is zero.
+pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
+
+/// The backward function of a node: it computes the gradients of the node's inputs from those of its outputs.
+pub trait Backward: Send + Sync {
+    /// Returns the operator, for messages.
+    fn name(&self) -> &'static str;
+
+    /// Returns the gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
+    /// recorded; `gradients` are ready there.
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
+
+    /// Returns the gradients as [`backward`](Self::backward) does, as far as a pass asks for them: see [`Request`].
+    fn backward_for(&self, gradients: &[Option<Tensor>], _request: &Request) -> Result<Gradients> {
+        self.backward(gradients)
+    }
+
+    /// Returns whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of
+    /// its own.
+    fn is_recorded(&self) -> bool {
+        true
+    }
+
+    /// Returns whether it is the cast of a leaf of f32, whose gradient is that of the result in f32: what is added to the leaf's gradient need
+    /// not pass here, and what does may be of f32.
+    #[doc(hidden)]
+    fn is_cast(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it is called where no gradient has arrived for any result.
+    fn runs_without_gradients(&self) -> bool {
+        false
+    }
+
+    /// Frees what was saved: a backward pass that does not retain the graph has run this node.
+    fn release(&self) {}
+
+    /// Returns the tensors that it keeps, with the names that PyTorch has for them, for those who look at a node.
+    fn saved(&self) -> Vec<SavedPlace<'_>> {
+        Vec::new()
+    }
+}
+
+/// A place in the graph that gradients flow to: an input of a node.
+#[derive(Clone)]
+pub struct Edge {
+    pub(crate) node: Arc<Node>,
+    pub(crate) input: usize,
+}
+
+impl Edge {
+    /// Returns the edge to a result of a node, by its place.
+    pub fn new(node: Arc<Node>, place: usize) -> Self {
+        Self { node, input: place }
+    }
+
+    /// Returns the node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Returns the place among the node's results.
+    pub fn place(&self) -> usize {
+        self.input
+    }
+}
+
+/// A value that a program has put beside a node.
+pub type Attachment = dyn Any + Send + Sync;
+
+pub(super) type PreHook = dyn Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
+pub(super) type PostHook =
+    dyn Fn(&[Option<Tensor>], &[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
+
+/// The hooks of a node.
+#[derive(Default)]
+pub(super) struct NodeHooks {
+    /// Those of the tensors that are its results.
+    pub(super) tensors: Arc<HookList<TensorHook>>,
+    /// The outputs whose gradients are kept, and where.
+    retained: Mutex<Vec<(usize, Arc<Kept>)>>,
+    pub(super) before: Arc<HookList<PreHook>>,
+    pub(super) after: Arc<HookList<PostHook>>,
+}
+
+impl NodeHooks {
+    pub(super) fn retained(&self) -> MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One recorded operator.
+pub struct Node {
+    pub(crate) function: Box<dyn Backward>,
+    /// The node that the gradient of each input goes to; `None` for an input that requires none.
+    pub(crate) edges: SmallVec<[Option<Edge>; 4]>,
+    /// The number of outputs that the operator had.
+    pub(crate) outputs: usize,
+    /// Later nodes have greater numbers; the engine runs the latest first.
+    pub(crate) sequence: u64,
+    /// The stream of the forward pass, where the backward function runs too.
+    pub(crate) stream: Stream,
+    /// The gradient that a leaf keeps, of a leaf's node.
+    pub(crate) kept: Option<Arc<Kept>>,
+    /// The call that recorded it, if that was in anomaly mode.
+    pub(super) origin: Option<Arc<Origin>>,
+    /// Hooks, of few nodes.
+    pub(super) hooks: OnceLock<Box<NodeHooks>>,
+    /// The value that a program has put beside it, of few nodes.
+    pub(super) attachment: OnceLock<Box<Attachment>>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        function: Box<dyn Backward>,
+        edges: SmallVec<[Option<Edge>; 4]>,
+        outputs: usize,
+        stream: Stream,
+    ) -> Arc<Self> {
+        Arc::new(Self::with_kept(function, edges, outputs, stream, None))
+    }
+
+    /// Returns the node of a leaf.
+    pub(crate) fn accumulator(function: Box<dyn Backward>, kept: &Arc<Kept>, stream: Stream) -> Arc<Self> {
+        Arc::new(Self::with_kept(function, SmallVec::new(), 1, stream, Some(kept.clone())))
+    }
+
+    fn with_kept(
+        function: Box<dyn Backward>,
+        edges: SmallVec<[Option<Edge>; 4]>,
+        outputs: usize,
+        stream: Stream,
+        kept: Option<Arc<Kept>>,
+    ) -> Self {
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
+        let origin = origin(function.name(), || running_node()?.origin.clone());
+        let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
+        Self { function, edges, outputs, sequence, stream, kept, origin, hooks, attachment }
+    }
+}
+
+impl Drop for Node {
+    /// Unlinks a long chain without recursion, so that a deep graph does not overflow the stack.
+    fn drop(&mut self) {
+        let mut pending: Vec<Edge> = self.edges.drain(..).flatten().collect();
+        while let Some(edge) = pending.pop() {
+            if let Some(mut node) = Arc::into_inner(edge.node) {
+                pending.extend(node.edges.drain(..).flatten());
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// The node that this thread runs.
+    static RUNNING: Scoped<Option<Arc<Node>>> = const { scoped(None) };
+}
+
+/// Returns the node whose backward function this thread runs.
+pub fn running_node() -> Option<Arc<Node>> {
+    RUNNING.with_borrow(|node| (**node).clone())
+}
+
+/// Runs a function as a part of a node.
+pub(crate) fn running<T>(node: &Arc<Node>, function: impl FnOnce() -> T) -> T {
+    let former = put(&RUNNING, Some(Arc::clone(node)));
+    let result = function();
+    let _ended = put(&RUNNING, former);
+    result
+}

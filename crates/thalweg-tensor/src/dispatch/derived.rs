@@ -1,0 +1,82 @@
+//! The kernels that follow from an operator's definition: by its body for backends and autograd, and those of autocast and of complex numbers.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::complex_kernel;
+use super::definition::{Body, OpDef};
+use super::{Call, DispatchKey, KernelFunction, in_place, out};
+use crate::autocast;
+use crate::caller::enter;
+use crate::kernels::loops::{self, LoopCall};
+use crate::tensor::{Tensor, Tensors};
+
+/// Kernels by key, under which an operator is defined.
+pub(super) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 4]>;
+
+/// Returns the kernels of an operator, by key.
+pub(super) fn kernels(definition: &OpDef) -> Kernels {
+    let mut kernels = of_body(definition.body);
+    let is_composite = matches!(definition.body, Body::Composite(_));
+    let of_autocast =
+        autocast::kernel(definition.autocast, is_composite).map(|kernel| (DispatchKey::Autocast, kernel));
+    let of_complex = complex_kernel::of(definition).map(|kernel| (DispatchKey::Complex, kernel));
+    kernels.extend(of_autocast.into_iter().chain(of_complex));
+    kernels
+}
+
+/// Returns the kernels of a body that answer for backends and autograd.
+fn of_body(body: Body) -> Kernels {
+    let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match body {
+        Body::Loop(operator) => (
+            Arc::new(move |call| loops::run(&LoopCall::of(operator, call)?, call.resolved)),
+            Some(Arc::new(move |call| loops::autograd(&LoopCall::of(operator, call)?, call))),
+        ),
+        Body::Lowered(lower) => (
+            Arc::new(move |call| loops::run(&lower(call)?, call.resolved)),
+            Some(Arc::new(move |call| loops::autograd(&lower(call)?, call))),
+        ),
+        Body::Composite(function) | Body::Kernel(function) => (
+            Arc::new(move |call| {
+                // What it calls names the line of this call.
+                let _entered = enter(call.label.location);
+                Ok(outside_of_history(function(call)?, call))
+            }),
+            None,
+        ),
+        Body::Differentiable(function, formula) => {
+            (Arc::new(function), Some(Arc::new(|call| formula.record(call))))
+        }
+        Body::InPlace(functional) => (
+            Arc::new(move |call| {
+                let _entered = enter(call.label.location);
+                in_place::run(functional, call)
+            }),
+            None,
+        ),
+        Body::InPlaceView(functional) => (
+            Arc::new(move |call| {
+                let _entered = enter(call.label.location);
+                in_place::run_view(functional, call)
+            }),
+            None,
+        ),
+        Body::Out(returning) => (Arc::new(move |call| out::run(returning, call)), None),
+        Body::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
+        Body::Registered => return Kernels::new(),
+    };
+    let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
+    backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
+}
+
+/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is not a view of another
+/// tensor, whose history a write through a view of the leaf would change.
+fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
+    let is_own = |result: &Tensor| {
+        result.is_view()
+            && !result.requires_grad()
+            && !call.tensors.iter().any(|tensor| tensor.shares_storage_with(result))
+    };
+    results.into_iter().map(|result| if is_own(&result) { result.detach() } else { result }).collect()
+}

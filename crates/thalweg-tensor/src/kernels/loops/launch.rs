@@ -1,0 +1,90 @@
+//! Launches over tensors: their operands, their addresses, and memory for the steps of a launch.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_execute::Temporaries;
+use thalweg_ir::{DType, Dimensions};
+use thalweg_ops::lower::{LoopLaunch, Operand};
+use thalweg_ops::{DTypes, LoopOp, Placement, forward};
+use thalweg_runtime::{Buffer, DevicePointer, Error, Label, Result, Stream};
+
+use crate::tensor::Tensor;
+
+/// The operands of a call.
+pub(crate) type Operands<'a> = SmallVec<[Operand<'a>; 8]>;
+
+/// Returns tensors as lowering sees them.
+pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Operands<'a> {
+    let operand = |tensor: &'a Tensor| Operand { dtype: tensor.dtype(), layout: tensor.layout() };
+    tensors.into_iter().map(operand).collect()
+}
+
+pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
+    sizes.iter().map(|&size| size as u64).collect()
+}
+
+/// Memory of a launch's steps from the caching allocator, freed when it is dropped: reuse on the stream is ordered after them.
+pub(super) struct Rooms<'a> {
+    pub(super) stream: &'a Stream,
+    pub(super) label: Label,
+    pub(super) buffers: SmallVec<[Buffer; 4]>,
+}
+
+impl Temporaries for Rooms<'_> {
+    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
+        let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
+            Error::invalid("the parts of a reduction have more elements than can be addressed")
+        })?;
+        let buffer = Buffer::labelled(self.stream, bytes, self.label)?;
+        let pointer = buffer.pointer();
+        self.buffers.push(buffer);
+        Ok(pointer)
+    }
+}
+
+/// Carries out a launch on the current stream.
+pub(crate) fn launch(
+    launch: &LoopLaunch,
+    inputs: &[&Tensor],
+    outputs: &[Tensor],
+    label: Label,
+) -> Result<()> {
+    let stream = outputs[0].device().current_stream();
+    let read: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
+    let written: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
+    let mut rooms = Rooms { stream: &stream, label, buffers: SmallVec::new() };
+    thalweg_execute::run(launch, &stream, (&read, &written), &mut rooms, label)
+}
+
+/// Launches an operator whose operands have placements of their own over rows and inner dimensions.
+pub(crate) fn launch_placed(
+    operator: &'static LoopOp,
+    (rows, inner): (&[usize], &[usize]),
+    (inputs, outputs): (&[&Tensor], &[Tensor]),
+    placements: SmallVec<[Placement; 8]>,
+    scalars: &[u64],
+    label: Label,
+) -> Result<()> {
+    let dtypes: DTypes = inputs.iter().map(|tensor| tensor.dtype()).collect();
+    let signature =
+        operator.signature(&dtypes, false, None).map_err(|error| Error::invalid(error.to_string()))?;
+    let forward = forward(operator, &signature);
+    let is_written = outputs.iter().zip(&forward.body.outputs);
+    if let Some((tensor, output)) =
+        is_written.into_iter().find(|(tensor, output)| tensor.dtype() != output.dtype)
+    {
+        return Err(Error::invalid(format!("a result must be {}, not {}", output.dtype, tensor.dtype())));
+    }
+    let lowered = LoopLaunch {
+        id: forward.id,
+        name: operator.name.into(),
+        body: Arc::clone(&forward.body),
+        compute: signature.compute,
+        rows: rows.into(),
+        inner: inner.into(),
+        placements,
+        scalars: scalars.into(),
+    };
+    launch(&lowered, inputs, outputs, label)
+}

@@ -1,0 +1,84 @@
+//! Normalized rows, with the gradient of gradients, and which dimensions a row has.
+
+use thalweg_ir::Shape;
+use thalweg_runtime::{Error, Result};
+
+use crate::autograd::is_grad_enabled;
+use crate::dispatch::Ints;
+use crate::tensor::Tensor;
+
+/// Rows of which each has mean 0 and variance 1 after normalization: their elements, and what they were normalized with, which has
+/// the same rank.
+pub(crate) struct Normalized {
+    /// The dimensions of a row.
+    pub dims: Ints,
+    /// The elements less the mean, over the deviation.
+    pub values: Tensor,
+    /// One over the deviation of each row.
+    pub inverse: Tensor,
+}
+
+impl Normalized {
+    /// Normalizes rows with statistics that were computed from them: where gradients are recorded, they flow through these.
+    pub(crate) fn new(x: &Tensor, mean: &Tensor, inverse: &Tensor, dims: Ints) -> Result<Self> {
+        let (mut mean, mut inverse) = (mean.to_dtype(x.dtype())?, inverse.to_dtype(x.dtype())?);
+        if is_grad_enabled() && x.requires_grad() {
+            // The numbers that are given, with the gradients of those that they were computed as.
+            let [variance, own] = x.var_mean(&dims, 0, true)?;
+            mean = mean.detach().add(&own.sub(&own.detach())?)?;
+            let past = inverse.detach().square()?.reciprocal()?;
+            inverse = past.add(&variance.sub(&variance.detach())?)?.rsqrt()?;
+        }
+        let values = x.sub(&mean)?.mul(&inverse)?;
+        Ok(Self { dims, values, inverse })
+    }
+
+    /// Returns the gradient of the rows from that of the normalized ones.
+    pub(crate) fn gradient(&self, gradient: &Tensor) -> Result<Tensor> {
+        let along = gradient.mul(&self.values)?.mean(&self.dims, true)?;
+        let rest = gradient.sub(&gradient.mean(&self.dims, true)?)?.sub(&self.values.mul(&along)?)?;
+        rest.mul(&self.inverse)
+    }
+}
+
+/// Returns a list of extents as PyTorch writes it.
+pub(crate) fn sizes(list: &[usize]) -> String {
+    format!("{list:?}")
+}
+
+/// Returns the extents of `normalized_shape`, if the input's shape ends with them.
+pub(crate) fn normalized_shape(
+    input: &Tensor,
+    list: &Ints,
+    parameters: &[(&str, Option<&Tensor>)],
+) -> Result<Shape> {
+    if list.is_empty() {
+        return Err(Error::invalid(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
+             normalized_shape = []",
+        ));
+    }
+    let is = |shape: &[usize]| {
+        shape.len() == list.len() && shape.iter().zip(list).all(|(&extent, &wanted)| extent as i64 == wanted)
+    };
+    for (name, parameter) in parameters {
+        if let Some(parameter) = parameter
+            && !is(parameter.shape())
+        {
+            return Err(Error::invalid(format!(
+                "Expected {name} to be of same shape as normalized_shape, but got {name} of shape {} and normalized_shape = \
+                 {list:?}",
+                sizes(parameter.shape())
+            )));
+        }
+    }
+    let rows = input.rank().checked_sub(list.len()).filter(|&rows| is(&input.shape()[rows..]));
+    rows.map(|rows| input.shape()[rows..].into()).ok_or_else(|| {
+        let wanted: Vec<String> = list.iter().map(ToString::to_string).collect();
+        Error::invalid(format!(
+            "Given normalized_shape={list:?}, expected input with shape [*, {}], but got input of size{}",
+            wanted.join(", "),
+            sizes(input.shape())
+        ))
+    })
+}

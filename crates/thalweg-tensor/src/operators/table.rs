@@ -1,0 +1,75 @@
+//! The table of the operators: the union of the families, and the loops of [`thalweg_ops`].
+
+use thalweg_ops::structured;
+
+use super::{
+    advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions, counting,
+    create, ctc, decompose, distance, eigenvalues, einsum, fft, grid, indefinite, index, join, least_squares,
+    linalg, loss, margin, matrix, matrix_norm, norm, norm_backward, padding, parts, pointwise, pool,
+    quantized, random, recurrent, reduce, resample, scan, segment, solve, sort, special, split, statistics,
+    stft, unpool, view, view_copy, window,
+};
+use crate::dispatch::{Entries, OpDef, OperatorTable};
+
+/// Every family.
+static FAMILIES: &[&[OpDef]] = &[
+    pointwise::OPERATORS,
+    reduce::OPERATORS,
+    join::OPERATORS,
+    view::OPERATORS,
+    create::OPERATORS,
+    index::OPERATORS,
+    advanced_index::OPERATORS,
+    linalg::OPERATORS,
+    ctc::OPERATORS,
+    decompose::OPERATORS,
+    solve::OPERATORS,
+    least_squares::OPERATORS,
+    indefinite::OPERATORS,
+    eigenvalues::OPERATORS,
+    matrix_norm::OPERATORS,
+    norm::OPERATORS,
+    norm_backward::OPERATORS,
+    loss::OPERATORS,
+    window::OPERATORS,
+    pool::OPERATORS,
+    scan::OPERATORS,
+    resample::OPERATORS,
+    einsum::OPERATORS,
+    fft::OPERATORS,
+    stft::OPERATORS,
+    sort::OPERATORS,
+    view_copy::OPERATORS,
+    split::OPERATORS,
+    assemble::OPERATORS,
+    alias::OPERATORS,
+    matrix::OPERATORS,
+    calculus::OPERATORS,
+    compare::OPERATORS,
+    complex::OPERATORS,
+    complex_functions::OPERATORS,
+    quantized::OPERATORS,
+    statistics::OPERATORS,
+    counting::OPERATORS,
+    segment::OPERATORS,
+    special::OPERATORS,
+    attention::OPERATORS,
+    unpool::OPERATORS,
+    grid::OPERATORS,
+    margin::OPERATORS,
+    distance::OPERATORS,
+    padding::OPERATORS,
+    random::OPERATORS,
+    recurrent::OPERATORS,
+    parts::OPERATORS,
+];
+
+impl Entries for OperatorTable {
+    fn for_each(mut define: impl FnMut(&OpDef)) {
+        thalweg_ops::elementwise()
+            .for_each(|entry| define(&OpDef { method: Some(entry.name), ..OpDef::of_loop(entry) }));
+        let called = structured::CALLED.iter().copied();
+        thalweg_ops::parts().chain(called).for_each(|entry| define(&OpDef::of_loop(entry)));
+        FAMILIES.iter().copied().flatten().for_each(define);
+    }
+}
