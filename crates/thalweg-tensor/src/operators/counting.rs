@@ -13,6 +13,7 @@ use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dtype_name::unaliased_cpp_type as cpp_type;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -323,19 +324,35 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
 fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: bool) -> Result<Tensors> {
     let x = call.tensor(0).detach();
     check_floats(&x, "histogram")?;
-    if edges.rank() != 1 || edges.elements() < 2 || edges.dtype() != x.dtype() {
+    if edges.dtype() != x.dtype() {
+        let [x, edges] = [x.dtype(), edges.dtype()].map(cpp_type);
         return Err(Error::invalid(format!(
-            "torch.histogram(): bins must be a vector of at least two edges of the input's dtype, but got {:?} {}",
-            edges.shape(),
-            edges.dtype()
+            "torch.histogram(): input tensor and bins tensors should have the same dtype, but got input with dtype {x} and bins with \
+             dtype {edges}"
+        )));
+    }
+    if edges.rank() != 1 || edges.elements() < 2 {
+        return Err(Error::invalid(format!(
+            "torch.histogram(): bins must be a vector of at least two edges, but got {:?}",
+            edges.shape()
         )));
     }
     let flat = x.reshape(&[x.elements()])?;
     let source = match weight {
-        Some(weight) if weight.shape() != x.shape() || weight.dtype() != x.dtype() => {
-            return Err(Error::invalid(
-                "torch.histogram(): if weight tensor is provided it should have the input's shape and dtype",
-            ));
+        Some(weight) if weight.dtype() != x.dtype() => {
+            let [x, weight] = [x.dtype(), weight.dtype()].map(cpp_type);
+            return Err(Error::invalid(format!(
+                "torch.histogram(): if weight tensor is provided, input tensor and weight tensor should have the same dtype, but got \
+                 input({x}), and weight({weight})"
+            )));
+        }
+        Some(weight) if weight.shape() != x.shape() => {
+            return Err(Error::invalid(format!(
+                "torch.histogram(): if weight tensor is provided it should have the same shape as the input tensor excluding its \
+                 innermost dimension, but got input with shape {:?} and weight with shape {:?}",
+                x.shape(),
+                weight.shape()
+            )));
         }
         Some(weight) => weight.detach().reshape(&[x.elements()])?,
         None => Tensor::ones(&[x.elements()], x.dtype(), x.device())?,
@@ -437,9 +454,10 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
     let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
     let width: usize = shape[1..].iter().product();
     if width == 0 {
-        return Err(Error::invalid(
-            "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
-        ));
+        return Err(Error::invalid(match count {
+            0 => "Number of zero sized dimensions is more than one, so unique cannot be applied",
+            _ => "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
+        }));
     }
     let mut rows = turned.reshape(&[count, width])?;
     let mut order = None;

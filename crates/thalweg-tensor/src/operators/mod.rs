@@ -26,6 +26,7 @@ mod calculus;
 mod compare;
 mod complex;
 mod complex_functions;
+mod complex_matrices;
 mod counting;
 mod create;
 mod ctc;
@@ -62,6 +63,7 @@ mod reduce;
 mod resample;
 mod scan;
 mod segment;
+mod sliding;
 mod solve;
 mod sort;
 mod special;
@@ -108,6 +110,7 @@ static FAMILIES: &[&[OpDef]] = &[
     norm::OPERATORS,
     norm_backward::OPERATORS,
     loss::OPERATORS,
+    sliding::OPERATORS,
     window::OPERATORS,
     pool::OPERATORS,
     scan::OPERATORS,

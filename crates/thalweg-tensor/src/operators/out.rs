@@ -104,6 +104,8 @@ pub(crate) enum OutRule {
     AnyDType,
     /// Memory that no input has.
     Apart,
+    /// A truth value.
+    Boolean,
     /// A truth value, or a byte.
     Truth,
     /// Nothing: a given tensor of as many elements keeps its shape.
@@ -147,6 +149,8 @@ impl OutRule {
                 let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
+            Self::Boolean => other_than(DType::Bool)
+                .map(|_| format!("{} does not support non-boolean outputs.", operator.base_name())),
             Self::Truth => (out.iter().map(Tensor::dtype))
                 .find(|given| !matches!(given, DType::Bool | DType::U8))
                 .map(|given| {
