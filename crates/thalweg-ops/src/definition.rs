@@ -177,8 +177,6 @@ pub struct LoopOp {
     pub autocast: Autocast,
     /// The operator that takes its calls with complex numbers, where the formula has no meaning for them.
     pub complex: Option<&'static str>,
-    /// The operator of what the last two tensors of a call and its number make: a number that is complex multiplies that, and it is added to the first.
-    pub weighs: Option<&'static str>,
     /// For tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
 }
@@ -200,7 +198,6 @@ impl LoopOp {
         from_inputs: None,
         autocast: Autocast::Unchanged,
         complex: None,
-        weighs: None,
         examples: None,
     };
 }

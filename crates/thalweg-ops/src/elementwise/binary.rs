@@ -214,15 +214,6 @@ macro_rules! binary_functions_table {
                 samples: [[45.0, 3.0], [-2.0, 4.0], [1.0, 0.0]],
                 numbers: [],
             }
-            /// x + value · y · z.
-            addcmul(x, y, z; value): "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Numeric {
-                body: x + value * y * z,
-                reference: x + value * y * z,
-                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
-                numbers: [2.0],
-                autocast: Widest,
-                weighs: "mul.Tensor",
-            }
         }
     };
 }

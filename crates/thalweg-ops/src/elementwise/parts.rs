@@ -323,6 +323,13 @@ macro_rules! parts_table {
                 samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
                 numbers: [],
             }
+            /// x + value · y · z.
+            addcmul(x, y, z; value) Numeric {
+                body: x + value * y * z,
+                reference: x + value * y * z,
+                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
+                numbers: [2.0],
+            }
             /// x + value · y / z; integers are divided as f32.
             addcdiv(x, y, z; value) Floating {
                 body: x + value * y / z,

@@ -64,11 +64,7 @@ impl OpDef {
 
     /// Makes the entry of an operator that is a loop.
     pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
-        let complex = match (entry.complex, entry.weighs) {
-            (Some(operator), _) => Complex::Operator(operator),
-            (None, Some(product)) => Complex::Sum(product),
-            (None, None) => Complex::ByBody,
-        };
+        let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
         let part = Self { first: First::Consumed, ..Self::part(leaked(entry.schema()), Body::Loop(entry)) };
         Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
     }

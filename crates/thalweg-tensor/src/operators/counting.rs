@@ -79,11 +79,11 @@ operators! {
             };
             let edges = edges(call, x, bins, range)?;
             histogram(call, &edges, call.optional_tensor(3), call.bool(4))
-        });
+        }), out: [EachOfFirst];
     /// Returns how many elements are between each two edges, or the sum of their weights, and the edges.
     "histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
         fn histogram_bins(bins: tensor) -> 2
-        = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3)));
+        = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3))), out: [EachOfFirst];
     /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
     /// reads how many they are, unless it is given.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"

@@ -98,6 +98,8 @@ pub(crate) enum OutRule {
     Int64,
     /// The dtype int64, said in other words.
     Long,
+    /// The dtype of the first input, said of the result that has another.
+    EachOfFirst,
     /// Of the first result, the dtype of the first input.
     FirstOfFirst,
     /// Any dtype: truth values are written as its numbers.
@@ -136,6 +138,15 @@ impl OutRule {
             }),
             Self::Int64 => other_than(DType::I64)
                 .map(|given| format!("{} expects Long tensor out, got: {given}", operator.base_name())),
+            Self::EachOfFirst => (out.iter().zip(&operator.schema().return_names))
+                .find(|(given, _)| given.dtype() != dtype)
+                .map(|(given, name)| {
+                    let [dtype, given] = [dtype, given.dtype()].map(unaliased_cpp_type);
+                    format!(
+                        "torch.{}(): input tensor and {name} tensor should have the same dtype, but got input {dtype} and {name} {given}",
+                        operator.base_name()
+                    )
+                }),
             Self::FirstOfFirst => (out.first().map(Tensor::dtype)).filter(|&given| given != dtype).map(|given| {
                 let [dtype, given] = [dtype, given].map(named);
                 format!("expected scalar_type {dtype} but found {given}")

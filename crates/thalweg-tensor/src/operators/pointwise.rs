@@ -74,6 +74,16 @@ operators! {
             check_one_dtype(call)?;
             Ok(with_numbers(call, &table::lerp_tensor, []))
         });
+    /// Returns self + value · tensor1 · tensor2. Among integers the fraction of value is dropped.
+    "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
+        fn addcmul(tensor1: tensor, tensor2: tensor, value: scalar) = Lowered(|call| {
+            let is_of_integers = !call.tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
+            if call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool) {
+                return Err(Error::not_implemented("\"addcmul\" not implemented for 'Bool'"));
+            }
+            let value = if is_of_integers { Scalar::I64(call.scalar(3).to_i64()) } else { call.scalar(3) };
+            Ok(with_numbers(call, &table::addcmul, [value]))
+        }), first: Consumed, autocast: Widest, complex: Sum("mul.Tensor");
     /// Returns self + value · tensor1 / tensor2. Two tensors of integers are refused.
     "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
         fn addcdiv(tensor1: tensor, tensor2: tensor, value: scalar) = Lowered(|call| {

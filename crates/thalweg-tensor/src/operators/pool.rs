@@ -381,7 +381,7 @@ impl Kind {
         }))
     }
 
-    /// Refuses an input of an adaptive pool of another rank, or without elements: of the greatest elements also one without channels.
+    /// Refuses an input of an adaptive pool of another rank, or without elements: of the greatest elements any dimension but the first.
     fn check_adaptive(self, name: &str, shape: &[usize]) -> Result<()> {
         let Self { axes, is_max, .. } = self;
         let refused = |why: String| Err(Error::invalid(format!("{name}(): {why}")));
@@ -389,7 +389,7 @@ impl Kind {
         if !(one..=batch).contains(&shape.len()) {
             return refused(format!("Expected {one}D or {batch}D tensor, but got: {shape:?}"));
         }
-        let first = if is_max { usize::from(shape.len() == batch) } else { shape.len() - axes };
+        let first = if is_max { 1 } else { shape.len() - axes };
         match (first..shape.len()).find(|&dim| shape[dim] == 0) {
             Some(dim) => refused(format!(
                 "Expected input to have non-zero size for non-batch dimensions, but input has sizes {shape:?} with dimension {dim} being \
