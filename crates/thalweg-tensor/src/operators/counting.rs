@@ -254,15 +254,17 @@ fn bin_count(bins: i64) -> Result<usize> {
         .ok_or_else(|| Error::invalid(format!("bins must be > 0, but got {bins}")))
 }
 
-/// Returns the bounds of bins: those given, or the least and greatest of the elements; moved apart by a margin where they are one.
-fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
+/// Returns the bounds of bins, which errors call by a name: those given, or the least and greatest of the elements; moved apart by a margin where
+/// they are one.
+fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 2]> {
     let [mut low, mut high] = given;
     if low == high && x.elements() > 0 {
         let wide = x.detach().to_dtype(DType::F64)?;
         [low, high] = [wide.min()?.item::<f64>()?, wide.max()?.item::<f64>()?];
     }
     if !low.is_finite() || !high.is_finite() {
-        return Err(Error::invalid(format!("range of [{low}, {high}] is not finite")));
+        let range = format!("[{low}, {high}]").to_lowercase();
+        return Err(Error::invalid(format!("{name} {range} is not finite")));
     }
     if low == high {
         [low, high] = [low - margin, high + margin];
@@ -295,7 +297,7 @@ fn histc(call: &Call<'_>) -> Result<Tensor> {
     if given[0] > given[1] {
         return Err(Error::invalid("torch.histc: max must be larger than min"));
     }
-    let [low, high] = bounds(&x, given, 1.0)?;
+    let [low, high] = bounds(&x, given, 1.0, "range of")?;
     let flat = x.reshape(&[x.elements()])?.to_dtype(x.dtype().compute())?;
     let counted = flat.ge_scalar(low)?.logical_and(&flat.le_scalar(high)?)?;
     let place = flat.sub_scalar(low)?.mul_scalar(bins as f64)?.div_scalar(high - low)?;
@@ -313,7 +315,7 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
         // A range that is given holds, whatever the elements are.
         Some([low, high]) if low == high && low.is_finite() => [low - 0.5, high + 0.5],
         None if x.elements() == 0 => [0.0, 1.0],
-        range => bounds(x, range.unwrap_or([0.0; 2]), 0.5)?,
+        range => bounds(x, range.unwrap_or([0.0; 2]), 0.5, "torch.histogram(): range")?,
     };
     let dtype = Argument::DType(x.dtype());
     let [low, high] = [low, high].map(|bound| Argument::Scalar(bound.into()));
@@ -331,11 +333,16 @@ fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: 
              dtype {edges}"
         )));
     }
-    if edges.rank() != 1 || edges.elements() < 2 {
+    if edges.rank() != 1 {
         return Err(Error::invalid(format!(
-            "torch.histogram(): bins must be a vector of at least two edges, but got {:?}",
-            edges.shape()
+            "torch.histogram(): bins tensor should have one dimension, but got {} dimensions in the bins tensor",
+            edges.rank()
         )));
+    }
+    if edges.elements() == 0 {
+        return Err(Error::invalid(
+            "torch.histogram(): bins tensor should have at least 1 element, but got 0",
+        ));
     }
     let flat = x.reshape(&[x.elements()])?;
     let source = match weight {
@@ -358,6 +365,10 @@ fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: 
         None => Tensor::ones(&[x.elements()], x.dtype(), x.device())?,
     };
     let bins = edges.elements() - 1;
+    if bins == 0 {
+        let none = Tensor::zeros(&[0], x.dtype(), x.device())?;
+        return Ok(Tensors::from_iter([none, edges.detach().copied(call.label.location)?]));
+    }
     let (first, last) = (edges.narrow(0, 0, 1)?, edges.narrow(0, bins, 1)?);
     // The last bin has both of its edges.
     let counted = flat.ge(&first)?.logical_and(&flat.le(&last)?)?;

@@ -448,11 +448,11 @@ fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     if x.shape() != target.shape() || x.rank() == 0 {
         return Err(Error::invalid(format!(
-            "expected scalar type Long but found {}: a target of floats gives every class a probability and has the input's shape {:?}, \
-             not {:?}",
-            named(target.dtype()),
+            "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64 (expected \
+             scalar type Long but found {})",
             x.shape(),
-            target.shape()
+            target.shape(),
+            named(target.dtype())
         )));
     }
     let dimension = usize::from(x.rank() > 1);
