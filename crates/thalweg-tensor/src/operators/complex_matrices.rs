@@ -6,7 +6,6 @@ use thalweg_runtime::{Error, Result};
 
 use super::complex::{of_parts, parts};
 use super::decompose::turned;
-use super::solve::{check_mode, check_triangle, not_positive_definite};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -160,7 +159,6 @@ fn product(vectors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
 }
 
 pub(super) fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
-    check_mode(mode)?;
     let a = Stack::new("linalg.qr", x)?;
     let ([_, rows, columns], found) = (a.sizes(), Reflections::of(&a.matrices)?);
     let width = if mode == "complete" { rows } else { rows.min(columns) };
@@ -227,24 +225,20 @@ pub(super) fn logdet(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the lower or upper factors of Hermitian matrices, of which one triangle is read: those of their blocks, whose diagonals are real.
-pub(super) fn cholesky(x: &Tensor, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
+pub(super) fn cholesky(x: &Tensor, name: &str, upper: bool) -> Result<Tensors> {
     let a = Stack::square(name, x)?;
     let whole = a.hermitian(upper)?;
     let [factor, info] = whole.blocks()?.linalg_cholesky_ex()?;
     // Two rows of blocks are one of numbers.
     let info = info.add_scalar(1)?.floor_divide_scalar(2)?;
-    if checks {
-        not_positive_definite(&info, name)?;
-    }
     let factor = of_blocks(&factor)?;
     let factor = if upper { adjoint(&factor)? } else { factor };
     Ok(Tensors::from_iter([whole.give(&factor)?, whole.give(&info)?]))
 }
 
 /// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, the least first: those of their blocks, of which each is there twice.
-pub(super) fn eigenvalues(call: &Call<'_>) -> Result<Tensor> {
-    let a = Stack::square("linalg.eigvalsh", call.tensor(0))?;
-    let whole = a.hermitian(check_triangle(call.str(1))?)?;
+pub(super) fn eigenvalues(x: &Tensor, upper: bool) -> Result<Tensor> {
+    let whole = Stack::square("linalg.eigvalsh", x)?.hermitian(upper)?;
     let [count, rows, _] = whole.sizes();
     let values = whole.blocks()?.linalg_eigvalsh()?;
     whole.give(&values.reshape(&[count, rows, 2])?.select(2, 0)?)

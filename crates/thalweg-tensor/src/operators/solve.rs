@@ -15,14 +15,14 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the lower factors L of symmetric positive-definite matrices L Lᵀ, or the upper ones. Blocks.
     "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor"
-        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::cholesky(call.tensor(0), "linalg.cholesky", call.bool(1), true).map(first));
+        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts, complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky", call.bool(1), true).map(first));
     /// Returns the lower factors of matrices, or the upper ones, and 0 or the order of the leading minor that is not positive definite.
     "linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"
         fn linalg_cholesky_ex() -> 2
-        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2))), complex: Parts(|call| complex_matrices::cholesky(call.tensor(0), "linalg.cholesky_ex", call.bool(1), call.bool(2)));
+        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2))), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky_ex", call.bool(1), call.bool(2)));
     /// Returns the lower factors of symmetric positive-definite matrices, or the upper ones. Blocks.
     "cholesky(Tensor self, bool upper=False) -> Tensor"
-        fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first)), complex: Parts(|call| complex_matrices::cholesky(call.tensor(0), "cholesky", call.bool(1), true).map(first));
+        fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first)), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "cholesky", call.bool(1), true).map(first));
     /// Returns the solutions of equations with matrices whose factors are given.
     "cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"
         fn cholesky_solve(input2: tensor, upper: bool) = Composite(|call| {
@@ -136,11 +136,11 @@ operators! {
     }), autocast: Parts, complex: Parts(|call| complex_matrices::logdet(call.tensor(0)).map(single));
     /// Returns orthogonal matrices Q and upper factors R; of the mode `complete` Q is square, of `r` it is empty.
     "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
-        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), complex: Parts(|call| complex_matrices::qr(call.tensor(0), call.str(1)));
+        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), complex: Parts(|call| qr_of_complex(call.tensor(0), call.str(1)));
     /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
     "qr(Tensor self, bool some=True) -> (Tensor Q, Tensor R)"
         = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })), autocast: Parts, complex: Parts(|call| {
-            complex_matrices::qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })
+            qr_of_complex(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })
         });
     /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors, as LAPACK packs them.
     "geqrf(Tensor self) -> (Tensor a, Tensor tau)" fn geqrf() -> 2 = Composite(|call| {
@@ -178,7 +178,7 @@ operators! {
         fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts;
     /// Returns the eigenvalues of symmetric matrices, the least first. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
-        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call).map(single));
+        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
     /// Returns left singular vectors as columns, singular values, the greatest first, and right singular vectors as rows.
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
@@ -381,7 +381,7 @@ pub(super) fn of_batch(matrix: Option<usize>) -> String {
 }
 
 /// Refuses matrices that are not positive definite.
-pub(super) fn not_positive_definite(info: &Tensor, name: &str) -> Result<()> {
+fn not_positive_definite(info: &Tensor, name: &str) -> Result<()> {
     check(info, |matrix, order| {
         format!(
             "{name}: {}The factorization could not be completed because the input is not positive-definite (the leading minor of order \
@@ -389,6 +389,14 @@ pub(super) fn not_positive_definite(info: &Tensor, name: &str) -> Result<()> {
             of_batch(matrix)
         )
     })
+}
+
+fn cholesky_of_complex(x: &Tensor, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
+    let results = complex_matrices::cholesky(x, name, upper)?;
+    if checks {
+        not_positive_definite(&results[1], name)?;
+    }
+    Ok(results)
 }
 
 fn cholesky(call: &Call<'_>, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
@@ -523,13 +531,18 @@ fn sign_and_log(x: &Tensor) -> Result<Tensors> {
     Ok(Tensors::from_iter([a.give(&sign)?, a.give(&log)?]))
 }
 
-pub(super) fn check_mode(mode: &str) -> Result<()> {
+fn check_mode(mode: &str) -> Result<()> {
     match mode {
         "reduced" | "complete" | "r" => Ok(()),
         _ => Err(Error::invalid(format!(
             "qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
         ))),
     }
+}
+
+fn qr_of_complex(x: &Tensor, mode: &str) -> Result<Tensors> {
+    check_mode(mode)?;
+    complex_matrices::qr(x, mode)
 }
 
 fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
@@ -566,7 +579,7 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
 }
 
 /// Returns whether the upper triangle of symmetric matrices is read.
-pub(super) fn check_triangle(name: &str) -> Result<bool> {
+fn check_triangle(name: &str) -> Result<bool> {
     match name {
         "U" | "u" => Ok(true),
         "L" | "l" => Ok(false),
