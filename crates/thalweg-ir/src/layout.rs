@@ -101,7 +101,15 @@ pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
         .try_fold(1usize, |count, &extent| count.checked_mul(extent.max(1)))
         .filter(|&count| count <= isize::MAX as usize)
         .map(|count| if shape.contains(&0) { 0 } else { count })
-        .map_or_else(|| error(format!("shape {shape:?} has more elements than can be addressed")), Ok)
+        .map_or_else(
+            || {
+                let what = if shape.contains(&0) { "Stride" } else { "Storage size" };
+                error(format!(
+                    "{what} calculation overflowed: shape {shape:?} has more elements than can be addressed"
+                ))
+            },
+            Ok,
+        )
 }
 
 /// Returns the number of bytes of a contiguous tensor of a shape, or an error if it does not fit the address space.

@@ -180,9 +180,6 @@ pub struct LoopOp {
     pub autocast: Autocast,
     /// The operator that handles calls with complex numbers, if the formula has no meaning for them.
     pub complex: Option<&'static str>,
-    /// The operator that combines the last two tensors of a call. If the call's number is complex, it multiplies that result,
-    /// which is then added to the first tensor.
-    pub weighs: Option<&'static str>,
     /// Examples for tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
 }
@@ -205,7 +202,6 @@ impl LoopOp {
         from_inputs: None,
         autocast: Autocast::Unchanged,
         complex: None,
-        weighs: None,
         examples: None,
     };
 }

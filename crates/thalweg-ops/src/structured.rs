@@ -285,7 +285,6 @@ const fn reduction(
 /// The sum over dimensions.
 pub static SUM: LoopOp = LoopOp {
     complex: Some("thalweg::sum_of_complex"),
-    weighs: None,
     ..reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
@@ -298,14 +297,12 @@ pub static WIDE_SUM: LoopOp = LoopOp {
     doc: "The sum over dimensions, in the dtype of the computation.",
     rule: DTypeRule::Widened,
     complex: None,
-    weighs: None,
     ..SUM
 };
 
 /// The mean over dimensions; the call passes the number of elements.
 pub static MEAN: LoopOp = LoopOp {
     complex: Some("thalweg::mean_of_complex"),
-    weighs: None,
     ..reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);

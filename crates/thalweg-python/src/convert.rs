@@ -164,7 +164,10 @@ pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Optio
     }
     let Some(scalar) = read_scalar(number, false)? else { return Ok(None) };
     let category = scalar.category();
-    let dtype = if category <= like.dtype().category() { like.dtype() } else { dtype_of(category) };
+    // An integer beside more of them is one of 64 bits: it is converted with them, to floats where there is a quotient.
+    let is_wide = category == Category::Integer && like.dtype().category() == category && like.rank() > 0;
+    let is_like = category <= like.dtype().category() && !is_wide;
+    let dtype = if is_like { like.dtype() } else { dtype_of(category) };
     run(number.py(), || Tensor::full(&[], scalar, dtype, like.device())).map(Some)
 }
 

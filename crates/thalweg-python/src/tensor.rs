@@ -458,7 +458,7 @@ impl PyTensor {
         let tensor = slf.tensor();
         if tensor.is_view() && tensor.requires_grad() {
             return Err(runtime(
-                "Can't detach views in-place. Use detach() instead: the base of a view has the history of both",
+                "Can't detach views in-place. Use detach() instead. The base of a view has the history of both.",
             ));
         }
         slf.replace(tensor.detach());

@@ -105,3 +105,35 @@ def test_a_range_of_one_number_that_is_given_holds():
     x = th.tensor([-3.0, 0.25, 1.0, 2.0])
     found = th.histogram(x, 2, range=(0.5, 0.5))
     assert found.hist.tolist() == [1.0, 1.0] and found.bin_edges.tolist() == [0.0, 0.5, 1.0]
+
+
+def test_variances_without_degrees_of_freedom_warn():
+    x = th.tensor([1.0, 2.0, 3.0])
+    calls = {"var": lambda: th.var(x, correction=3), "std": lambda: x[:1].std(), "var_mean": lambda: th.var_mean(x[:1]),
+             "std_mean": lambda: th.std_mean(x, correction=4, dim=0), "cov": lambda: th.cov(x[:1])}
+    for name, call in calls.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert [str(one.message).split(". ")[0] for one in caught] == [f"{name}(): degrees of freedom is <= 0"], name
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert th.var(x[:1], correction=0).item() == 0.0 and th.var(x).item() == 1.0
+
+
+def test_what_is_made_of_inference_tensors_is_no_view_outside():
+    with th.inference_mode():
+        x = th.ones(2, 3)
+    y = x.view(-1)
+    assert y.is_inference() and not y._is_view() and y.is_leaf and not y.requires_grad
+
+
+def test_the_whole_range_of_int64_is_drawn():
+    low, high = th.iinfo(th.int64).min, th.iinfo(th.int64).max
+    th.manual_seed(3)
+    # Three quarters of the numbers are below 0, and half of those below the middle between the least number and 0.
+    x = th.randint(low, 2 ** 62 + 2 ** 61 // 2, (2000,))
+    negative = (x < 0).sum().item() / 2000
+    assert abs(negative - 2 ** 63 / (2 ** 63 + 2 ** 62 + 2 ** 60)) < 0.05
+    assert abs((x < low // 2).sum().item() / (x < 0).sum().item() - 0.5) < 0.06
+    assert x.max().item() < 2 ** 62 + 2 ** 60 and th.empty(5, dtype=th.int64).random_(low, high).unique().numel() == 5

@@ -211,8 +211,10 @@ pub(crate) fn kernel(autocast: Autocast, is_composite: bool) -> Option<KernelFun
             },
             Autocast::Rounded => run_rounded(call, options),
             Autocast::Banned => Err(Error::invalid(format!(
-                "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \
-                 with `enabled: false`",
+                "torch.nn.functional.{} and torch.nn.BCELoss are unsafe to autocast: the gradient overflows in float16. Many models use a \
+                 sigmoid layer right before the binary cross entropy layer. In this case, combine the two layers using \
+                 torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe to autocast, or call it \
+                 in a region with `enabled: false`.",
                 call.operator.base_name()
             ))),
         }

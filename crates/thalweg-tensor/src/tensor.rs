@@ -398,7 +398,7 @@ impl Tensor {
 
     /// Returns whether it was made as a view of another tensor (`torch.Tensor._is_view`).
     pub fn is_view(&self) -> bool {
-        self.0.autograd.view_of().is_some()
+        self.0.autograd.view_of().is_some() && !self.is_inference()
     }
 
     /// Returns the tensor that a view was made of, or that one was made of which was a view itself (`torch.Tensor._base`); `None` where the view

@@ -25,13 +25,6 @@ macro_rules! binary_functions_table {
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
-            /// x + weight · (y − x).
-            lerp(x, y; weight): "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor" Floating {
-                body: if x.dtype().is_complex() { x + weight * (y - x) } else { weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)) },
-                reference: (1.0 - weight) * x + weight * y,
-                samples: [[-2.0, 3.0], [0.5, 4.0]],
-                numbers: [0.25],
-            }
             /// Returns whether x = y.
             eq(x, y): "eq.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
                 body: x.eq(y),
@@ -219,31 +212,6 @@ macro_rules! binary_functions_table {
                 body: shifted_right(x, y),
                 reference: ((x as i64) >> (y as i64)) as f64,
                 samples: [[45.0, 3.0], [-2.0, 4.0], [1.0, 0.0]],
-                numbers: [],
-            }
-            /// x + value · y · z.
-            addcmul(x, y, z; value): "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Numeric {
-                body: x + value * y * z,
-                reference: x + value * y * z,
-                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
-                numbers: [2.0],
-                autocast: Widest,
-                weighs: "mul.Tensor",
-            }
-            /// x + value · y / z; integers are divided as f32.
-            addcdiv(x, y, z; value): "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Floating {
-                body: x + value * y / z,
-                reference: x + value * (y / z),
-                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
-                numbers: [2.0],
-                autocast: Widest,
-                weighs: "div.Tensor",
-            }
-            /// x + weight · (y − x).
-            lerp_tensor(x, y, weight): "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor" Floating {
-                body: weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)),
-                reference: (1.0 - weight) * x + weight * y,
-                samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
                 numbers: [],
             }
         }

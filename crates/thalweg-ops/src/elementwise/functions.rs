@@ -105,13 +105,6 @@ macro_rules! functions_table {
             }
             /// x · other. Integers wrap around, and so does a number outside of their dtype's range, as in PyTorch.
             mul_scalar(x; other): "mul.Scalar(Tensor self, Scalar other) -> Tensor" Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
-            /// Returns whether the sign of x is negative, including that of −0.
-            signbit(x) Comparison {
-                body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
-                reference: f64::from(x.is_sign_negative()),
-                samples: [[-2.0], [0.0], [-0.0], [0.5]],
-                numbers: [],
-            }
             /// Returns whether x = other, after rounding other to x's dtype (integers wrap around), as in PyTorch.
             eq_scalar(x; other): "eq.Scalar(Tensor self, Scalar other) -> Tensor" Comparison {
                 body: x.eq(other),
@@ -283,20 +276,6 @@ macro_rules! functions_table {
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::NAN]],
                 numbers: [],
                 complex: "thalweg::isfinite_of_complex",
-            }
-            /// Returns whether x is +∞.
-            isposinf(x) Comparison {
-                body: if x.dtype().is_differentiable() { x.ge(f64::INFINITY) } else { x.eq(x).logical_not() },
-                reference: f64::from(x == f64::INFINITY),
-                samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
-                numbers: [],
-            }
-            /// Returns whether x is −∞.
-            isneginf(x) Comparison {
-                body: if x.dtype().is_differentiable() { x.le(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
-                reference: f64::from(x == f64::NEG_INFINITY),
-                samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
-                numbers: [],
             }
             /// The fraction of x, with its sign.
             frac(x) Floating {

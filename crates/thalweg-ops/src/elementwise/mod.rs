@@ -16,7 +16,6 @@
 //!     numbers: [values of the scalar arguments],
 //!     autocast: optional: the dtype that `torch.autocast` gives the inputs,
 //!     complex: optional: the operator that takes complex numbers, where the formula has no meaning for them,
-//!     weighs: optional: the operator of the last two tensors, whose result a complex number multiplies before the first is added,
 //! }
 //! ```
 //!
@@ -79,7 +78,6 @@ macro_rules! define {
             numbers: [$($value:expr),*]
             $(, autocast: $autocast:ident)?
             $(, complex: $complex:literal)?
-            $(, weighs: $weighs:literal)?
             $(,)?
         }
     )*) => {
@@ -157,7 +155,6 @@ macro_rules! define {
                     },
                     autocast: [$(Autocast::$autocast,)? Autocast::Unchanged][0],
                     complex: [$(Some($complex),)? None][0],
-                    weighs: [$(Some($weighs),)? None][0],
                     examples: Some(Examples {
                         inputs: &[$(&[$($sample),+]),+],
                         scalars: &[$($value),*],

@@ -311,6 +311,55 @@ macro_rules! parts_table {
                 samples: [[0.75], [3.5]],
                 numbers: [],
             }
+            /// x + weight · (y − x).
+            lerp(x, y; weight) Floating {
+                body: if x.dtype().is_complex() { x + weight * (y - x) } else { weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)) },
+                reference: (1.0 - weight) * x + weight * y,
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [0.25],
+            }
+            /// x + weight · (y − x).
+            lerp_tensor(x, y, weight) Floating {
+                body: weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)),
+                reference: (1.0 - weight) * x + weight * y,
+                samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
+                numbers: [],
+            }
+            /// x + value · y · z.
+            addcmul(x, y, z; value) Numeric {
+                body: x + value * y * z,
+                reference: x + value * y * z,
+                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
+                numbers: [2.0],
+            }
+            /// x + value · y / z; integers are divided as f32.
+            addcdiv(x, y, z; value) Floating {
+                body: x + value * y / z,
+                reference: x + value * (y / z),
+                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
+                numbers: [2.0],
+            }
+            /// Returns whether the sign of x is negative, that of −0 too.
+            signbit(x) Comparison {
+                body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
+                reference: f64::from(x.is_sign_negative()),
+                samples: [[-2.0], [0.0], [-0.0], [0.5]],
+                numbers: [],
+            }
+            /// Returns whether x is +∞.
+            isposinf(x) Comparison {
+                body: if x.dtype().is_differentiable() { x.ge(f64::INFINITY) } else { x.eq(x).logical_not() },
+                reference: f64::from(x == f64::INFINITY),
+                samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
+                numbers: [],
+            }
+            /// Returns whether x is −∞.
+            isneginf(x) Comparison {
+                body: if x.dtype().is_differentiable() { x.le(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
+                reference: f64::from(x == f64::NEG_INFINITY),
+                samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
+                numbers: [],
+            }
             /// x².
             square_of(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
         }

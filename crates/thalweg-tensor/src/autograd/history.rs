@@ -22,6 +22,14 @@ impl Tensor {
         meta.requires_grad.load(Ordering::Acquire)
     }
 
+    /// Returns a view as a tensor of its own, with its history.
+    pub(crate) fn without_base(&self) -> Self {
+        match self.edge() {
+            Some(edge) => self.with_autograd(super::meta::AutogradMeta::leaf(false).with_edge(edge)),
+            None => self.clone(),
+        }
+    }
+
     /// Returns whether it is a leaf: not the result of an operator that recorded itself.
     pub fn is_leaf(&self) -> bool {
         self.edge().is_none()

@@ -37,9 +37,10 @@ pub(super) fn with_complex_number(
         Error::invalid(format!("the operator takes `{}`: no number of it can be complex", operator.schema()))
     };
     let target = of_tensors(operator).unwrap_or(operator);
-    let is_wide = arguments.iter().any(|argument| {
-        matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
-    });
+    let is_wide = matches!(operator.complex, Complex::Wide)
+        || arguments.iter().any(|argument| {
+            matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
+        });
     let dtype = if is_wide { DType::C128 } else { DType::C64 };
     if let Complex::Sum(product) = operator.complex {
         return added(arguments, find_operator(product)?, dtype, label);

@@ -60,11 +60,7 @@ impl OpDef {
 
     /// Makes the entry of an operator that is a loop.
     pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
-        let complex = match (entry.complex, entry.weighs) {
-            (Some(operator), _) => Complex::Operator(operator),
-            (None, Some(product)) => Complex::Sum(product),
-            (None, None) => Complex::ByBody,
-        };
+        let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
         let part = Self { first: First::Consumed, ..Self::part(leaked(entry.schema()), Body::Loop(entry)) };
         Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
     }
@@ -91,6 +87,8 @@ pub(crate) enum Complex {
     Parts(fn(&Call<'_>) -> Result<Tensors>),
     /// By the operator of this name.
     Operator(&'static str),
+    /// As `ByBody`; a number that is complex is of complex128, whatever the tensors are.
+    Wide,
     /// As `ByBody`; an argument that is a complex number makes two calls, one with each part.
     EachPart,
     /// As `ByBody`; with a factor that is a complex number, as the first tensor, times `beta` where there is one, plus the product that the
@@ -153,12 +151,16 @@ pub(crate) enum OutRule {
     Int64,
     /// The dtype int64, said in other words.
     Long,
+    /// The dtype of the first input, said of the result that has another.
+    EachOfFirst,
     /// Of the first result, the dtype of the first input.
     FirstOfFirst,
     /// Any dtype: truth values are written as its numbers.
     AnyDType,
     /// Memory that no input has.
     Apart,
+    /// A truth value.
+    Boolean,
     /// A truth value, or a byte.
     Truth,
     /// Nothing: a given tensor of as many elements keeps its shape.

@@ -71,12 +71,16 @@ fn of_body(body: Body) -> Kernels {
 }
 
 /// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is not a view of another
-/// tensor, whose history a write through a view of the leaf would change.
+/// tensor, whose history a write through a view of the leaf would change, and the only result of a call can be detached in place.
 fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
-    let is_own = |result: &Tensor| {
-        result.is_view()
-            && !result.requires_grad()
-            && !call.tensors.iter().any(|tensor| tensor.shares_storage_with(result))
+    let is_only = results.len() == 1;
+    let own = |result: Tensor| {
+        let shares = |tensor: &&Tensor| tensor.shares_storage_with(&result);
+        match result.is_view() && !call.tensors.iter().any(shares) {
+            true if !result.requires_grad() => result.detach(),
+            true if is_only => result.without_base(),
+            _ => result,
+        }
     };
-    results.into_iter().map(|result| if is_own(&result) { result.detach() } else { result }).collect()
+    results.into_iter().map(own).collect()
 }

@@ -14,6 +14,7 @@ use super::offers::{Taker, offer};
 use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
+use crate::dtype_name::named;
 use crate::kernels::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
@@ -169,8 +170,8 @@ pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
     if result.dtype().category() > target.dtype().category() {
         return Err(Error::invalid(format!(
             "result type {} can't be cast to the desired output type {}",
-            result.dtype(),
-            target.dtype()
+            named(result.dtype()),
+            named(target.dtype())
         )));
     }
     Ok(())

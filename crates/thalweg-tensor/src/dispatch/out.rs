@@ -109,6 +109,15 @@ impl OutRule {
             }),
             Self::Int64 => other_than(DType::I64)
                 .map(|given| format!("{} expects Long tensor out, got: {given}", operator.base_name())),
+            Self::EachOfFirst => (out.iter().zip(&operator.schema().return_names))
+                .find(|(given, _)| given.dtype() != dtype)
+                .map(|(given, name)| {
+                    let [dtype, given] = [dtype, given.dtype()].map(unaliased_cpp_type);
+                    format!(
+                        "torch.{}(): input tensor and {name} tensor should have the same dtype, but got input {dtype} and {name} {given}",
+                        operator.base_name()
+                    )
+                }),
             Self::FirstOfFirst => (out.first().map(Tensor::dtype)).filter(|&given| given != dtype).map(|given| {
                 let [dtype, given] = [dtype, given].map(named);
                 format!("expected scalar_type {dtype} but found {given}")
@@ -122,6 +131,8 @@ impl OutRule {
                 let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
+            Self::Boolean => other_than(DType::Bool)
+                .map(|_| format!("{} does not support non-boolean outputs.", operator.base_name())),
             Self::Truth => (out.iter().map(Tensor::dtype))
                 .find(|given| !matches!(given, DType::Bool | DType::U8))
                 .map(|given| {

@@ -8,6 +8,7 @@ use super::Body::Composite;
 use super::view::transpose;
 use super::{complex, operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::dtype_name::named;
 use crate::kernels::reshape::expand;
 use crate::tensor::{Tensor, Tensors};
 
@@ -103,17 +104,29 @@ operators! {
     "float_power.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
         fn float_power(exponent: tensor) = Composite(|call| {
             widest(call.tensor(0))?.pow(&widest(call.tensor(1))?).map(single)
-        }), autocast: Parts;
+        }), in_place: "", autocast: Parts, complex: Wide;
     /// Returns the elements in f64 to the power of a number.
     "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
         widest(call.tensor(0))?.pow_scalar(call.scalar(1).to_f64()).map(single)
-    }), autocast: Parts;
+    }), in_place: "", autocast: Parts, complex: Wide;
+    /// Raises the elements to the power of the exponents, in place: of float64 or complex128.
+    "float_power_.Tensor(Tensor(a!) self, Tensor exponent) -> Tensor(a!)" = Composite(|call| {
+        let (base, exponent) = (call.tensor(0), widest(call.tensor(1))?);
+        check_power(base, exponent.dtype())?;
+        built_in!("pow_.Tensor")?.call(&[base.into(), (&exponent).into()], None, call.label)
+    }), complex: Wide;
+    /// Raises the elements to the power of a number, in place: of float64 or complex128.
+    "float_power_.Scalar(Tensor(a!) self, Scalar exponent) -> Tensor(a!)" = Composite(|call| {
+        check_power(call.tensor(0), DType::F64)?;
+        let exponent = thalweg_ir::Scalar::F64(call.scalar(1).to_f64());
+        built_in!("pow_.Scalar")?.call(&[call.tensor(0).into(), exponent.into()], None, call.label)
+    }), complex: Wide;
     /// Returns a number to the power of each element, in f64.
     "float_power.Scalar(Scalar self, Tensor exponent) -> Tensor" = Composite(|call| {
         let exponent = widest(call.tensor(1))?;
         let base = Tensor::full(&[], call.scalar(0).to_f64(), exponent.dtype(), call.device)?;
         base.pow(&exponent).map(single)
-    }), autocast: Parts;
+    }), autocast: Parts, complex: Wide;
     /// Returns self · 2 to the power of other.
     "ldexp.Tensor(Tensor self, Tensor other) -> Tensor" fn ldexp(other: tensor) = Composite(|call| {
         let base = thalweg_ir::Scalar::F64(2.0);
@@ -129,6 +142,20 @@ operators! {
         call.tensor(0).zero_()?;
         Ok(single(call.tensor(0).clone()))
     });
+}
+
+/// Refuses a base that does not have the dtype of its powers, in PyTorch's words.
+fn check_power(base: &Tensor, exponent: DType) -> Result<()> {
+    let is_complex = base.dtype().is_complex() || exponent.is_complex();
+    let result = if is_complex { DType::C128 } else { DType::F64 };
+    match base.dtype() == result {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "the base given to float_power_ has dtype {} but the operation's result requires dtype {}",
+            named(base.dtype()),
+            named(result)
+        ))),
+    }
 }
 
 /// Returns the elements in the widest dtype of their kind: f64, or complex128.

@@ -13,6 +13,7 @@ use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dtype_name::unaliased_cpp_type as cpp_type;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -78,11 +79,11 @@ operators! {
             };
             let edges = edges(call, x, bins, range)?;
             histogram(call, &edges, call.optional_tensor(3), call.bool(4))
-        });
+        }), out: [EachOfFirst];
     /// Returns how many elements are between each two edges, or the sum of their weights, and the edges.
     "histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
         fn histogram_bins(bins: tensor) -> 2
-        = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3)));
+        = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3))), out: [EachOfFirst];
     /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
     /// reads how many they are, unless it is given.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
@@ -253,15 +254,17 @@ fn bin_count(bins: i64) -> Result<usize> {
         .ok_or_else(|| Error::invalid(format!("bins must be > 0, but got {bins}")))
 }
 
-/// Returns the bounds of bins: those given, or the least and greatest of the elements; moved apart by a margin where they are one.
-fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
+/// Returns the bounds of bins, which errors call by a name: those given, or the least and greatest of the elements; moved apart by a margin where
+/// they are one.
+fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 2]> {
     let [mut low, mut high] = given;
     if low == high && x.elements() > 0 {
         let wide = x.detach().to_dtype(DType::F64)?;
         [low, high] = [wide.min()?.item::<f64>()?, wide.max()?.item::<f64>()?];
     }
     if !low.is_finite() || !high.is_finite() {
-        return Err(Error::invalid(format!("range of [{low}, {high}] is not finite")));
+        let range = format!("[{low}, {high}]").to_lowercase();
+        return Err(Error::invalid(format!("{name} {range} is not finite")));
     }
     if low == high {
         [low, high] = [low - margin, high + margin];
@@ -294,7 +297,7 @@ fn histc(call: &Call<'_>) -> Result<Tensor> {
     if given[0] > given[1] {
         return Err(Error::invalid("torch.histc: max must be larger than min"));
     }
-    let [low, high] = bounds(&x, given, 1.0)?;
+    let [low, high] = bounds(&x, given, 1.0, "range of")?;
     let flat = x.reshape(&[x.elements()])?.to_dtype(x.dtype().compute())?;
     let counted = flat.ge_scalar(low)?.logical_and(&flat.le_scalar(high)?)?;
     let place = flat.sub_scalar(low)?.mul_scalar(bins as f64)?.div_scalar(high - low)?;
@@ -312,7 +315,7 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
         // A range that is given holds, whatever the elements are.
         Some([low, high]) if low == high && low.is_finite() => [low - 0.5, high + 0.5],
         None if x.elements() == 0 => [0.0, 1.0],
-        range => bounds(x, range.unwrap_or([0.0; 2]), 0.5)?,
+        range => bounds(x, range.unwrap_or([0.0; 2]), 0.5, "torch.histogram(): range")?,
     };
     let dtype = Argument::DType(x.dtype());
     let [low, high] = [low, high].map(|bound| Argument::Scalar(bound.into()));
@@ -323,24 +326,49 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
 fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: bool) -> Result<Tensors> {
     let x = call.tensor(0).detach();
     check_floats(&x, "histogram")?;
-    if edges.rank() != 1 || edges.elements() < 2 || edges.dtype() != x.dtype() {
+    if edges.dtype() != x.dtype() {
+        let [x, edges] = [x.dtype(), edges.dtype()].map(cpp_type);
         return Err(Error::invalid(format!(
-            "torch.histogram(): bins must be a vector of at least two edges of the input's dtype, but got {:?} {}",
-            edges.shape(),
-            edges.dtype()
+            "torch.histogram(): input tensor and bins tensors should have the same dtype, but got input with dtype {x} and bins with \
+             dtype {edges}"
         )));
+    }
+    if edges.rank() != 1 {
+        return Err(Error::invalid(format!(
+            "torch.histogram(): bins tensor should have one dimension, but got {} dimensions in the bins tensor",
+            edges.rank()
+        )));
+    }
+    if edges.elements() == 0 {
+        return Err(Error::invalid(
+            "torch.histogram(): bins tensor should have at least 1 element, but got 0",
+        ));
     }
     let flat = x.reshape(&[x.elements()])?;
     let source = match weight {
-        Some(weight) if weight.shape() != x.shape() || weight.dtype() != x.dtype() => {
-            return Err(Error::invalid(
-                "torch.histogram(): if weight tensor is provided it should have the input's shape and dtype",
-            ));
+        Some(weight) if weight.dtype() != x.dtype() => {
+            let [x, weight] = [x.dtype(), weight.dtype()].map(cpp_type);
+            return Err(Error::invalid(format!(
+                "torch.histogram(): if weight tensor is provided, input tensor and weight tensor should have the same dtype, but got \
+                 input({x}), and weight({weight})"
+            )));
+        }
+        Some(weight) if weight.shape() != x.shape() => {
+            return Err(Error::invalid(format!(
+                "torch.histogram(): if weight tensor is provided it should have the same shape as the input tensor excluding its \
+                 innermost dimension, but got input with shape {:?} and weight with shape {:?}",
+                x.shape(),
+                weight.shape()
+            )));
         }
         Some(weight) => weight.detach().reshape(&[x.elements()])?,
         None => Tensor::ones(&[x.elements()], x.dtype(), x.device())?,
     };
     let bins = edges.elements() - 1;
+    if bins == 0 {
+        let none = Tensor::zeros(&[0], x.dtype(), x.device())?;
+        return Ok(Tensors::from_iter([none, edges.detach().copied(call.label.location)?]));
+    }
     let (first, last) = (edges.narrow(0, 0, 1)?, edges.narrow(0, bins, 1)?);
     // The last bin has both of its edges.
     let counted = flat.ge(&first)?.logical_and(&flat.le(&last)?)?;
@@ -437,9 +465,10 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
     let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
     let width: usize = shape[1..].iter().product();
     if width == 0 {
-        return Err(Error::invalid(
-            "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
-        ));
+        return Err(Error::invalid(match count {
+            0 => "Number of zero sized dimensions is more than one, so unique cannot be applied",
+            _ => "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
+        }));
     }
     let mut rows = turned.reshape(&[count, width])?;
     let mut order = None;

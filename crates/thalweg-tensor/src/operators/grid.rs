@@ -79,7 +79,17 @@ impl Axis {
     /// Returns the points of the axis that count at places, with their weights.
     fn taps(self, place: &Tensor, interpolation: i64) -> Result<Vec<(Tensor, Option<Tensor>)>> {
         match interpolation {
-            1 => Ok(vec![(self.padded(place)?.detach().round()?, None)]),
+            // A weight of 1 in any case, by which the place is in the graph: with a gradient of 0.
+            1 => {
+                let weight = match place.requires_grad() {
+                    true => {
+                        let never = Tensor::zeros(&[], DType::Bool, place.device())?;
+                        Some(never.select_where(place, &Tensor::ones(&[], place.dtype(), place.device())?)?)
+                    }
+                    false => None,
+                };
+                Ok(vec![(self.padded(place)?.detach().round()?, weight)])
+            }
             2 => {
                 let first = place.detach().floor()?;
                 let weights = Self::cubic(&place.sub(&first)?)?;
@@ -104,9 +114,9 @@ impl Axis {
 fn check(call: &Call<'_>, axes: usize) -> Result<()> {
     let (x, grid) = (call.tensor(0), call.tensor(1));
     let refused = |why: String| Err(Error::invalid(format!("grid_sampler(): {why}")));
-    if !(2..=3).contains(&axes) || x.rank() != axes + 2 || grid.rank() != axes + 2 {
+    if x.rank() < 2 || grid.rank() == 0 {
         return refused(format!(
-            "expected 4D or 5D input and grid with same number of dimensions, but got input with sizes {:?} and grid with sizes {:?}",
+            "expected 4D or 5D input and grid, but got {:?} and {:?}",
             x.shape(),
             grid.shape()
         ));
@@ -118,7 +128,7 @@ fn check(call: &Call<'_>, axes: usize) -> Result<()> {
             grid.shape()
         ));
     }
-    if grid.shape()[axes + 1] != axes {
+    if grid.shape()[grid.rank() - 1] != axes {
         return refused(format!(
             "expected grid to have size {axes} in last dimension, but got grid with sizes {:?}",
             grid.shape()
@@ -128,6 +138,13 @@ fn check(call: &Call<'_>, axes: usize) -> Result<()> {
         return refused(format!(
             "expected input to have non-empty spatial dimensions, but input has sizes {:?}",
             x.shape()
+        ));
+    }
+    if !(2..=3).contains(&axes) || x.rank() != axes + 2 || grid.rank() != axes + 2 {
+        return refused(format!(
+            "expected 4D or 5D input and grid with same number of dimensions, but got input with sizes {:?} and grid with sizes {:?}",
+            x.shape(),
+            grid.shape()
         ));
     }
     if x.dtype() != grid.dtype() || !x.dtype().is_floating_point() {

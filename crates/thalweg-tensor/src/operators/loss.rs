@@ -8,6 +8,7 @@ use super::{call, operators, single};
 use crate::autocast::dtype_in_full;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dtype_name::named;
 use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
@@ -82,6 +83,19 @@ impl Tensor {
 /// Returns the dtype that a loss is computed in.
 pub(super) fn wide(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(tensor.dtype().compute())
+}
+
+/// Refuses weights of classes that do not have the input's dtype, in PyTorch's words.
+pub(super) fn check_weights(weight: Option<&Tensor>, x: &Tensor) -> Result<()> {
+    let expected = dtype_in_full(x);
+    match weight.map(dtype_in_full).filter(|&found| found != expected) {
+        Some(found) => Err(Error::invalid(format!(
+            "expected scalar type {} but found {}",
+            named(expected),
+            named(found)
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Returns a loss of elements, reduced and rounded to a dtype.
@@ -237,10 +251,46 @@ fn kl_div(call: &Call<'_>) -> Result<Tensors> {
     of_pair(call, loops, call.int(2), &[])
 }
 
-/// The place where the classes of a loss are, and how many.
+/// Refuses classes of another shape than the rows, or of a dtype that is none of classes, in PyTorch's words.
+fn check_target(x: &Tensor, target: &Tensor, rows: &[usize]) -> Result<()> {
+    let (shape, found) = (x.shape(), target.shape());
+    let batch = found.first().copied().unwrap_or(0);
+    if x.rank() > 1 && shape[0] != batch {
+        return Err(Error::value(format!(
+            "Expected input batch_size ({}) to match target batch_size ({batch}).",
+            shape[0]
+        )));
+    }
+    let refusal = match x.rank() {
+        1 | 2 if found.len() > 1 => {
+            Some(format!("0D or 1D target tensor expected, multi-target not supported, but got {found:?}"))
+        }
+        1 if found != rows => {
+            return Err(Error::value(format!(
+                "For 1D input, 1D target must have size 1, but got target size: {batch}"
+            )));
+        }
+        4 if found.len() != 3 => Some(format!(
+            "only batches of spatial targets supported (3D tensors) but got targets of dimension: {}",
+            found.len()
+        )),
+        4 if found != rows => Some(format!("size mismatch (got input: {shape:?} , target: {found:?})")),
+        _ if found != rows => Some(format!("Expected target size {rows:?}, got {found:?}")),
+        _ => None,
+    };
+    let is_of_bytes = target.dtype() == DType::U8 && x.rank() <= 2;
+    match refusal {
+        Some(why) => Err(Error::invalid(why)),
+        None if target.dtype() == DType::I64 || is_of_bytes => Ok(()),
+        None => Err(Error::invalid(format!("expected scalar type Long but found {}", named(target.dtype())))),
+    }
+}
+
+/// The classes of a loss: the place where they are, how many, and those of the rows, of int64.
 struct Classes {
     dimension: usize,
     count: usize,
+    target: Tensor,
 }
 
 impl Classes {
@@ -251,19 +301,8 @@ impl Classes {
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
         let count = rows.remove(dimension);
-        if target.shape() != rows.as_slice() {
-            let same_batch = x.rank() == 1 || target.rank() == 0 || x.shape()[0] == target.shape()[0];
-            let sizes = format!("size mismatch (got input: {:?}, target: {:?})", x.shape(), target.shape());
-            return Err(match same_batch {
-                true if x.rank() == 1 => Error::value(sizes),
-                true => Error::invalid(sizes),
-                false => Error::value(format!(
-                    "Expected input batch_size ({}) to match target batch_size ({}).",
-                    x.shape()[0],
-                    target.shape()[0]
-                )),
-            });
-        }
+        check_target(x, target, &rows)?;
+        check_weights(weight, x)?;
         if let Some(weight) = weight
             && weight.shape() != [count]
         {
@@ -272,40 +311,28 @@ impl Classes {
                 weight.shape()
             )));
         }
-        Ok(Self { dimension, count })
+        Ok(Self { dimension, count, target: target.to_dtype(DType::I64)? })
     }
 
     /// Returns −x at each row's class times the weight of the class, and that weight, in the dtype that x is computed in: 0 where the
     /// row is ignored, NaN where there is no such class.
-    fn pick(
-        &self,
-        label: Label,
-        x: &Tensor,
-        target: &Tensor,
-        weight: Option<&Tensor>,
-        ignored: i64,
-    ) -> Result<[Tensor; 2]> {
+    fn pick(&self, label: Label, x: &Tensor, weight: Option<&Tensor>, ignored: i64) -> Result<[Tensor; 2]> {
         let weight = weight.map(|weight| weight.detach().to_dtype(x.dtype())).transpose()?;
         let dimension = self.dimension as i64;
+        let target = &self.target;
         let arguments = [x.into(), target.into(), weight.as_ref().into(), ignored.into(), dimension.into()];
         let results = built_in!("thalweg::nll_loss")?.call(&arguments, None, label)?;
         Ok([results[0].clone(), results[1].detach()])
     }
 
     /// Returns the mean of losses: over the weights' sum, or over the rows that are not ignored, where a class out of range counts.
-    fn mean(
-        &self,
-        losses: &Tensor,
-        target: &Tensor,
-        weights: Option<&Tensor>,
-        ignored: i64,
-    ) -> Result<Tensor> {
+    fn mean(&self, losses: &Tensor, weights: Option<&Tensor>, ignored: i64) -> Result<Tensor> {
         if let Some(weights) = weights {
             return losses.sum(&[], false)?.div(&weights.sum(&[], false)?);
         }
         let (losses, target) = match losses.rank() {
-            0 => (losses.unsqueeze(0)?, target.unsqueeze(0)?),
-            _ => (losses.clone(), target.clone()),
+            0 => (losses.unsqueeze(0)?, self.target.unsqueeze(0)?),
+            _ => (losses.clone(), self.target.clone()),
         };
         let arguments = LoopArguments {
             scalars: [Scalar::I64(ignored)].into_iter().collect(),
@@ -330,10 +357,10 @@ fn nll(call: &Call<'_>) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let (reduction, ignored) = (call.int(3), call.int(4));
     let classes = Classes::of(x, target, weight)?;
-    let [losses, weights] = classes.pick(call.label, x, target, weight, ignored)?;
+    let [losses, weights] = classes.pick(call.label, x, weight, ignored)?;
     let loss = match reduction {
         0 => losses,
-        1 => classes.mean(&losses, target, weight.map(|_| &weights), ignored)?,
+        1 => classes.mean(&losses, weight.map(|_| &weights), ignored)?,
         2 => losses.sum(&[], false)?,
         other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     };
@@ -343,8 +370,7 @@ fn nll(call: &Call<'_>) -> Result<Tensors> {
 /// Returns the loss at classes, and the sum of the classes' weights.
 fn nll_forward(call: &Call<'_>) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
-    let [_, weights] =
-        Classes::of(x, target, weight)?.pick(call.label, &x.detach(), target, weight, call.int(4))?;
+    let [_, weights] = Classes::of(x, target, weight)?.pick(call.label, &x.detach(), weight, call.int(4))?;
     let loss = nll(call)?.swap_remove(0);
     Ok(Tensors::from_iter([loss, weights.sum(&[], false)?.to_dtype(x.dtype())?]))
 }
@@ -366,13 +392,13 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
         None => (by_softmax(call, &classes, ignored, smoothing)?, None),
         Some(weight) if smoothing > 0.0 => smoothed(call, &classes, weight, ignored, smoothing)?,
         Some(_) => {
-            let [_, weights] = classes.pick(call.label, &x.detach(), target, weight, ignored)?;
+            let [_, weights] = classes.pick(call.label, &x.detach(), weight, ignored)?;
             (by_softmax(call, &classes, ignored, 0.0)?.mul(&weights)?, Some(weights))
         }
     };
     let loss = match reduction {
         0 => losses,
-        1 => classes.mean(&losses, target, weights.as_ref(), ignored)?,
+        1 => classes.mean(&losses, weights.as_ref(), ignored)?,
         _ => losses.sum(&[], false)?,
     };
     loss.to_dtype(dtype_in_full(x)).map(single)
@@ -392,7 +418,7 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
             built_in!("thalweg::cross_entropy_smoothed")?
         }
     };
-    let tensors = [call.tensor(0), call.tensor(1)];
+    let tensors = [call.tensor(0), &classes.target];
     Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }
 
@@ -404,14 +430,14 @@ fn smoothed(
     ignored: i64,
     smoothing: f64,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let (x, target) = (call.tensor(0), call.tensor(1));
+    let x = call.tensor(0);
     let logarithms = wide(x)?.log_softmax(classes.dimension as i64)?;
-    let [losses, weights] = classes.pick(call.label, &logarithms, target, Some(weight), ignored)?;
+    let [losses, weights] = classes.pick(call.label, &logarithms, Some(weight), ignored)?;
     let weight = weight.detach().to_dtype(logarithms.dtype())?;
     let per_class = logarithms.mul(&classes.spread(&weight, x.shape())?)?;
     let spread = per_class.sum(&[classes.dimension as i64], false)?;
     let zero = Tensor::zeros(&[], spread.dtype(), spread.device())?;
-    let spread = target.ne_scalar(ignored)?.select_where(&spread, &zero)?;
+    let spread = classes.target.ne_scalar(ignored)?.select_where(&spread, &zero)?;
     let part = -smoothing / classes.count as f64;
     let losses = losses.mul_scalar(1.0 - smoothing)?.add(&spread.mul_scalar(part)?)?;
     Ok((losses, Some(weights)))
@@ -422,19 +448,23 @@ fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     if x.shape() != target.shape() || x.rank() == 0 {
         return Err(Error::invalid(format!(
-            "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64",
+            "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64 (expected \
+             scalar type Long but found {})",
             x.shape(),
-            target.shape()
+            target.shape(),
+            named(target.dtype())
         )));
     }
     let dimension = usize::from(x.rank() > 1);
-    let classes = Classes { dimension, count: x.shape()[dimension] };
+    let classes = Classes { dimension, count: x.shape()[dimension], target: target.clone() };
     let mut logarithms = wide(x)?.log_softmax(dimension as i64)?;
     if let Some(weight) = weight {
         if weight.shape() != [classes.count] {
-            return Err(Error::invalid(
-                "cross_entropy: weight tensor should be defined either for all classes or no classes",
-            ));
+            return Err(Error::invalid(format!(
+                "cross_entropy: weight tensor should be defined either for all {} classes or no classes but got weight tensor of shape: {:?}",
+                classes.count,
+                weight.shape()
+            )));
         }
         logarithms = logarithms.mul(&classes.spread(&wide(weight)?, x.shape())?)?;
     }

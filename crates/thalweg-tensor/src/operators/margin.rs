@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::distance::pairwise;
-use super::loss::{reduced, wide};
+use super::loss::{check_weights, reduced, wide};
 use super::operators;
 use crate::dispatch::{Arguments, Call};
 use crate::dtype_name::named;
@@ -52,7 +52,13 @@ operators! {
 fn cosine_embedding_loss(call: &Call<'_>) -> Result<Tensors> {
     let (x, y, target, margin) = (call.tensor(0), call.tensor(1), call.tensor(2), call.float(3));
     let dims = target.rank() + 1;
-    if target.rank() > 1 || x.rank() != dims || y.rank() != dims {
+    if target.rank() > 1 {
+        return Err(Error::invalid(format!(
+            "0D or 1D target tensor expected, multi-target not supported, but the target has shape {:?}",
+            target.shape()
+        )));
+    }
+    if x.rank() != dims || y.rank() != dims {
         return Err(Error::invalid(format!(
             "{}D target tensor expects {dims}D input tensors, but found inputs with sizes {:?} and {:?}.",
             target.rank(),
@@ -157,6 +163,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     check_classes(target)?;
+    check_weights(weight, x)?;
     let index = target.reshape(&[count, 1])?;
     let distance = rows.sub(&rows.gather(1, &index)?)?.add_scalar(margin)?.clamp_min(0.0)?;
     let mut costs = if p == 2.0 { distance.mul(&distance)? } else { distance };
@@ -168,7 +175,8 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let own = Tensor::arange(classes, 0, 1, DType::I64, x.device())?.eq(&index)?;
     let zero = Tensor::zeros(&[], costs.dtype(), x.device())?;
     let loss = own.select_where(&zero, &costs)?.sum(&[1], false)?.div_scalar(classes as f64)?;
-    let loss = if x.rank() < 2 { loss.reshape(())? } else { loss };
+    // One row has as many dimensions as its target.
+    let loss = if count == 1 { loss.reshape(target.shape())? } else { loss };
     reduced(&loss, call.int(5), x.dtype())
 }
 

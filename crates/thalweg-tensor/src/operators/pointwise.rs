@@ -7,6 +7,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::{Composite, Lowered};
 use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::kernels::creation::convertible;
 use crate::kernels::loops::{LoopArguments, LoopCall, signature};
 use crate::tensor::{Tensor, Tensors};
@@ -61,6 +62,42 @@ operators! {
     /// gradient is self's. Bounds that the dtype does not hold are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
         fn clamp(min: scalar, max: scalar) = Lowered(clamp);
+    /// Returns self + weight · (end − self), of tensors of one floating-point dtype.
+    "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor"
+        fn lerp(end: tensor, weight: scalar) = Lowered(|call| {
+            check_one_dtype(call)?;
+            Ok(with_numbers(call, &table::lerp, [call.scalar(2)]))
+        });
+    /// Returns self + weight · (end − self), of tensors of one floating-point dtype; a weight without dimensions may have another.
+    "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"
+        fn lerp_tensor(end: tensor, weight: tensor) = Lowered(|call| {
+            check_one_dtype(call)?;
+            Ok(with_numbers(call, &table::lerp_tensor, []))
+        });
+    /// Returns self + value · tensor1 · tensor2. Among integers the fraction of value is dropped.
+    "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
+        fn addcmul(tensor1: tensor, tensor2: tensor, value: scalar) = Lowered(|call| {
+            let is_of_integers = !call.tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
+            if call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool) {
+                return Err(Error::not_implemented("\"addcmul\" not implemented for 'Bool'"));
+            }
+            let value = if is_of_integers { Scalar::I64(call.scalar(3).to_i64()) } else { call.scalar(3) };
+            Ok(with_numbers(call, &table::addcmul, [value]))
+        }), first: Consumed, autocast: Widest, complex: Sum("mul.Tensor");
+    /// Returns self + value · tensor1 / tensor2. Two tensors of integers are refused.
+    "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
+        fn addcdiv(tensor1: tensor, tensor2: tensor, value: scalar) = Lowered(|call| {
+            if [1, 2].iter().all(|&place| !call.tensor(place).dtype().is_differentiable()) {
+                return Err(Error::invalid(INTEGER_DIVISION));
+            }
+            Ok(with_numbers(call, &table::addcdiv, [call.scalar(3)]))
+        }), first: Consumed, autocast: Widest, complex: Sum("div.Tensor");
+    /// Returns whether the sign of each element is negative, that of −0 too.
+    "signbit(Tensor self) -> Tensor" fn signbit() = Lowered(|call| Ok(with_numbers(call, &table::signbit, []))), out: [Boolean];
+    /// Returns whether each element is +∞.
+    "isposinf(Tensor self) -> Tensor" fn isposinf() = Lowered(|call| of_real(call, &table::isposinf)), out: [Boolean];
+    /// Returns whether each element is −∞.
+    "isneginf(Tensor self) -> Tensor" fn isneginf() = Lowered(|call| of_real(call, &table::isneginf)), out: [Boolean];
     /// Returns the Gaussian error linear unit, self · Φ(self); with `approximate='tanh'` by the tanh form of Φ.
     "gelu(Tensor self, *, str approximate='none') -> Tensor"
         fn gelu() = Lowered(gelu);
@@ -282,6 +319,42 @@ fn with_numbers<'a>(
     let mut arguments = LoopArguments::default();
     numbers.into_iter().for_each(|number| arguments.scalars.push(number));
     LoopCall::new(body, call, call.tensors, arguments)
+}
+
+/// PyTorch's words about a quotient of integers.
+const INTEGER_DIVISION: &str = "Integer division with addcdiv is no longer supported, and in a future  release addcdiv will perform a true \
+    division of tensor1 and tensor2. The historic addcdiv behavior can be implemented as (input + value * torch.trunc(tensor1 / \
+    tensor2)).to(input.dtype) for integer inputs and as (input + value * tensor1 / tensor2) for float inputs. The future addcdiv \
+    behavior is just the latter implementation: (input + value * tensor1 / tensor2), for all dtypes.";
+
+/// Refuses tensors that are not of the first one's floating-point dtype, in PyTorch's words; a weight without dimensions may have another.
+fn check_one_dtype(call: &Call<'_>) -> Result<()> {
+    let dtype = call.tensor(0).dtype();
+    if !dtype.is_differentiable() {
+        let name = call.operator.base_name();
+        return Err(Error::not_implemented(format!("\"{name}\" not implemented for '{}'", named(dtype))));
+    }
+    for (tensor, parameter) in call.tensors.iter().zip(&call.schema().parameters).skip(1) {
+        let may_differ = parameter.name == "weight" && tensor.rank() == 0;
+        if tensor.dtype() != dtype && !may_differ {
+            let [dtype, found] = [dtype, tensor.dtype()].map(unaliased_cpp_type);
+            return Err(Error::invalid(format!(
+                "expected dtype {dtype} for `{}` but got dtype {found}",
+                parameter.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the call of a loop that PyTorch has for real numbers alone.
+fn of_real<'a>(call: &'a Call<'a>, body: &'static LoopOp) -> Result<LoopCall<'a>> {
+    match call.tensor(0).dtype().is_complex() {
+        true => {
+            Err(Error::invalid(format!("{} does not support complex inputs.", call.operator.base_name())))
+        }
+        false => Ok(with_numbers(call, body, [])),
+    }
 }
 
 /// Returns whether a number is 1, whatever its kind.

@@ -206,7 +206,7 @@ impl Pool {
         }
         let numbers = Self::numbers(call, kind, first)?;
         kind.check_shape(call, shape)?;
-        Ok(Self::over(shape, Self::strided(call, kind, extents_of(shape, kind.axes), numbers, first)?, kind))
+        Ok(Self::over(shape, Self::strided(call, kind, shape, numbers, first)?, kind))
     }
 
     /// Returns how many windows there are along each axis, in PyTorch's words where they cannot be so many.
@@ -237,7 +237,13 @@ impl Pool {
     fn of_backward(call: &impl Arguments, kind: Kind, shape: &[usize], gradient: &[usize]) -> Result<Self> {
         let pool = if kind.is_adaptive {
             kind.check_shape(call, shape)?;
-            let axes = kind.axes;
+            let (axes, name) = (kind.axes, &call.schema().name);
+            if let Some(dim) = (1..gradient.len()).find(|&dim| gradient[dim] == 0) {
+                return Err(Error::invalid(format!(
+                    "{name}(): Expected grad_output to have non-zero size for non-batch dimensions, but grad_output has sizes \
+                     {gradient:?} with dimension {dim} being empty"
+                )));
+            }
             let windows = gradient.len().checked_sub(axes).map_or([1; 3], |_| extents_of(gradient, axes));
             let geometry = Geometry { extents: extents_of(shape, axes), windows, placing: Placing::Adaptive };
             Self::over(shape, geometry, kind)
@@ -294,30 +300,33 @@ impl Pool {
     fn strided(
         call: &impl Arguments,
         Kind { axes, is_max, .. }: Kind,
-        extents: PerAxis,
+        shape: &[usize],
         numbers: [PerAxis; 4],
         first: usize,
     ) -> Result<Geometry> {
+        let extents = extents_of(shape, axes);
         let ceil_mode = call.bool(first + if is_max { 4 } else { 3 });
         let [kernel, stride, padding, dilation] = numbers;
-        for axis in 3 - axes..3 {
-            // In i128, so that no number is too large.
+        // In i128, so that no number is too large.
+        let windows = [0, 1, 2].map(|axis| {
             let [kernel, stride, padding, dilation, extent] =
                 [kernel, stride, padding, dilation, extents].map(|list| list[axis] as i128);
-            let room = extent + 2 * padding - dilation * (kernel - 1) - 1;
-            if room < 0 {
-                let output = room.div_euclid(stride) + 1;
-                return Err(Error::invalid(match axes {
-                    1 => format!("{}() Invalid computed output size: {output}", call.schema().name),
-                    _ => format!(
-                        "Given input size: {:?}. Calculated output size: {output} along axis {}. Output size is too small",
-                        &extents[3 - axes..],
-                        axis + axes - 3
-                    ),
-                }));
-            }
+            (extent + 2 * padding - dilation * (kernel - 1) - 1).div_euclid(stride) + 1
+        });
+        if windows.iter().any(|&count| count < 1) {
+            // Planes of one axis are images of one row.
+            let (first, channels) = (3 - axes.max(2), shape[shape.len() - axes - 1] as i128);
+            let joined = |list: [i128; 3]| {
+                let numbers = std::iter::once(channels).chain(list.into_iter().skip(first));
+                numbers.map(|number| number.to_string()).collect::<Vec<_>>().join("x")
+            };
+            return Err(Error::invalid(format!(
+                "Given input size: ({}). Calculated output size: ({}). Output size is too small",
+                joined(extents.map(|extent| extent as i128)),
+                joined(windows)
+            )));
         }
-        let mut geometry = strided(extents, numbers, ceil_mode)?;
+        let mut geometry = strided(extents, numbers, axes, ceil_mode)?;
         if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
             *counts_padding = call.bool(first + 4);
             *divisor = if axes == 1 { 0 } else { call.optional_int(first + 5).unwrap_or(0) };
@@ -348,28 +357,46 @@ impl Kind {
     fn check_shape(self, call: &impl Arguments, shape: &[usize]) -> Result<()> {
         let (Self { axes, is_adaptive, is_max }, name) = (self, &call.schema().name);
         let is_batch = shape.len() == axes + 2;
-        let has_channels = is_adaptive || shape.get(usize::from(is_batch)) != Some(&0);
+        if is_adaptive {
+            return self.check_adaptive(name, shape);
+        }
+        let has_channels = shape.get(usize::from(is_batch)) != Some(&0);
         let has_points = shape.len() > axes && !shape[shape.len() - axes..].contains(&0);
         if (axes + 1..=axes + 2).contains(&shape.len()) && has_channels && has_points {
             return Ok(());
         }
         let [one, batch] = [axes + 1, axes + 2];
-        Err(Error::invalid(match (axes, is_adaptive) {
-            (3, false) if is_max && (one..=batch).contains(&shape.len()) => {
+        Err(Error::invalid(match axes {
+            3 if is_max && (one..=batch).contains(&shape.len()) => {
                 format!(
                     "{name}: Expected input's non-batch dimensions to have positive length, but input has a shape of {shape:?}"
                 )
             }
-            (3, false) => format!(
+            3 => format!(
                 "{name}: non-empty {one}D or {batch}D (batch mode) tensor expected for input, but got: {shape:?}"
             ),
-            (_, false) => format!(
+            _ => format!(
                 "{name}: Expected {one}D or {batch}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}"
             ),
-            (_, true) => format!(
-                "{name}: Expected {one}D or {batch}D tensor of non-zero size for non-batch dimensions, but got {shape:?}"
-            ),
         }))
+    }
+
+    /// Refuses an input of an adaptive pool of another rank, or without elements: of the greatest elements any dimension but the first.
+    fn check_adaptive(self, name: &str, shape: &[usize]) -> Result<()> {
+        let Self { axes, is_max, .. } = self;
+        let refused = |why: String| Err(Error::invalid(format!("{name}(): {why}")));
+        let [one, batch] = [axes + 1, axes + 2];
+        if !(one..=batch).contains(&shape.len()) {
+            return refused(format!("Expected {one}D or {batch}D tensor, but got: {shape:?}"));
+        }
+        let first = if is_max { 1 } else { shape.len() - axes };
+        match (first..shape.len()).find(|&dim| shape[dim] == 0) {
+            Some(dim) => refused(format!(
+                "Expected input to have non-zero size for non-batch dimensions, but input has sizes {shape:?} with dimension {dim} being \
+                 empty"
+            )),
+            None => Ok(()),
+        }
     }
 }
 

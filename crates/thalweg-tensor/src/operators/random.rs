@@ -11,7 +11,7 @@ use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, in_place, offer_to_function};
-use crate::dtype_name::unaliased_cpp_type;
+use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -104,13 +104,13 @@ operators! {
             let shape = thalweg_ir::broadcast_shapes(mean.shape(), deviation.shape())?;
             let drawn = normal(call, &shape, [0.0, 1.0], mean.dtype())?;
             drawn.mul(&deviation)?.add(&mean)?.to_dtype(mean.dtype()).map(single)
-        }, &NOTHING);
+        }, &NOTHING), complex: Taken;
     /// Returns numbers with these means and one standard deviation. The gradient is 0.
     "normal.Tensor_float(Tensor mean, float std=1, *, Generator? generator=None) -> Tensor"
         = Differentiable(|call| {
             let mean = call.tensor(0).detach();
             normal(call, mean.shape(), [0.0, call.float(1)], mean.dtype())?.add(&mean).map(single)
-        }, &NOTHING);
+        }, &NOTHING), complex: Taken;
     /// Returns numbers with one mean and these standard deviations. The gradient is 0.
     "normal.float_Tensor(float mean, Tensor std, *, Generator? generator=None) -> Tensor"
         = Differentiable(|call| {
@@ -125,7 +125,7 @@ operators! {
         }));
     /// Sets every element to a number in [from, to).
     "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"
-        = Composite(|call| write(call, |x| {
+        = Composite(|call| write_any(call, |x| {
             let [from, to] = [call.float(1), call.float(2)];
             if from > to {
                 return Err(Error::invalid(format!(
@@ -136,7 +136,7 @@ operators! {
         }));
     /// Sets every element to a number of a normal distribution.
     "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"
-        = Composite(|call| write(call, |x| normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())));
+        = Composite(|call| write_any(call, |x| normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())));
     /// Sets every element to e to the power of a number of a normal distribution.
     "log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write(call, |x| {
@@ -229,10 +229,8 @@ fn new(
 fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let dtype = call.tensor(0).dtype();
     if !dtype.is_floating_point() {
-        return Err(Error::not_implemented(format!(
-            "\"{}\" not implemented for '{dtype}'",
-            call.operator.base_name()
-        )));
+        let name = call.operator.base_name();
+        return Err(Error::not_implemented(format!("\"{name}\" not implemented for '{}'", named(dtype))));
     }
     write_any(call, draw)
 }
@@ -262,7 +260,7 @@ fn check_floats(dtype: DType, name: &str) -> Result<()> {
     if dtype.is_differentiable() && !dtype.is_float8() {
         return Ok(());
     }
-    Err(Error::not_implemented(format!("\"{name}\" not implemented for '{dtype}'")))
+    Err(Error::not_implemented(format!("\"{name}\" not implemented for '{}'", named(dtype))))
 }
 
 fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType) -> Result<Tensor> {
@@ -287,7 +285,8 @@ fn drawn(call: &Call<'_>, x: &Tensor, operator: &'static Operator, numbers: &[f6
     default_generator(call.device)?.draw(operator, x.shape(), Numbers::of(&numbers), x.dtype())
 }
 
-/// Draws integers: 63 random bits, of which the remainder is taken.
+/// Draws integers: 63 random bits, of which the remainder is taken. Of a range of more numbers each half of int64's is drawn from, as often as it
+/// has numbers in the range.
 fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DType) -> Result<Tensor> {
     if low >= high {
         return Err(Error::invalid(format!(
@@ -295,12 +294,16 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
         )));
     }
     check_bounds([low, high - 1], dtype)?;
-    let Ok(range) = i64::try_from(i128::from(high) - i128::from(low)) else {
-        return Err(Error::invalid(format!(
-            "randint: from {low} to {high} are more numbers than an int64 counts"
-        )));
-    };
-    default_generator(call.device)?.integers(shape, range, low, dtype)
+    let generator = default_generator(call.device)?;
+    if let Some(range) = high.checked_sub(low) {
+        return generator.integers(shape, range, low, dtype);
+    }
+    // Such a range has numbers on both sides of 0.
+    let share = -(low as f64) / (high as f64 - low as f64);
+    let is_negative = generator.bernoulli(shape, share, DType::F64)?.to_dtype(DType::Bool)?;
+    let below = generator.integers(shape, low.saturating_neg(), 0, DType::I64)?.bitwise_not()?;
+    let above = generator.integers(shape, high, 0, DType::I64)?;
+    is_negative.select_where(&below, &above)?.to_dtype(dtype)
 }
 
 /// Refuses integers to draw that a dtype does not hold, and warns of those that a float does not hold exactly.

@@ -18,6 +18,7 @@ use crate::dispatch::{Arguments, BuiltIn, Call, Ints, built_in};
 use crate::kernels::loops::{self, LoopArguments, LoopCall, Points};
 use crate::kernels::reductions::PRODUCT;
 use crate::tensor::{Tensor, Tensors};
+use crate::warning::warn;
 
 operators! {
     /// Returns the sum over dimensions, all of them where the list is empty. Integers and truth values are summed in i64.
@@ -570,7 +571,16 @@ fn deviation(
     if !x.dtype().is_differentiable() {
         return Err(Error::invalid("std and var only support floating point and complex dtypes"));
     }
-    let count: f64 = count_of(x, &dimensions(x, dim)?);
+    let reduced = dimensions(x, dim)?;
+    let count: f64 = count_of(x, &reduced);
+    let has_results = x.shape().iter().enumerate().all(|(dim, &extent)| extent > 0 || reduced.contains(&dim));
+    if correction >= if has_results { count } else { 0.0 } {
+        warn(&format!(
+            "{}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction factor (input numel divided by output \
+             numel).",
+            call.operator.base_name()
+        ));
+    }
     let numbers = [count, (count - correction).max(0.0)];
     if !x.dtype().is_complex() {
         let operator = match spread {

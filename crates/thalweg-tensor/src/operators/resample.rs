@@ -8,6 +8,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::view::{format_of, in_format};
 use super::{call as call_operator, operators, single};
+use crate::autograd::is_grad_enabled;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -195,6 +196,11 @@ fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
         // Bytes are images; other integers are refused as by PyTorch.
         check_floats(call)?;
     }
+    // The gradient of several axes is rounded once.
+    let (dtype, is_recorded) = (x.dtype(), is_grad_enabled() && x.requires_grad());
+    if is_recorded && count > 1 {
+        x = x.to_dtype(dtype.compute())?;
+    }
     for axis in places(call, count, 2, false)? {
         let mut points = axis.points(&x)?;
         if offset != 0.0 {
@@ -203,7 +209,7 @@ fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
         let index = axis.inside(&points.mul_scalar(axis.scale)?)?;
         x = axis.select(&x, &index)?;
     }
-    as_input(call, x)
+    as_input(call, x.to_dtype(dtype)?)
 }
 
 fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {

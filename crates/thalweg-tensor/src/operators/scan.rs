@@ -23,7 +23,7 @@ operators! {
         fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), first: Consumed, autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
-        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed;
+        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed, complex: Parts(|call| logarithms_of_complex(call.tensor(0), call.int(1)).map(single));
     /// Returns the greatest element up to each along a dimension, and its place: the last of equals.
     "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
         fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM), out: [FirstOfFirst];
@@ -116,12 +116,37 @@ fn running(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
     scan(&x, None, call.int(1), op, reversed, call.label).map(single)
 }
 
+/// Returns ln of running sums of eˣ of complex numbers: each pass adds what is twice as far before.
+fn logarithms_of_complex(x: &Tensor, dim: i64) -> Result<Tensor> {
+    if x.rank() == 0 {
+        return x.copied(std::panic::Location::caller());
+    }
+    let (mut result, extent, mut distance) = (x.clone(), x.size(dim)?, 1);
+    while distance < extent {
+        let (first, rest) =
+            (result.narrow(dim, 0, distance)?, result.narrow(dim, distance, extent - distance)?);
+        let before = result.narrow(dim, 0, extent - distance)?;
+        let arguments = [(&rest).into(), (&before).into()];
+        let location = std::panic::Location::caller();
+        let sums = call_operator(built_in!("thalweg::logaddexp_of_complex")?, &arguments, None, location)?;
+        result = Tensor::cat(&[first, sums], dim)?;
+        distance *= 2;
+    }
+    Ok(result)
+}
+
 fn extremum(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
-    let x = call.tensor(0).detach();
+    let (x, dim) = (call.tensor(0).detach(), call.int(1));
+    if x.rank() == 0 && !(-1..=0).contains(&dim) {
+        return Err(Error::index(format!(
+            "{}(): Expected reduction dim -1 or 0 for scalar but got {dim}",
+            call.operator.base_name()
+        )));
+    }
     let dtype = x.dtype();
     let wide = if dtype.is_floating_point() { x } else { x.to_dtype(DType::I64)? }.contiguous()?;
     let places = Tensor::result_on(wide.shape(), DType::I64, &call.device.current_stream(), call.label)?;
-    let values = scan(&wide, Some(&places), call.int(1), op, false, call.label)?;
+    let values = scan(&wide, Some(&places), dim, op, false, call.label)?;
     Ok(SmallVec::from_iter([values.to_dtype(dtype)?, places]))
 }
 

@@ -8,21 +8,21 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, turned, unpacked};
-use super::{call_all, operators, single};
+use super::{call_all, complex_matrices, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the lower factors L of symmetric positive-definite matrices L Lᵀ, or the upper ones. Blocks.
     "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor"
-        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts;
+        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first)), autocast: Parts, complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky", call.bool(1), true).map(first));
     /// Returns the lower factors of matrices, or the upper ones, and 0 or the order of the leading minor that is not positive definite.
     "linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"
         fn linalg_cholesky_ex() -> 2
-        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2)));
+        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2))), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "linalg.cholesky_ex", call.bool(1), call.bool(2)));
     /// Returns the lower factors of symmetric positive-definite matrices, or the upper ones. Blocks.
     "cholesky(Tensor self, bool upper=False) -> Tensor"
-        fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first));
+        fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first)), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "cholesky", call.bool(1), true).map(first));
     /// Returns the solutions of equations with matrices whose factors are given.
     "cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"
         fn cholesky_solve(input2: tensor, upper: bool) = Composite(|call| {
@@ -119,32 +119,34 @@ operators! {
     /// Returns the inverses of matrices. Blocks.
     "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), autocast: Parts, complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
-    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts;
+    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
-    "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts;
+    "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
     /// Returns the signs of determinants and the logarithms of their sizes.
     "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)"
-        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts;
+        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
     /// Returns the signs of determinants and the logarithms of their sizes.
     "slogdet(Tensor self) -> (Tensor sign, Tensor logabsdet)"
-        fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts;
+        fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
     /// Returns the logarithms of determinants; NaN of negative ones.
     "logdet(Tensor self) -> Tensor" fn logdet() = Composite(|call| {
         let [sign, log] = <[Tensor; 2]>::try_from(sign_and_log(call.tensor(0))?.into_vec()).expect("there are two");
         let nan = Tensor::full(&[], f64::NAN, log.dtype(), call.device)?;
         sign.eq_scalar(-1.0)?.select_where(&nan, &log).map(single)
-    }), autocast: Parts;
+    }), autocast: Parts, complex: Parts(|call| complex_matrices::logdet(call.tensor(0)).map(single));
     /// Returns orthogonal matrices Q and upper factors R; of the mode `complete` Q is square, of `r` it is empty.
     "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
-        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1)));
+        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), complex: Parts(|call| qr_of_complex(call.tensor(0), call.str(1)));
     /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
     "qr(Tensor self, bool some=True) -> (Tensor Q, Tensor R)"
-        = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })), autocast: Parts;
+        = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })), autocast: Parts, complex: Parts(|call| {
+            qr_of_complex(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" })
+        });
     /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors, as LAPACK packs them.
     "geqrf(Tensor self) -> (Tensor a, Tensor tau)" fn geqrf() -> 2 = Composite(|call| {
         let a = Stack::new("torch.geqrf", call.tensor(0))?;
         a.call(built_in!("thalweg::geqrf")?, &[])?.iter().map(|result| a.give(result)).collect()
-    });
+    }), complex: Parts(complex_matrices::geqrf);
     /// Returns the first columns of products of reflectors, whose vectors stand below a diagonal.
     "linalg_householder_product(Tensor input, Tensor tau) -> Tensor"
         fn linalg_householder_product(tau: tensor)
@@ -159,7 +161,7 @@ operators! {
             let eye = identity(&a.matrices, rows)?.narrow(1, 0, columns)?.unsqueeze(0)?;
             let start = eye.expand(&[a.count(), rows, columns])?;
             a.give(&reflected(&a, call.tensor(1), &start, true)?).map(single)
-        });
+        }), complex: Parts(|call| complex_matrices::householder_product(call).map(single));
     /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
     "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
         fn ormqr(input2: tensor, input3: tensor, left: bool, transpose: bool)
@@ -176,7 +178,7 @@ operators! {
         fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts;
     /// Returns the eigenvalues of symmetric matrices, the least first. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
-        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts;
+        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
     /// Returns left singular vectors as columns, singular values, the greatest first, and right singular vectors as rows.
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
@@ -185,7 +187,7 @@ operators! {
         }), autocast: Parts;
     /// Returns singular values, the greatest first.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
-        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts;
+        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::singular_values(call.tensor(0)).map(single));
     /// Returns left singular vectors, singular values, the greatest first, and right singular vectors; the vectors are columns.
     "svd(Tensor self, bool some=True, bool compute_uv=True) -> (Tensor U, Tensor S, Tensor V)"
         fn svd(some: bool) -> 3 = Composite(|call| {
@@ -378,18 +380,31 @@ pub(super) fn of_batch(matrix: Option<usize>) -> String {
     matrix.map_or_else(String::new, |matrix| format!("(Batch element {matrix}): "))
 }
 
+/// Refuses matrices that are not positive definite.
+fn not_positive_definite(info: &Tensor, name: &str) -> Result<()> {
+    check(info, |matrix, order| {
+        format!(
+            "{name}: {}The factorization could not be completed because the input is not positive-definite (the leading minor of order \
+             {order} is not positive-definite).",
+            of_batch(matrix)
+        )
+    })
+}
+
+fn cholesky_of_complex(x: &Tensor, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
+    let results = complex_matrices::cholesky(x, name, upper)?;
+    if checks {
+        not_positive_definite(&results[1], name)?;
+    }
+    Ok(results)
+}
+
 fn cholesky(call: &Call<'_>, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
     let a = Stack::square(name, call.tensor(0))?;
     let a = if upper { a.turned()? } else { a };
     let results = a.call(built_in!("thalweg::cholesky")?, &[])?;
     if checks {
-        check(&results[1], |matrix, order| {
-            format!(
-                "{name}: {}The factorization could not be completed because the input is not positive-definite (the leading minor of \
-                 order {order} is not positive-definite).",
-                of_batch(matrix)
-            )
-        })?;
+        not_positive_definite(&results[1], name)?;
     }
     let factor = if upper { turned(&results[0])? } else { results[0].clone() };
     Ok(Tensors::from_iter([a.give(&factor)?, a.give(&results[1])?]))
@@ -516,13 +531,23 @@ fn sign_and_log(x: &Tensor) -> Result<Tensors> {
     Ok(Tensors::from_iter([a.give(&sign)?, a.give(&log)?]))
 }
 
+fn check_mode(mode: &str) -> Result<()> {
+    match mode {
+        "reduced" | "complete" | "r" => Ok(()),
+        _ => Err(Error::invalid(format!(
+            "qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
+        ))),
+    }
+}
+
+fn qr_of_complex(x: &Tensor, mode: &str) -> Result<Tensors> {
+    check_mode(mode)?;
+    complex_matrices::qr(x, mode)
+}
+
 fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
     let a = Stack::new("linalg.qr", x)?;
-    if !["reduced", "complete", "r"].contains(&mode) {
-        return Err(Error::invalid(format!(
-            "qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
-        )));
-    }
+    check_mode(mode)?;
     let results = a.call(built_in!("thalweg::qr")?, &[(mode == "complete").into()])?;
     let q = if mode == "r" { a.nothing()? } else { a.give(&results[0])? };
     Ok(Tensors::from_iter([q, a.give(&results[1])?]))
@@ -553,15 +578,18 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
     Ok(result)
 }
 
+/// Returns whether the upper triangle of symmetric matrices is read.
+fn check_triangle(name: &str) -> Result<bool> {
+    match name {
+        "U" | "u" => Ok(true),
+        "L" | "l" => Ok(false),
+        other => Err(Error::invalid(format!("Expected UPLO argument to be 'L' or 'U', but got {other}"))),
+    }
+}
+
 fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let a = Stack::square(name, call.tensor(0))?;
-    let upper = match call.str(1) {
-        "U" | "u" => true,
-        "L" | "l" => false,
-        other => {
-            return Err(Error::invalid(format!("Expected UPLO argument to be 'L' or 'U', but got {other}")));
-        }
-    };
+    let upper = check_triangle(call.str(1))?;
     let results = a.call(built_in!("thalweg::eigh")?, &[upper.into()])?;
     results.iter().map(|result| a.give(result)).collect()
 }

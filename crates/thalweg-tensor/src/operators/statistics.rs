@@ -11,6 +11,7 @@ use super::{call_all, operators, single};
 use crate::autocast::dtype_in_lower;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
+use crate::warning::warn;
 
 operators! {
     /// Returns the variance and the mean of all elements.
@@ -150,6 +151,11 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     };
     let (weighted, norm) = match &all {
         None => {
+            if count as f64 <= correction {
+                warn(
+                    "cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.",
+                );
+            }
             let norm = Tensor::full(&[], (count as f64 - correction).max(0.0), dtype, x.device())?;
             (rows.sub(&rows.sum(&[1], true)?.div_scalar(count as f64)?)?, norm)
         }

@@ -19,12 +19,6 @@ operators! {
     /// Returns the sum of all window entries at each point of images: the transpose of unfolding.
     "thalweg::fold(Tensor self, int[] output_size, int[] kernel_size, int[] dilation, int[] padding, int[] stride, int[] windows) -> Tensor"
         = Differentiable(fold, &FOLD);
-    /// Returns the windows of images as columns.
-    "im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
-        = Composite(im2col);
-    /// Returns the sum of all window entries at each point of images.
-    "col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
-        = Composite(col2im);
     /// Returns the convolution of images with a weight, plus bias; or its transpose.
     "convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"
         = Composite(|call| {
@@ -86,28 +80,34 @@ pub(super) fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
     extents
 }
 
-/// Returns the extents of dilated windows, and how many fit.
+/// Refuses windows without places, or that do not move.
+pub(super) fn check_positive(numbers: [PerAxis; 3]) -> Result<()> {
+    match ["kernel size", "stride", "dilation"].iter().zip(numbers).find(|(_, list)| list.contains(&0)) {
+        Some((name, _)) => Err(Error::invalid(format!("{name} must be greater than zero, but got 0"))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the extents of dilated windows over the last axes, and how many fit.
 pub(super) fn strided(
     extents: PerAxis,
     [kernel, stride, padding, dilation]: [PerAxis; 4],
+    axes: usize,
     ceil_mode: bool,
 ) -> Result<Geometry> {
     let mut windows = [0; 3];
+    check_positive([kernel, stride, dilation])?;
     for axis in 0..3 {
-        for (name, number) in
-            [("kernel size", kernel[axis]), ("stride", stride[axis]), ("dilation", dilation[axis])]
-        {
-            if number == 0 {
-                return Err(Error::invalid(format!("{name} must be greater than zero, but got 0")));
-            }
-        }
         let reach = dilation[axis].checked_mul(kernel[axis] - 1).and_then(|reach| reach.checked_add(1));
         let padded = extents[axis] + 2 * padding[axis];
         let Some(room) = reach.and_then(|reach| padded.checked_sub(reach)) else {
+            let joined = |number: &dyn Fn(usize) -> u128| {
+                (3 - axes..3).map(|axis| number(axis).to_string()).collect::<Vec<_>>().join(" x ")
+            };
             return Err(Error::invalid(format!(
-                "Calculated padded input size per channel: ({padded}). Kernel size: ({}). Kernel size can't be greater than actual \
-                 input size",
-                reach.map_or("too large".into(), |reach| reach.to_string())
+                "Calculated padded input size per channel: ({}). Kernel size: ({}). Kernel size can't be greater than actual input size",
+                joined(&|axis| extents[axis] as u128 + 2 * padding[axis] as u128),
+                joined(&|axis| dilation[axis] as u128 * (kernel[axis] as u128 - 1) + 1)
             )));
         };
         let rounded = if ceil_mode { room.div_ceil(stride[axis]) } else { room / stride[axis] };
@@ -138,7 +138,7 @@ impl Columns {
         let numbers = |name: &str, place: usize, rest| per_axis(name, &call.ints(place), axes, rest);
         let kernel = numbers("kernel_size", 1, 1)?;
         let list = [kernel, numbers("stride", 4, 1)?, numbers("padding", 3, 0)?, numbers("dilation", 2, 1)?];
-        let geometry = strided(extents_of(shape, axes), list, false)?;
+        let geometry = strided(extents_of(shape, axes), list, axes, false)?;
         Ok(Self { geometry, batch: shape[0], channels: shape[1] })
     }
 
@@ -157,7 +157,7 @@ impl Columns {
             numbers("padding", 4, 0)?,
             numbers("dilation", 3, 1)?,
         ];
-        let mut geometry = strided(extents, list, false)?;
+        let mut geometry = strided(extents, list, axes, false)?;
         let windows = numbers("windows", 6, 1)?;
         if (0..3).any(|axis| windows[axis] > geometry.windows[axis]) {
             return Err(Error::invalid(format!("{windows:?} windows do not fit into {extents:?}")));
@@ -252,25 +252,25 @@ fn strided_of(geometry: &Geometry) -> Result<PerAxis> {
     let Placing::Strided { kernel, stride, padding, dilation, .. } = geometry.placing else {
         return Ok(geometry.windows);
     };
-    Ok(strided(geometry.extents, [kernel, stride, padding, dilation], false)?.windows)
+    Ok(strided(geometry.extents, [kernel, stride, padding, dilation], 3, false)?.windows)
 }
 
 /// Calls `thalweg::unfold`.
-fn unfolded(x: &Tensor, [kernel, dilation, padding, stride]: [&Ints; 4]) -> Result<Tensor> {
+pub(super) fn unfolded(x: &Tensor, [kernel, dilation, padding, stride]: [&Ints; 4]) -> Result<Tensor> {
     let lists = [kernel, dilation, padding, stride].map(|list| Argument::Ints(list));
     let arguments: Vec<_> = [x.into()].into_iter().chain(lists).collect();
     call_operator(built_in!("thalweg::unfold")?, &arguments, None, std::panic::Location::caller())
 }
 
 /// Calls `thalweg::fold`.
-fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
+pub(super) fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
     let lists = lists.map(|list| Argument::Ints(list));
     let arguments: Vec<_> = [x.into()].into_iter().chain(lists).collect();
     call_operator(built_in!("thalweg::fold")?, &arguments, None, std::panic::Location::caller())
 }
 
 /// Returns a batch around an image without one, and whether it was made.
-fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
+pub(super) fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
     match rank.checked_sub(x.rank()) {
         Some(0) => Ok((x.clone(), false)),
         Some(1) => Ok((x.unsqueeze(0)?, true)),
@@ -283,31 +283,8 @@ fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
 }
 
 /// Returns a result without the batch that was put around the input.
-fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
+pub(super) fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
     if was_made { result.squeeze(0).map(single) } else { Ok(single(result)) }
-}
-
-fn im2col(call: &Call<'_>) -> Result<Tensors> {
-    let (x, made) = in_batch(call.tensor(0), 4)?;
-    let [kernel, dilation, padding, stride] = [1, 2, 3, 4].map(|place| call.ints(place));
-    out_of_batch(unfolded(&x, [&kernel, &dilation, &padding, &stride])?, made)
-}
-
-fn col2im(call: &Call<'_>) -> Result<Tensors> {
-    let (x, made) = in_batch(call.tensor(0), 3)?;
-    let [output, kernel, dilation, padding, stride] = [1, 2, 3, 4, 5].map(|place| call.ints(place));
-    let axes = |name: &str, list: &Ints, rest| per_axis(name, list, 2, rest);
-    let numbers = [
-        axes("kernel_size", &kernel, 1)?,
-        axes("stride", &stride, 1)?,
-        axes("padding", &padding, 0)?,
-        axes("dilation", &dilation, 1)?,
-    ];
-    let extents = axes("output_size", &output, 1)?;
-    let windows: Ints =
-        strided(extents, numbers, false)?.windows[1..].iter().map(|&count| count as i64).collect();
-    let output: Ints = extents[1..].iter().map(|&extent| extent as i64).collect();
-    out_of_batch(folded(&x, [&output, &kernel, &dilation, &padding, &stride, &windows])?, made)
 }
 
 /// Returns a value per channel, so that it is broadcast over images of this rank.
@@ -444,7 +421,7 @@ impl Convolution {
         let numbers = self.numbers(&kernel, axes)?;
         let (computed, channels, extents) = match &self.output_padding {
             None => {
-                let geometry = strided(extents_of(input.shape(), axes), numbers, false)?;
+                let geometry = strided(extents_of(input.shape(), axes), numbers, axes, false)?;
                 let windows = geometry.windows[3 - axes..].iter().map(|&count| count as i64).collect();
                 (Computed::Output, weight.shape()[0], windows)
             }
@@ -548,7 +525,7 @@ impl Convolution {
         let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
         let columns = unfolded(input, [&kernel, &self.dilation, &self.padding, &self.stride])?;
         let numbers = self.numbers(&kernel, axes)?;
-        let geometry = strided(extents_of(input.shape(), axes), numbers, false)?;
+        let geometry = strided(extents_of(input.shape(), axes), numbers, axes, false)?;
         let (batch, out) = (input.shape()[0], weight.shape()[0]);
         let rows: usize = weight.shape()[1..].iter().product();
         let columns = columns.reshape(&[batch * groups, rows, geometry.window_count()?])?;

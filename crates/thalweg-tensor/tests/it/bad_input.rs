@@ -73,7 +73,7 @@ fn windows_that_do_not_fit() {
         conv2d(&image, &random(&[3, 1, 2, 2], 2), None, options),
         &["conv2d(", "to have 1 channels, but got 2"],
     );
-    refused(conv2d(&image, &random(&[3, 2, 5, 5], 3), None, options), &["Kernel size: (5)", "(4)"]);
+    refused(conv2d(&image, &random(&[3, 2, 5, 5], 3), None, options), &["Kernel size: (5 x 5)", "(4 x 4)"]);
     refused(
         conv2d(&random(&[4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options),
         &["Expected 3D (unbatched) or 4D (batched) input to conv2d"],

@@ -131,14 +131,8 @@ fn dtypes_promote_as_in_pytorch() {
 fn operators_without_complex_numbers_refuse_them_by_name() {
     let z = complex(&[(1.0, 2.0), (3.0, 4.0)], &[2]);
     let one = |name: &str| call(name, &[Value::Tensor(z.clone())]).unwrap_err().to_string();
-    for name in
-        ["floor", "relu", "sign", "erf", "trunc", "isposinf", "argmax", "logcumsumexp", "sort", "median"]
-    {
-        let arguments = match name {
-            "logcumsumexp" => vec![Value::Tensor(z.clone()), Value::Int(0)],
-            _ => vec![Value::Tensor(z.clone())],
-        };
-        assert!(call(name, &arguments).unwrap_err().is_invalid_argument(), "{name}");
+    for name in ["floor", "relu", "sign", "erf", "trunc", "isposinf", "argmax", "sort", "median"] {
+        assert!(call(name, &[Value::Tensor(z.clone())]).unwrap_err().is_invalid_argument(), "{name}");
     }
     assert!(one("floor").contains("\"floor\" not implemented for 'ComplexFloat'"), "{}", one("floor"));
     assert!(one("argmax").contains("not implemented for 'ComplexFloat'"), "{}", one("argmax"));

@@ -148,7 +148,7 @@ fn tensors_that_do_not_fit_are_refused() {
     refused(
         "add.out",
         &[(&x).into(), (&x).into(), one, (&whole).into()],
-        "result type float32 can't be cast to the desired output type int64",
+        "result type Float can't be cast to the desired output type Long",
     );
     let row = empty(&[1], DType::F32).expand(&[2]).unwrap();
     refused(

@@ -74,6 +74,9 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
     (
         "the results are truth values or places",
         &[
+            "isneginf",
+            "isposinf",
+            "signbit",
             "thalweg::all",
             "thalweg::any",
             "thalweg::argmax",
