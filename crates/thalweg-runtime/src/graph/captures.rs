@@ -14,7 +14,7 @@ use thalweg_memory::{Block, PoolId};
 
 use super::branches::Branches;
 use super::footprint::Footprint;
-use super::pool::GraphPool;
+use super::pool::{GraphPool, WeakPool};
 use super::steps::{Command, Steps};
 use crate::pinned::PinnedBlock;
 use crate::{Error, Result, STREAMS_PER_PRIORITY, Stream};
@@ -27,6 +27,8 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
     /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
     left: Mutex<Option<PoolId>>,
+    /// The pools that were made for one graph.
+    pools: Mutex<Vec<WeakPool>>,
     /// The number of replays on the device so far.
     replays: AtomicU64,
 }
@@ -112,6 +114,18 @@ impl Captures {
     /// Returns the number of replays on the device so far.
     pub(crate) fn replays(&self) -> u64 {
         self.replays.load(Ordering::Acquire)
+    }
+
+    /// Notes a pool that was made for one graph.
+    pub(super) fn made_for_one_graph(&self, pool: WeakPool) {
+        let mut pools = lock(&self.pools);
+        pools.retain(WeakPool::is_there);
+        pools.push(pool);
+    }
+
+    /// Returns the pool of this name, if it was made for one graph.
+    pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
+        lock(&self.pools).iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }
 
     /// Notes that a pool that served one graph was released.

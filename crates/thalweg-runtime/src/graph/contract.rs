@@ -58,6 +58,9 @@ pub enum InputKind {
     /// Memory of the graph's own pool that another graph left there: its output. It cannot go away, but it can be
     /// overwritten ([`OverwritePolicy`](super::OverwritePolicy)).
     Pool,
+    /// Memory of a pool that was made for another graph, which left it there. The graph keeps that pool, so the memory cannot go away, whether
+    /// the buffer is held or not; graphs that are captured into that pool later can overwrite it.
+    OtherPool,
     /// No buffer of this allocator: memory of the driver, or of another process. It is not known when it goes away.
     Unknown,
 }

@@ -11,21 +11,29 @@
 //! The allocator may have put the graph's own memory together anew while it was captured, so that some of it has two addresses
 //! ([`Alias`]). The ranges that were written are reported by where the memory is in the end.
 //!
+//! Memory of a pool that was made for another graph needs no watch. Nothing but captures into that pool can be given it, whether its
+//! block is held or not, so the graph keeps the pool, and reads what the other graph's replays leave there, as in PyTorch. Whether a graph that
+//! was captured into that pool later has overwritten it is checked as for memory of the graph's own pool ([`sharing`](super::sharing)).
+//!
 //! What is not here: pinned memory, which the graph keeps by itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, Label};
-use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, LivenessWatch, PoolId};
+use thalweg_memory::{Alias, LiveBlock, LivenessWatch, PoolId};
 
 use super::contract::{Contract, Input, InputKind, Output};
+use super::pool::GraphPool;
 use super::ranges::Ranges;
+use crate::Device;
 
 /// The memory that the commands of a capture touch. See the [module's essay](self).
 pub(super) struct Footprint {
-    allocator: Arc<DeviceAllocator>,
+    device: Device,
     pool: PoolId,
+    /// The pools of other graphs whose memory the commands touch.
+    kept: Vec<GraphPool>,
     /// Blocks that the capture allocated, by address, until another one has their place.
     own: BTreeMap<u64, Own>,
     /// The addresses at which they were.
@@ -53,6 +61,8 @@ struct Own {
 /// The use that a capture made of memory, when it is over.
 pub(super) struct Traces {
     pub(super) contract: Contract,
+    /// The pools of other graphs whose memory it uses.
+    pub(super) kept: Vec<GraphPool>,
     /// The ranges of its own blocks that its commands wrote.
     pub(super) written: Ranges,
     /// The ranges of them that were not given to another block since.
@@ -64,10 +74,11 @@ pub(super) struct Traces {
 }
 
 impl Footprint {
-    pub(super) fn new(allocator: &Arc<DeviceAllocator>, pool: PoolId) -> Self {
+    pub(super) fn new(device: &Device, pool: PoolId) -> Self {
         Self {
-            allocator: allocator.clone(),
+            device: device.clone(),
             pool,
+            kept: Vec::new(),
             own: BTreeMap::new(),
             occupied: Ranges::default(),
             written: Ranges::default(),
@@ -119,7 +130,7 @@ impl Footprint {
         let (start, end) = (access.start, access.start.saturating_add(access.bytes));
         let (address, size_bytes, until, kind) = match self.holder(start) {
             Some(block) => {
-                let kind = if block.pool == Some(self.pool) { InputKind::Pool } else { InputKind::Buffer };
+                let kind = self.kind(&block);
                 (block.address, block.requested_bytes, block.address + block.size_bytes, kind)
             }
             None => (start, access.bytes, end, InputKind::Unknown),
@@ -132,30 +143,49 @@ impl Footprint {
         place
     }
 
-    /// Returns the live block that holds an address, and watches its liveness unless it is of the graph's own pool.
+    /// Returns the kind of an input that a block is. The pool of another graph is kept from then on.
+    fn kind(&mut self, block: &LiveBlock) -> InputKind {
+        let Some(id) = block.pool else { return InputKind::Buffer };
+        if id == self.pool {
+            return InputKind::Pool;
+        }
+        if self.kept.iter().any(|known| known.id() == id) {
+            return InputKind::OtherPool;
+        }
+        match self.device.captures().pool_of_one_graph(id) {
+            Some(pool) => {
+                self.kept.push(pool);
+                InputKind::OtherPool
+            }
+            None => InputKind::Buffer,
+        }
+    }
+
+    /// Returns the live block that holds an address, and watches its liveness unless it is of a pool of graphs.
     fn holder(&mut self, address: u64) -> Option<LiveBlock> {
         let asked_before = self.live.is_some();
-        let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
+        let live = self.live.get_or_insert_with(|| self.device.allocator().live_blocks());
         let found = find(live, address).filter(|block| self.watch(block));
         if found.is_some() || !asked_before {
             return found;
         }
         // It may be younger than the answer.
-        let live = self.allocator.live_blocks();
+        let live = self.device.allocator().live_blocks();
         let found = find(&live, address).filter(|block| self.watch(block));
         self.live = Some(live);
         found
     }
 
-    /// Watches a block, unless it is of the graph's own pool: what a graph left there may be gone as a block and be there as
+    /// Watches a block, unless it is of a pool of graphs: what a graph left there may be gone as a block and be there as
     /// an output. `false` if it is live no longer.
-    fn watch(&self, block: &LiveBlock) -> bool {
-        block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.watch)
+    fn watch(&mut self, block: &LiveBlock) -> bool {
+        self.kind(block) != InputKind::Buffer || self.device.allocator().watch_block(block, &self.watch)
     }
 
     /// Ends the capture, and returns what it touched.
     pub(super) fn finish(self) -> Traces {
-        let Self { allocator, pool, own, left, allocated_bytes, inputs, watch, .. } = self;
+        let Self { device, pool, kept, own, left, allocated_bytes, inputs, watch, .. } = self;
+        let allocator = device.allocator();
         let (mut occupied, mut written) = (self.occupied, self.written);
         // What is written through an old address is written where the memory is now.
         for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
@@ -181,7 +211,7 @@ impl Footprint {
             })
         });
         let contract = Contract::new(inputs, outputs.collect(), watch);
-        Traces { contract, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
+        Traces { contract, kept, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
     }
 }
 
