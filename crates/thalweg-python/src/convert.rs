@@ -498,8 +498,8 @@ pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) 
     arrived(tensor)
 }
 
-/// Waits, as PyTorch does for ordinary host memory, until the data of a tensor has come: any stream may use it then. A stream that
-/// captures is not waited for: its copy is part of the graph.
+/// Waits, as PyTorch does for ordinary host memory, until the data of a tensor has come: any stream may use it then. An audited
+/// region is not kept waiting for what its capture would have refused already.
 fn arrived(tensor: Tensor) -> thalweg::Result<Tensor> {
     let stream = tensor.device().current_stream();
     if !stream.is_capturing()? {
