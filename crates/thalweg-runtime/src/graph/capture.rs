@@ -126,6 +126,8 @@ impl Capture {
         let info = device.check(driver.stream_capture_info(stream.handle()))?;
         capture.id = info.id;
         lock(&ids).push(info.id);
+        let own = device.clone();
+        let pool_of_one_graph = Box::new(move |id| own.captures().pool_of_one_graph(id));
         under_way.push(UnderWay {
             ids,
             thread,
@@ -135,7 +137,7 @@ impl Capture {
             pool: pool.clone(),
             branches: Branches::default(),
             steps: Steps::default(),
-            footprint: Footprint::new(device, pool.id()),
+            footprint: Footprint::new(device.allocator(), pool.id(), pool_of_one_graph),
             pinned: Vec::new(),
             upkeeps: Vec::new(),
             questions,

@@ -82,7 +82,7 @@ pub(super) struct UnderWay {
     pub(crate) pool: GraphPool,
     pub(crate) branches: Branches,
     pub(crate) steps: Steps,
-    pub(crate) footprint: Footprint,
+    pub(crate) footprint: Footprint<GraphPool>,
     /// The pinned memory that its copies use.
     pub(crate) pinned: Vec<Arc<PinnedBlock>>,
     /// The values that its replays look after.

@@ -21,19 +21,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, Label};
-use thalweg_memory::{Alias, LiveBlock, LivenessWatch, PoolId};
+use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, LivenessWatch, PoolId};
 
 use super::contract::{Contract, Input, InputKind, Output};
-use super::pool::GraphPool;
 use super::ranges::Ranges;
-use crate::Device;
+
+/// The function that finds a pool that was made for one graph, and keeps it.
+pub(super) type PoolOfOneGraph<P> = Box<dyn Fn(PoolId) -> Option<P> + Send>;
 
 /// The memory that the commands of a capture touch. See the [module's essay](self).
-pub(super) struct Footprint {
-    device: Device,
+pub(super) struct Footprint<P> {
+    allocator: Arc<DeviceAllocator>,
     pool: PoolId,
+    pool_of_one_graph: PoolOfOneGraph<P>,
     /// The pools of other graphs whose memory the commands touch.
-    kept: Vec<GraphPool>,
+    kept: Vec<(PoolId, P)>,
     /// Blocks that the capture allocated, by address, until another one has their place.
     own: BTreeMap<u64, Own>,
     /// The addresses at which they were.
@@ -59,10 +61,10 @@ struct Own {
 }
 
 /// The use that a capture made of memory, when it is over.
-pub(super) struct Traces {
+pub(super) struct Traces<P> {
     pub(super) contract: Contract,
     /// The pools of other graphs whose memory it uses.
-    pub(super) kept: Vec<GraphPool>,
+    pub(super) kept: Vec<P>,
     /// The ranges of its own blocks that its commands wrote.
     pub(super) written: Ranges,
     /// The ranges of them that were not given to another block since.
@@ -73,11 +75,16 @@ pub(super) struct Traces {
     pub(super) allocated_bytes: u64,
 }
 
-impl Footprint {
-    pub(super) fn new(device: &Device, pool: PoolId) -> Self {
+impl<P> Footprint<P> {
+    pub(super) fn new(
+        allocator: &Arc<DeviceAllocator>,
+        pool: PoolId,
+        pool_of_one_graph: PoolOfOneGraph<P>,
+    ) -> Self {
         Self {
-            device: device.clone(),
+            allocator: allocator.clone(),
             pool,
+            pool_of_one_graph,
             kept: Vec::new(),
             own: BTreeMap::new(),
             occupied: Ranges::default(),
@@ -149,12 +156,12 @@ impl Footprint {
         if id == self.pool {
             return InputKind::Pool;
         }
-        if self.kept.iter().any(|known| known.id() == id) {
+        if self.kept.iter().any(|(known, _)| *known == id) {
             return InputKind::OtherPool;
         }
-        match self.device.captures().pool_of_one_graph(id) {
+        match (self.pool_of_one_graph)(id) {
             Some(pool) => {
-                self.kept.push(pool);
+                self.kept.push((id, pool));
                 InputKind::OtherPool
             }
             None => InputKind::Buffer,
@@ -164,13 +171,13 @@ impl Footprint {
     /// Returns the live block that holds an address, and watches its liveness unless it is of a pool of graphs.
     fn holder(&mut self, address: u64) -> Option<LiveBlock> {
         let asked_before = self.live.is_some();
-        let live = self.live.get_or_insert_with(|| self.device.allocator().live_blocks());
+        let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
         let found = find(live, address).filter(|block| self.watch(block));
         if found.is_some() || !asked_before {
             return found;
         }
         // It may be younger than the answer.
-        let live = self.device.allocator().live_blocks();
+        let live = self.allocator.live_blocks();
         let found = find(&live, address).filter(|block| self.watch(block));
         self.live = Some(live);
         found
@@ -179,13 +186,13 @@ impl Footprint {
     /// Watches a block, unless it is of a pool of graphs: what a graph left there may be gone as a block and be there as
     /// an output. `false` if it is live no longer.
     fn watch(&mut self, block: &LiveBlock) -> bool {
-        self.kind(block) != InputKind::Buffer || self.device.allocator().watch_block(block, &self.watch)
+        self.kind(block) != InputKind::Buffer || self.allocator.watch_block(block, &self.watch)
     }
 
     /// Ends the capture, and returns what it touched.
-    pub(super) fn finish(self) -> Traces {
-        let Self { device, pool, kept, own, left, allocated_bytes, inputs, watch, .. } = self;
-        let allocator = device.allocator();
+    pub(super) fn finish(self) -> Traces<P> {
+        let Self { allocator, pool, kept, own, left, allocated_bytes, inputs, watch, .. } = self;
+        let kept = kept.into_iter().map(|(_, pool)| pool).collect();
         let (mut occupied, mut written) = (self.occupied, self.written);
         // What is written through an old address is written where the memory is now.
         for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
