@@ -333,6 +333,13 @@ pub enum Advice {
     },
     /// Set `expandable_segments:True` from the start.
     ExpandableSegments,
+    /// Set `expandable_segments:True` from the start: the request's own pool could then grow what it caches.
+    ExpandablePool {
+        /// The pool.
+        pool: PoolId,
+        /// The memory that it caches.
+        bytes: u64,
+    },
     /// Set `expandable_page_mb:2` from the start.
     SmallPages,
     /// Raise the memory fraction.
@@ -396,6 +403,13 @@ impl fmt::Display for Advice {
             Self::ExpandableSegments => f.write_str(
                 "It would fit if the free memory between live blocks were one piece: set expandable_segments:True \
                  before the program begins to allocate.",
+            ),
+            Self::ExpandablePool { pool, bytes } => write!(
+                f,
+                "It would fit if the {} that private pool (0, {}), from which this is asked, caches in pieces of fixed sizes could \
+                 grow: set expandable_segments:True before the program begins to allocate.",
+                Size(bytes),
+                pool.raw()
             ),
             Self::SmallPages => f.write_str(
                 "It would fit if live blocks kept smaller pages where they are: set expandable_page_mb:2 before the \

@@ -393,18 +393,18 @@ impl Nested {
             let parts = imaginary.iter().copied().chain(std::iter::repeat(0.0));
             let values: Vec<c128> =
                 numbers.iter().zip(parts).map(|(real, part)| c128::new(real.to_f64(), part)).collect();
-            return Tensor::from_slice(&values, shape, device)?.to_dtype(dtype);
+            return arrived(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?);
         }
         if self.dtype().is_floating_point() || dtype.is_floating_point() {
             let values: Vec<f64> = numbers.iter().map(|number| number.to_f64()).collect();
             if dtype == DType::F32 {
                 let narrow: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-                return Tensor::from_slice(&narrow, shape, device);
+                return arrived(Tensor::from_slice(&narrow, shape, device)?);
             }
-            return Tensor::from_slice(&values, shape, device)?.to_dtype(dtype);
+            return arrived(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?);
         }
         let values: Vec<i64> = numbers.iter().map(|number| number.to_i64()).collect();
-        Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
+        arrived(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?)
     }
 }
 
@@ -428,7 +428,7 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
     let is_list = is_sequence(data) || data.is_instance_of::<PyBytes>();
     if !is_list && let Some((bytes, shape, own)) = read_buffer(data)? {
         let bytes = bytes.as_bytes();
-        return run(py, || from_bytes(bytes, &shape, own, &device)?.to_dtype(dtype.unwrap_or(own)));
+        return run(py, || arrived(from_bytes(bytes, &shape, own, &device)?.to_dtype(dtype.unwrap_or(own))?));
     }
     if !is_list && let Some(source) = external(data)? {
         return copied(source, &device);
@@ -498,6 +498,16 @@ pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) 
     }
     let label = thalweg::tensor::caller::label_at("from_bytes", std::panic::Location::caller());
     device.current_stream().copy_from_host(tensor.pointer(), bytes, label)?;
+    arrived(tensor)
+}
+
+/// Waits, as PyTorch does for ordinary host memory, until the data of a tensor has come: any stream may use it then. An audited
+/// region is not kept waiting for what its capture would have refused already.
+fn arrived(tensor: Tensor) -> thalweg::Result<Tensor> {
+    let stream = tensor.device().current_stream();
+    if !stream.is_capturing()? {
+        stream.synchronize()?;
+    }
     Ok(tensor)
 }
 

@@ -276,6 +276,8 @@ impl PyGraph {
         let options = CaptureOptions { pool, mode, stream, policy: OverwritePolicy::Unchecked };
         // A capture belongs to this thread, so the lock is kept.
         let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
+        // As in PyTorch, the program sees to it that graphs which leave memory to this one are replayed before it.
+        capture.pool().vouch(capture.stream());
         *locked(&self.pool) = Some(capture.pool().clone());
         if device.current_stream() != *capture.stream() {
             enter(Owner::Graph(self.number), Current::stream(capture.stream()));

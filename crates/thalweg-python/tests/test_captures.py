@@ -262,3 +262,42 @@ def test_graphed_callables_take_floats_of_other_dtypes():
     assert y.dtype is th.float32 and y.tolist() == [2.0] * 4
     y.sum().backward()
     assert x.grad.dtype is th.float16 and x.grad.tolist() == [2.0] * 4
+
+
+def successive_graphs(pool_of):
+    """Captures graphs of which each reads what the one before it left and nothing holds any more."""
+    x, current, side = th.ones(100), th.cuda.current_stream(), th.cuda.Stream()
+    graphs = [th.cuda.CUDAGraph() for _ in range(3)]
+    side.wait_stream(current)
+    with th.cuda.stream(side):
+        y = x
+        for graph in graphs:
+            graph.capture_begin(*pool_of(graphs[0]))
+            y = (y + 1) * 2
+            graph.capture_end()
+    current.wait_stream(side)
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        for graph in graphs:
+            graph.replay()
+            (x + 1).mul_(3)
+        assert y.tolist() == [8 * value + 14] * 100
+    return graphs, x, y
+
+
+def test_graphs_read_what_earlier_ones_left():
+    handle = th.cuda.graph_pool_handle()
+    for pool_of in (lambda first: (), lambda first: (handle,)):
+        successive_graphs(pool_of)
+    testing.check(lambda: successive_graphs(lambda first: ()) and None, seeds=4)
+    # The pool of a graph that is gone stays for those that read it.
+    graphs, x, y = successive_graphs(lambda first: ())
+    graphs.pop(0).reset()
+    th.cuda.empty_cache()
+    other = th.cuda.CUDAGraph()
+    with th.cuda.graph(other):
+        z = x * 0
+    other.replay()
+    for graph in graphs:
+        graph.replay()
+    assert y.tolist() == [30.0] * 100 and z.tolist() == [0.0] * 100

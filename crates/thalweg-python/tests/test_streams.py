@@ -1,5 +1,6 @@
 """Regions of streams, devices and pools in any order and to any end of their thread, events, and what other threads see of them."""
 
+import array
 import contextlib
 import os
 import subprocess
@@ -128,6 +129,28 @@ def test_events():
             wrong()
     with raises(TypeError, "flags and a device"):
         th.cuda.Event(3.5)
+
+
+def of_host_data(make):
+    x = make()
+    side = th.cuda.Stream()
+    with th.cuda.stream(side):
+        y = x * 2
+    x.record_stream(side)
+    side.synchronize()
+    assert y.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_host_data_has_arrived_when_the_call_returns():
+    data = array.array("f", [1.0, 2.0, 3.0])
+    for make in (
+        lambda: th.tensor([1.0, 2.0, 3.0]), lambda: th.tensor([1.0, 2.0, 3.0], dtype=th.float64), lambda: th.tensor([1, 2, 3]),
+        lambda: th.tensor([1 + 0j, 2, 3]).real, lambda: th.as_tensor(data), lambda: th.tensor(data, dtype=th.float64), lambda: th.frombuffer(data, dtype=th.float32),
+    ):
+        testing.check(lambda: of_host_data(make), seeds=4)
+    # What the device makes has not.
+    with raises(testing.CheckFailed, "data race"):
+        testing.check(lambda: of_host_data(lambda: th.arange(1.0, 4.0)), seeds=4)
 
 
 def with_external_events(waits=True, signals=True):

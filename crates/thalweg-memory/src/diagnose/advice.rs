@@ -209,6 +209,14 @@ impl SegmentCopy {
         released_bytes
     }
 
+    /// Makes it expandable: pages, and addresses behind them to grow into.
+    fn expand(&mut self, page_bytes: [u64; 2], reserve_bytes: u64) {
+        self.page_bytes = Some(page_bytes[self.class as usize]);
+        let bytes: u64 = self.blocks.iter().map(|block| block.size_bytes).sum();
+        let size_bytes = reserve_bytes.saturating_sub(bytes);
+        push(&mut self.blocks, BlockCopy { size_bytes, state: CopyState::Unmapped });
+    }
+
     /// Returns the fewest bytes of pages with which `size_bytes` would fit here.
     fn missing_bytes(&self, size_bytes: u64) -> Option<u64> {
         let page_bytes = self.page_bytes?;
@@ -506,10 +514,18 @@ impl Situation {
             let page_bytes = now.policy.page_bytes;
             for arena in now.arenas.iter_mut().filter(|arena| !arena.has_source) {
                 let plain = arena.segments.iter_mut().filter(|segment| segment.page_bytes.is_none());
-                plain.for_each(|segment| segment.page_bytes = Some(page_bytes[segment.class as usize]));
+                plain.for_each(|segment| segment.expand(page_bytes, now.reserve_bytes));
             }
         });
-        expanded.fits().then_some(Advice::ExpandableSegments)
+        if !expanded.fits() {
+            return None;
+        }
+        let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
+        let bytes: u64 = own.flat_map(SegmentCopy::free_blocks).sum();
+        Some(match self.key.owner.pool().filter(|_| bytes > 0) {
+            Some(pool) => Advice::ExpandablePool { pool, bytes },
+            None => Advice::ExpandableSegments,
+        })
     }
 
     fn small_pages(&self) -> Option<Advice> {

@@ -232,6 +232,18 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
             },
         },
         Scenario {
+            name: "a pool cannot grow what it caches",
+            mebibytes: 100,
+            settings: Settings::default().with_expandable_segments(false),
+            prepare: in_a_pool,
+            request: 70,
+            advises: |advice| matches!(advice, Advice::ExpandablePool { bytes, .. } if bytes == 60 * MIB),
+            follow: |world, _| {
+                *world = World::new(100, Settings::default());
+                in_a_pool(world);
+            },
+        },
+        Scenario {
             name: "a live block lies in every page",
             mebibytes: 64,
             settings: Settings::default(),
@@ -245,6 +257,15 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
             },
         },
     ]
+}
+
+/// A pool that caches 60 MiB and serves the next request.
+fn in_a_pool(world: &mut World) {
+    world.begin();
+    drop(world.allocate(60, 1));
+    world.end();
+    let pool = world.pool.expect("one was begun");
+    world.allocator.begin_allocate_to_pool(pool, StreamFilter::All).expect("it is there");
 }
 
 /// Allocates pages of 8 MiB, each with a live block of 2.

@@ -11,6 +11,7 @@ use thalweg_memory::{Backend, StreamFilter, StreamId};
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
 use super::captures::{Ids, UnderWay, lock};
+use super::contract::InputKind;
 use super::footprint::{Footprint, Traces};
 use super::members::OverwritePolicy;
 use super::report::GraphMemory;
@@ -125,6 +126,8 @@ impl Capture {
         let info = device.check(driver.stream_capture_info(stream.handle()))?;
         capture.id = info.id;
         lock(&ids).push(info.id);
+        let own = device.clone();
+        let pool_of_one_graph = Box::new(move |id| own.captures().pool_of_one_graph(id));
         under_way.push(UnderWay {
             ids,
             thread,
@@ -134,7 +137,7 @@ impl Capture {
             pool: pool.clone(),
             branches: Branches::default(),
             steps: Steps::default(),
-            footprint: Footprint::new(device.allocator(), pool.id()),
+            footprint: Footprint::new(device.allocator(), pool.id(), pool_of_one_graph),
             pinned: Vec::new(),
             upkeeps: Vec::new(),
             questions,
@@ -187,7 +190,8 @@ impl Capture {
         upkeeps.iter().for_each(|(_, upkeep)| upkeep.captured());
         // No stream takes part any more.
         lock(&ids).clear();
-        let Traces { mut contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
+        let Traces { mut contract, kept, written, left, occupied_bytes, allocated_bytes } =
+            footprint.finish();
         // The stream-ordered allocator puts nodes of its own into a capture.
         let is_watched = device.allocator().settings().backend() == Backend::Native;
         contract.has_undeclared = is_watched && steps.has_undeclared();
@@ -201,7 +205,9 @@ impl Capture {
             pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
         };
         let pool = self.pool.clone();
-        let member = pool.members().join(&contract, written, left, memory);
+        let reads =
+            kept.iter().flat_map(|pool| pool.members().reads(&contract, InputKind::OtherPool)).collect();
+        let member = pool.members().join(&contract, reads, written, left, memory);
         let content = Content {
             device,
             template,
@@ -214,6 +220,7 @@ impl Capture {
             upkeeps,
             replayed_on: Mutex::default(),
             pool,
+            kept,
         };
         Ok(CapturedGraph { content: Arc::new(content) })
     }

@@ -71,6 +71,8 @@ pub(super) struct Content {
     /// The streams on which the graph was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,
+    /// The pools of other graphs whose memory it uses.
+    pub(super) kept: Vec<GraphPool>,
 }
 
 impl Content {
@@ -99,7 +101,7 @@ impl Drop for Content {
     fn drop(&mut self) {
         self.member.leave();
         let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.pool.was_replayed_on(streams);
+        self.kept.iter().chain([&self.pool]).for_each(|pool| pool.was_replayed_on(streams));
         let used = &self.pinned[..];
         for block in used {
             streams

@@ -15,7 +15,7 @@ use thalweg_memory::{Block, PoolId};
 
 use super::branches::Branches;
 use super::footprint::Footprint;
-use super::pool::GraphPool;
+use super::pool::{GraphPool, WeakPool};
 use super::steps::{Command, Steps};
 use crate::pinned::PinnedBlock;
 use crate::{Error, Result, STREAMS_PER_PRIORITY, Stream};
@@ -28,6 +28,8 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
     /// The latest pool that served one graph and is released. Its memory may still exist, until the next capture begins.
     left: Mutex<Option<PoolId>>,
+    /// The pools that were made for one graph.
+    pools: Mutex<Vec<WeakPool>>,
     /// The number of replays on the device so far.
     replays: AtomicU64,
 }
@@ -81,7 +83,7 @@ pub(super) struct UnderWay {
     pub(crate) pool: GraphPool,
     pub(crate) branches: Branches,
     pub(crate) steps: Steps,
-    pub(crate) footprint: Footprint,
+    pub(crate) footprint: Footprint<GraphPool>,
     /// The pinned memory that the captured copies use.
     pub(crate) pinned: Vec<Arc<PinnedBlock>>,
     /// The values that replays of the graph keep current.
@@ -113,6 +115,18 @@ impl Captures {
     /// Returns the number of replays on the device so far.
     pub(crate) fn replays(&self) -> u64 {
         self.replays.load(Ordering::Acquire)
+    }
+
+    /// Notes a pool that was made for one graph.
+    pub(super) fn made_for_one_graph(&self, pool: WeakPool) {
+        let mut pools = lock(&self.pools);
+        pools.retain(WeakPool::is_there);
+        pools.push(pool);
+    }
+
+    /// Returns the pool of this name, if it was made for one graph.
+    pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
+        lock(&self.pools).iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }
 
     /// Notes that a pool that served one graph was released.

@@ -58,6 +58,9 @@ pub enum InputKind {
     /// Memory of the graph's own pool that holds the output of another graph. It cannot be freed, but it can be overwritten
     /// ([`OverwritePolicy`](super::OverwritePolicy)).
     Pool,
+    /// Memory of a pool that was made for another graph, which left it there. The graph keeps that pool, so the memory cannot be
+    /// freed, whether the buffer is held or not; graphs that are captured into that pool later can overwrite it.
+    OtherPool,
     /// Memory that is not a buffer of this allocator: memory of the driver, or of another process. Its end of life is not known.
     Unknown,
 }

@@ -11,6 +11,11 @@
 //! The allocator may have remapped the graph's own memory during the capture, so that some of it has two addresses ([`Alias`]).
 //! The written ranges are reported by the final addresses.
 //!
+//! Memory of a pool that was made for another graph is not watched. Only captures into that pool can receive it, whether its block
+//! is held or not, so the graph keeps the pool and reads what the other graph's replays leave there, as in PyTorch. Whether a
+//! graph that was captured into that pool later has overwritten it is checked as for memory of the graph's own pool
+//! ([`sharing`](super::sharing)).
+//!
 //! Pinned memory is not tracked here: the graph keeps it alive.
 
 use std::collections::BTreeMap;
@@ -22,10 +27,16 @@ use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, LivenessWatch, PoolId};
 use super::contract::{Contract, Input, InputKind, Output};
 use super::ranges::Ranges;
 
+/// The function that finds a pool that was made for one graph, and keeps it.
+pub(super) type PoolOfOneGraph<P> = Box<dyn Fn(PoolId) -> Option<P> + Send>;
+
 /// The memory that the commands of a capture touch. See the [module's essay](self).
-pub(super) struct Footprint {
+pub(super) struct Footprint<P> {
     allocator: Arc<DeviceAllocator>,
     pool: PoolId,
+    pool_of_one_graph: PoolOfOneGraph<P>,
+    /// The pools of other graphs whose memory the commands touch.
+    kept: Vec<(PoolId, P)>,
     /// The blocks that the capture allocated, by address; a block is removed when another one takes its addresses.
     own: BTreeMap<u64, Own>,
     /// The addresses that the capture's own blocks have occupied.
@@ -51,8 +62,10 @@ struct Own {
 }
 
 /// The memory use of a finished capture.
-pub(super) struct Traces {
+pub(super) struct Traces<P> {
     pub(super) contract: Contract,
+    /// The pools of other graphs whose memory it uses.
+    pub(super) kept: Vec<P>,
     /// The ranges of the capture's own blocks that its commands wrote.
     pub(super) written: Ranges,
     /// The written ranges that were not handed to another block since.
@@ -63,11 +76,17 @@ pub(super) struct Traces {
     pub(super) allocated_bytes: u64,
 }
 
-impl Footprint {
-    pub(super) fn new(allocator: &Arc<DeviceAllocator>, pool: PoolId) -> Self {
+impl<P> Footprint<P> {
+    pub(super) fn new(
+        allocator: &Arc<DeviceAllocator>,
+        pool: PoolId,
+        pool_of_one_graph: PoolOfOneGraph<P>,
+    ) -> Self {
         Self {
             allocator: allocator.clone(),
             pool,
+            pool_of_one_graph,
+            kept: Vec::new(),
             own: BTreeMap::new(),
             occupied: Ranges::default(),
             written: Ranges::default(),
@@ -119,7 +138,7 @@ impl Footprint {
         let (start, end) = (access.start, access.start.saturating_add(access.bytes));
         let (address, size_bytes, until, kind) = match self.holder(start) {
             Some(block) => {
-                let kind = if block.pool == Some(self.pool) { InputKind::Pool } else { InputKind::Buffer };
+                let kind = self.kind(&block);
                 (block.address, block.requested_bytes, block.address + block.size_bytes, kind)
             }
             None => (start, access.bytes, end, InputKind::Unknown),
@@ -132,7 +151,25 @@ impl Footprint {
         place
     }
 
-    /// Returns the live block that contains an address, and watches it unless it is in the graph's own pool.
+    /// Returns the kind of input that a block is. The pool of another graph is kept from then on.
+    fn kind(&mut self, block: &LiveBlock) -> InputKind {
+        let Some(id) = block.pool else { return InputKind::Buffer };
+        if id == self.pool {
+            return InputKind::Pool;
+        }
+        if self.kept.iter().any(|(known, _)| *known == id) {
+            return InputKind::OtherPool;
+        }
+        match (self.pool_of_one_graph)(id) {
+            Some(pool) => {
+                self.kept.push((id, pool));
+                InputKind::OtherPool
+            }
+            None => InputKind::Buffer,
+        }
+    }
+
+    /// Returns the live block that contains an address, and watches it unless it is in a pool of graphs.
     fn holder(&mut self, address: u64) -> Option<LiveBlock> {
         let asked_before = self.live.is_some();
         let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
@@ -147,15 +184,16 @@ impl Footprint {
         found
     }
 
-    /// Watches a block, unless it is in the graph's own pool: an output that a graph left there may still be valid although its
+    /// Watches a block, unless it is in a pool of graphs: an output that a graph left there may still be valid although its
     /// block is freed. Returns `false` if the block is not live any more.
-    fn watch(&self, block: &LiveBlock) -> bool {
-        block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.watch)
+    fn watch(&mut self, block: &LiveBlock) -> bool {
+        self.kind(block) != InputKind::Buffer || self.allocator.watch_block(block, &self.watch)
     }
 
     /// Ends the capture, and returns the memory that it touched.
-    pub(super) fn finish(self) -> Traces {
-        let Self { allocator, pool, own, left, allocated_bytes, inputs, watch, .. } = self;
+    pub(super) fn finish(self) -> Traces<P> {
+        let Self { allocator, pool, kept, own, left, allocated_bytes, inputs, watch, .. } = self;
+        let kept = kept.into_iter().map(|(_, pool)| pool).collect();
         let (mut occupied, mut written) = (self.occupied, self.written);
         // A write through an old address is a write to where the memory is now.
         for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
@@ -181,7 +219,7 @@ impl Footprint {
             })
         });
         let contract = Contract::new(inputs, outputs.collect(), watch);
-        Traces { contract, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
+        Traces { contract, kept, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
     }
 }
 

@@ -127,16 +127,23 @@ impl Members {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a graph that was captured into the pool.
+    /// Returns the outputs of graphs of the pool that a graph reads as inputs of this kind.
+    pub(super) fn reads(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
+        self.books().read_by(contract, kind)
+    }
+
+    /// Adds a graph that was captured into the pool and reads these outputs of other pools.
     pub(super) fn join(
         &self,
         contract: &Contract,
+        mut reads: Vec<Reads>,
         written: Ranges,
         left: Ranges,
         memory: GraphMemory,
     ) -> Arc<Member> {
         let mut books = self.books();
         books.prune();
+        reads.append(&mut books.read_by(contract, InputKind::Pool));
         let lost = || AtomicBool::new(false);
         let outputs =
             contract.outputs().iter().map(|output| Left { output: output.clone(), lost: lost() }).collect();
@@ -146,7 +153,7 @@ impl Members {
             written,
             left,
             outputs,
-            reads: books.read_by(contract),
+            reads,
             wanted: AtomicBool::new(false),
             any_lost: AtomicBool::new(false),
             overwrites: AtomicBool::new(false),
@@ -182,10 +189,10 @@ impl Books {
         });
     }
 
-    /// Returns the outputs of other graphs that a graph reads.
-    fn read_by(&self, contract: &Contract) -> Vec<Reads> {
+    /// Returns the outputs of other graphs that a graph reads as inputs of this kind.
+    fn read_by(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
         let mut reads: Vec<Reads> = Vec::new();
-        let of_pool = contract.inputs().iter().filter(|input| input.kind == InputKind::Pool && input.is_read);
+        let of_pool = contract.inputs().iter().filter(|input| input.kind == kind && input.is_read);
         for input in of_pool {
             // Finds the youngest graph that left something there: an older one's output is gone.
             let producer = self.members.iter().rev().find_map(|member| {

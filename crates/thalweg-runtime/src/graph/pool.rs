@@ -1,6 +1,6 @@
 //! Private pools: memory whose addresses stay fixed for as long as a graph, or a handle of the pool, lives.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
 use thalweg_memory::{PoolId, PoolOptions, StreamId};
@@ -24,6 +24,23 @@ struct PoolOwner {
     is_of_one_graph: bool,
     /// The streams on which dropped graphs of the pool were replayed.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
+}
+
+/// A pool that may be gone.
+#[derive(Debug)]
+pub(super) struct WeakPool {
+    pub(super) id: PoolId,
+    owner: Weak<PoolOwner>,
+}
+
+impl WeakPool {
+    pub(super) fn is_there(&self) -> bool {
+        self.owner.strong_count() > 0
+    }
+
+    pub(super) fn pool(&self) -> Option<GraphPool> {
+        self.owner.upgrade().map(GraphPool)
+    }
 }
 
 impl GraphPool {
@@ -66,7 +83,13 @@ impl GraphPool {
 
     fn named(device: &Device, id: PoolId, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
         let (device, members) = (device.clone(), Members::new(policy));
-        Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
+        let replayed_on = Mutex::default();
+        let pool = Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on }));
+        if is_of_one_graph {
+            let owner = Arc::downgrade(&pool.0);
+            pool.device().captures().made_for_one_graph(WeakPool { id, owner });
+        }
+        pool
     }
 
     /// Creates a graph pool on an allocator's pool that a part of the program uses too.

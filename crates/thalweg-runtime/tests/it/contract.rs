@@ -195,6 +195,71 @@ fn what_another_graph_of_the_pool_left_is_told_apart() {
     assert_eq!(read(&stream, &output), [3.0; 4]);
 }
 
+/// Captures `middle = 2 · input + 1` into a pool of its own, and `output = 2 · middle + 1` into another, and drops `middle`.
+fn in_two_pools(device: &Device, input: &Buffer) -> (CapturedGraph, CapturedGraph, Buffer) {
+    let double = |pool: Option<&GraphPool>, from: &Buffer| {
+        capture(device, pool, |stream| {
+            let to = Buffer::new(stream, 16)?;
+            launch_sum(stream, &[from.pointer(), from.pointer()], to.pointer(), 4)?;
+            Ok(to)
+        })
+    };
+    let (first, middle) = double(None, input);
+    let (second, output) = double(None, &middle);
+    let [found] = second.contract().inputs() else { panic!("one input") };
+    assert_eq!((found.address, found.kind), (middle.pointer().address(), InputKind::OtherPool));
+    (first, second, output)
+}
+
+#[test]
+fn memory_of_another_graphs_pool_is_kept_when_its_buffer_and_its_graph_are_dropped() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let input = buffer_of(&stream, &[1.0; 4]);
+    let (first, second, output) = in_two_pools(&device, &input);
+    let [one, other] = [&first, &second].map(|captured| captured.instantiate().unwrap());
+    for value in [1.0, 5.0] {
+        write(&stream, &input, &[value; 4]);
+        one.replay_on(&stream).unwrap();
+        other.replay_on(&stream).unwrap();
+        assert_eq!(read(&stream, &output), [4.0 * value + 3.0; 4]);
+    }
+    drop((one, first));
+    device.synchronize().unwrap();
+    device.empty_cache().unwrap();
+    // Another capture would take what is left of a pool, and write there.
+    let (captured, taken) = capture(&device, None, |stream| {
+        let taken = Buffer::new(stream, 16)?;
+        launch_sum(stream, &[input.pointer()], taken.pointer(), 4)?;
+        Ok(taken)
+    });
+    captured.instantiate().unwrap().replay_on(&stream).unwrap();
+    other.replay_on(&stream).unwrap();
+    assert_eq!((read(&stream, &output), read(&stream, &taken)), (vec![23.0; 4], vec![6.0; 4]));
+}
+
+#[test]
+fn memory_of_another_graphs_pool_that_a_third_graph_overwrote_is_refused() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let input = buffer_of(&stream, &[1.0; 4]);
+    let (first, second, output) = in_two_pools(&device, &input);
+    let (third, own) = capture(&device, Some(first.pool()), |stream| {
+        let own = Buffer::new(stream, 16)?;
+        launch_sum(stream, &[input.pointer()], own.pointer(), 4)?;
+        Ok(own)
+    });
+    drop(own);
+    let [first, second, third] = [first, second, third].map(|captured| captured.instantiate().unwrap());
+    first.replay_on(&stream).unwrap();
+    third.replay_on(&stream).unwrap();
+    let error = second.replay_on(&stream).unwrap_err();
+    assert!(error.is_invalid_argument() && error.to_string().contains("overwritten since"), "{error}");
+    first.replay_on(&stream).unwrap();
+    second.replay_on(&stream).unwrap();
+    assert_eq!(read(&stream, &output), [7.0; 4]);
+}
+
 #[test]
 fn static_inputs_are_copied_only_from_elsewhere() {
     let device = device();
