@@ -258,5 +258,5 @@ pub fn fold(
     options: UnfoldOptions,
 ) -> Result<Tensor> {
     let [dilation, padding, stride] = options.lists();
-    input.col2im(output_size, &kernel_size.map(|extent| extent as i64), &dilation, &padding, &stride)
+    input.col2im(&output_size, &kernel_size.map(|extent| extent as i64), &dilation, &padding, &stride)
 }
