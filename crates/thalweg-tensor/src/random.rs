@@ -26,7 +26,9 @@ use crate::host_room::host_room;
 use crate::kernels::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
-/// A stream of random numbers from a seed.
+/// A stream of random numbers from a seed, drawn on the host. So a graph keeps the numbers that were drawn during its capture, and every replay repeats
+/// them, as with a generator of the CPU in PyTorch; the [audit](thalweg_runtime::graph::audit) reports such draws. A [`DeviceGenerator`] draws anew in
+/// each replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Generator {
     key: [u32; 2],
@@ -41,7 +43,7 @@ impl Generator {
         Self { key: [seed as u32, (seed >> 32) as u32], counter: 0, block: [0; 4], used: 4 }
     }
 
-    /// Returns 32 random bits.
+    /// Returns 32 random bits. In a capture they become a constant of the graph.
     #[track_caller]
     pub fn next_u32(&mut self) -> u32 {
         host_random(Label::here("next_u32"));

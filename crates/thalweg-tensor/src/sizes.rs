@@ -21,42 +21,36 @@ macro_rules! sizes_of_integers {
 
 sizes_of_integers!(i32 i64 u32 u64 usize);
 
-/// Several sizes: an array, a slice, a vector of integers, or a tuple of several types of them, as in `x.reshape((batch, -1))`; and a reference to
-/// any of these. No sizes at all are `()`.
+/// Several sizes: a reference to an array, a slice or a vector of integers, or a tuple of several types of them, as in `x.reshape((batch, -1))`. No
+/// sizes at all are `()`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as sizes",
-    note = "sizes are arrays, slices, vectors and tuples of integers, or references to them; no sizes are `()`"
+    note = "sizes are references to arrays, slices and vectors of integers, or tuples of integers; no sizes are `()`"
 )]
 pub trait Sizes {
     /// Returns the sizes as ATen's operators take them.
     fn sizes(&self) -> SmallVec<[i64; 6]>;
 }
 
-impl<S: Sizes + ?Sized> Sizes for &S {
-    fn sizes(&self) -> SmallVec<[i64; 6]> {
-        (**self).sizes()
-    }
-}
-
-impl<I: Size> Sizes for [I] {
+impl<I: Size> Sizes for &[I] {
     fn sizes(&self) -> SmallVec<[i64; 6]> {
         self.iter().map(|size| size.size()).collect()
     }
 }
 
-impl<I: Size, const COUNT: usize> Sizes for [I; COUNT] {
+impl<I: Size, const COUNT: usize> Sizes for &[I; COUNT] {
     fn sizes(&self) -> SmallVec<[i64; 6]> {
         self.as_slice().sizes()
     }
 }
 
-impl<I: Size> Sizes for Vec<I> {
+impl<I: Size> Sizes for &Vec<I> {
     fn sizes(&self) -> SmallVec<[i64; 6]> {
         self.as_slice().sizes()
     }
 }
 
-impl<A: Array> Sizes for SmallVec<A>
+impl<A: Array> Sizes for &SmallVec<A>
 where
     A::Item: Size,
 {

@@ -118,3 +118,29 @@ pub fn conv_transpose<const AXES: usize>(
         [input.into(), weight.into(), bias.into(), stride, padding, output_padding, int(groups)?, dilation];
     call(of_axes::<AXES>(names)?, &arguments, Location::caller())
 }
+
+/// Transposes of convolutions by PyTorch's names.
+macro_rules! transposes {
+    ($($name:ident($axes:literal, $of:literal);)*) => {$(
+        #[doc = concat!("Returns the transpose of a convolution of ", $of, ": [`conv_transpose`].")]
+        ///
+        /// # Errors
+        /// Those of [`conv_transpose`].
+        #[track_caller]
+        pub fn $name(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: Option<&Tensor>,
+            options: ConvOptions<$axes>,
+            output_padding: [usize; $axes],
+        ) -> Result<Tensor> {
+            conv_transpose(input, weight, bias, options, output_padding)
+        }
+    )*};
+}
+
+transposes! {
+    conv_transpose1d(1, "sequences");
+    conv_transpose2d(2, "images");
+    conv_transpose3d(3, "volumes");
+}

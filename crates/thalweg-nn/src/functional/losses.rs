@@ -106,3 +106,79 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
         Ok(operator!("nll_loss").call(&arguments, None, label)?.swap_remove(0))
     })
 }
+
+/// Returns half of the square of the distance over the variance, plus half of the variance's logarithm (`torch.nn.functional.gaussian_nll_loss`):
+/// variances are of the input's shape, of that with a last extent of 1, or without the last dimension, and at least `eps`; they get no gradient below
+/// it. `full` adds half of ln 2π.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn gaussian_nll_loss(
+    input: &Tensor,
+    target: &Tensor,
+    variance: &Tensor,
+    full: bool,
+    eps: f64,
+    reduction: Reduction,
+) -> Result<Tensor> {
+    in_call("gaussian_nll_loss", &[input, target, variance], Location::caller(), || {
+        let is_without_last =
+            variance.rank() + 1 == input.rank() && input.shape().starts_with(variance.shape());
+        let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
+        // The limit holds for the value, and the gradient passes by it.
+        let missing = variance.detach().clamp_min(eps)?.sub(&variance.detach())?;
+        let variance = variance.add(&missing)?;
+        let mut loss = input.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
+        if full {
+            loss = loss.add_scalar(0.5 * std::f64::consts::TAU.ln())?;
+        }
+        reduction.of(&loss)
+    })
+}
+
+/// Returns the mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x), times a weight per class
+/// (`torch.nn.functional.multilabel_soft_margin_loss`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn multilabel_soft_margin_loss(
+    input: &Tensor,
+    target: &Tensor,
+    weight: Option<&Tensor>,
+    reduction: Reduction,
+) -> Result<Tensor> {
+    in_call("multilabel_soft_margin_loss", &[input, target], Location::caller(), || {
+        let rest = target.neg()?.add_scalar(1.0)?;
+        let likelihood = target.mul(&input.log_sigmoid()?)?.add(&rest.mul(&input.neg()?.log_sigmoid()?)?)?;
+        let weighted = weight.map_or(Ok(likelihood.clone()), |weight| likelihood.mul(weight));
+        reduction.of(&weighted?.neg()?.mean(&[-1], false)?)
+    })
+}
+
+/// Returns max(0, margin + distance to the positive − distance to the negative), by any distance
+/// (`torch.nn.functional.triplet_margin_with_distance_loss`). With `swap` the distance from the positive to the negative counts where it is the
+/// smaller one.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the margin is not above 0; those of the distance.
+#[track_caller]
+pub fn triplet_margin_with_distance_loss(
+    [anchor, positive, negative]: [&Tensor; 3],
+    distance: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    margin: f64,
+    swap: bool,
+    reduction: Reduction,
+) -> Result<Tensor> {
+    in_call("triplet_margin_with_distance_loss", &[anchor, positive, negative], Location::caller(), || {
+        if margin.is_nan() || margin <= 0.0 {
+            return Err(Error::invalid(format!("margin must be greater than 0, got {margin}")));
+        }
+        let (near, mut far) = (distance(anchor, positive)?, distance(anchor, negative)?);
+        if swap {
+            far = far.minimum(&distance(positive, negative)?)?;
+        }
+        reduction.of(&near.sub(&far)?.add_scalar(margin)?.clamp_min(0.0)?)
+    })
+}

@@ -1,10 +1,12 @@
 //! Functions of neural networks, composed of operators (`torch.nn.functional`): names, defaults and meaning are PyTorch's.
 
+mod activations;
 mod attention;
 mod convolution;
 mod decoder;
 mod losses;
 mod normalization;
+mod resampling;
 
 /// The operator of a literal name, looked up once.
 macro_rules! operator {
@@ -50,12 +52,23 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Activation, Error, Result};
 
+pub use activations::{gumbel_softmax, softmin, tanhshrink};
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
-pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
+pub use convolution::{
+    ConvOptions, conv, conv_transpose, conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d,
+    conv3d,
+};
 pub(crate) use decoder::{attended, embedded, follow};
 pub use decoder::{decoder_layers, next_token_};
-pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
-pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
+pub use losses::{
+    ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, gaussian_nll_loss,
+    multilabel_soft_margin_loss, nll_loss, triplet_margin_with_distance_loss,
+};
+pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork, local_response_norm, normalize};
+pub use resampling::{
+    GridSampleMode, GridSamplePadding, InterpolateOptions, UnfoldOptions, UpsampleMode, affine_grid, fold,
+    grid_sample, interpolate, unfold,
+};
 
 use thalweg_tensor::caller::{in_call, label_at};
 pub use thalweg_tensor::decoder::{DecoderInput, DecoderLayer, DecoderOptions, DecoderState};

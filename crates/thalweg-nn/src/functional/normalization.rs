@@ -125,3 +125,39 @@ pub fn layer_norm(
         Ok(result)
     })
 }
+
+/// Divides each element by a power of the mean of squares of its neighbours among the channels: (k + alpha · mean)^beta over `size` channels
+/// (`torch.nn.functional.local_response_norm`, whose defaults are alpha 1e-4, beta 0.75 and k 1).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the input has fewer than three dimensions, or `size` is 0.
+#[track_caller]
+pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
+    in_call("local_response_norm", &[input], Location::caller(), || {
+        if input.rank() < 3 || size == 0 {
+            return Err(Error::invalid(format!(
+                "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
+                input.rank()
+            )));
+        }
+        let (batch, channels) = (input.shape()[0], input.shape()[1]);
+        let size = size as i64;
+        let plane: usize = input.shape()[2..].iter().product();
+        let planes = input.square()?.reshape(&[batch, 1, channels, plane])?;
+        let padded = planes.constant_pad_nd(&[0, 0, size / 2, (size - 1) / 2], 0.0)?;
+        let mean = padded.avg_pool2d(&[size, 1], &[1, 1], &[0, 0])?.reshape(input.shape())?;
+        input.div(&mean.mul_scalar(alpha)?.add_scalar(k)?.pow_scalar(beta)?)
+    })
+}
+
+/// Divides by the norm along a dimension, or by `eps` where that is greater (`torch.nn.functional.normalize`, whose defaults are p 2, dim 1 and eps
+/// 1e-12).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn normalize(input: &Tensor, p: f64, dim: i64, eps: f64) -> Result<Tensor> {
+    in_call("normalize", &[input], Location::caller(), || {
+        input.div(&input.vector_norm(p, &[dim], true)?.clamp_min(eps)?)
+    })
+}

@@ -5,11 +5,11 @@ use std::panic::Location;
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::in_call;
+use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::Argument;
 
 use super::Module;
-use crate::functional::{Reduction, call, operator};
+use crate::functional::{self, Reduction, call, operator};
 
 /// Losses of two tensors without tensors of their own.
 macro_rules! losses {
@@ -318,18 +318,8 @@ impl GaussianNLLLoss {
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor, variance: &Tensor) -> Result<Tensor> {
-        in_call("GaussianNLLLoss", &[x, target, variance], Location::caller(), || {
-            let is_without_last = variance.rank() + 1 == x.rank() && x.shape().starts_with(variance.shape());
-            let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
-            // The limit holds for the value, and the gradient passes by it.
-            let missing = variance.detach().clamp_min(self.eps)?.sub(&variance.detach())?;
-            let variance = variance.add(&missing)?;
-            let mut loss = x.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
-            if self.full {
-                loss = loss.add_scalar(Scalar::F64(0.5 * std::f64::consts::TAU.ln()))?;
-            }
-            self.reduction.of(&loss)
-        })
+        let _entered = enter(Location::caller());
+        functional::gaussian_nll_loss(x, target, variance, self.full, self.eps, self.reduction)
     }
 }
 
@@ -358,13 +348,8 @@ impl MultiLabelSoftMarginLoss {
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-        in_call("MultiLabelSoftMarginLoss", &[x, target], Location::caller(), || {
-            let rest = target.neg()?.add_scalar(1.0)?;
-            let likelihood = target.mul(&x.log_sigmoid()?)?.add(&rest.mul(&x.neg()?.log_sigmoid()?)?)?;
-            let weighted =
-                self.weight.as_ref().map_or(Ok(likelihood.clone()), |weight| likelihood.mul(weight));
-            self.reduction.of(&weighted?.neg()?.mean(&[-1], false)?)
-        })
+        let _entered = enter(Location::caller());
+        functional::multilabel_soft_margin_loss(x, target, self.weight.as_ref(), self.reduction)
     }
 }
 

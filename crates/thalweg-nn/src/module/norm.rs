@@ -389,24 +389,7 @@ impl LocalResponseNorm {
 impl Forward for LocalResponseNorm {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        in_call("LocalResponseNorm", &[input], Location::caller(), || {
-            if input.rank() < 3 || self.size == 0 {
-                return Err(Error::invalid(format!(
-                    "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
-                    input.rank()
-                )));
-            }
-            let (batch, channels) = (input.shape()[0] as i64, input.shape()[1] as i64);
-            let size = self.size as i64;
-            let planes = input.square()?.reshape(&[
-                batch as usize,
-                1,
-                channels as usize,
-                input.shape()[2..].iter().product(),
-            ])?;
-            let padded = planes.constant_pad_nd(&[0, 0, size / 2, (size - 1) / 2], 0.0)?;
-            let mean = padded.avg_pool2d(&[size, 1], &[1, 1], &[0, 0])?.reshape(input.shape())?;
-            input.div(&mean.mul_scalar(self.alpha)?.add_scalar(self.k)?.pow_scalar(self.beta)?)
-        })
+        let _entered = enter(Location::caller());
+        functional::local_response_norm(input, self.size, self.alpha, self.beta, self.k)
     }
 }

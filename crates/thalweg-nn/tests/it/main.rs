@@ -4,6 +4,7 @@
 
 mod data;
 mod files;
+mod functional;
 mod linear;
 mod lines;
 mod models;

@@ -41,6 +41,7 @@ operators! {
     "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), first: Consumed, complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
+        fn broadcast_to(size: sizes)
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single)), autocast: Parts;
     /// Returns matrices with their rows and columns swapped.
     "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT")), autocast: Parts;
@@ -87,7 +88,9 @@ operators! {
             built_in!("to.dtype")?.call(&arguments, None, call.label)
         }), autocast: Parts, complex: Taken;
     /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.
-    "sum_to_size(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| {
+    "sum_to_size(Tensor self, SymInt[] size) -> Tensor"
+        fn sum_to_size(size: sizes)
+        = Composite(|call| {
         let shape = super::view::extents(&call.ints(1))?;
         let x = call.tensor(0);
         let fits = shape.len() <= x.rank()

@@ -47,6 +47,7 @@ operators! {
         = means_backward::<3, false>();
     /// Returns the greatest element of each window of planes of one axis, and its place.
     "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        fn max_pool1d_with_indices(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool) -> 2
         = Composite(|call| {
             let kind = Kind { axes: 1, is_adaptive: false, is_max: true };
             kind.check_dtype(call)?;
@@ -63,6 +64,7 @@ operators! {
         fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>(), out_form: "max_pool2d_with_indices.out(out, indices)";
     /// Returns the greatest element of each window of volumes, and its place in the volume.
     "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        fn max_pool3d_with_indices(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool) -> 2
         = extrema::<3, false>(), out_form: "max_pool3d_with_indices.out(out, indices)";
     /// Returns the gradient of the greatest elements of windows of images from theirs.
     "max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"

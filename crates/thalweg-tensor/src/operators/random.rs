@@ -173,11 +173,16 @@ operators! {
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
     "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single)), autocast: Parts;
     /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
-    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
+    "feature_dropout(Tensor input, float p, bool train) -> Tensor"
+        fn feature_dropout(p: float, train: bool)
+        = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
     /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
-    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
+    "alpha_dropout(Tensor input, float p, bool train) -> Tensor"
+        fn alpha_dropout(p: float, train: bool)
+        = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
     /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
     "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
+        fn feature_alpha_dropout(p: float, train: bool)
         = Composite(|call| drop(call, true, true).map(single)), autocast: Parts;
     /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
     "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
@@ -202,6 +207,7 @@ operators! {
     /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
     /// otherwise.
     "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
+        fn rrelu(lower: scalar, upper: scalar, training: bool)
         = Composite(|call| rrelu(call).map(single)), autocast: Parts;
 }
 

@@ -12,9 +12,11 @@ use crate::tensor::Tensors;
 operators! {
     /// Returns the windows of images as columns.
     "im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
+        fn im2col(kernel_size: ints, dilation: ints, padding: ints, stride: ints)
         = Composite(im2col);
     /// Returns the sum of all window entries at each point of images.
     "col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
+        fn col2im(output_size: sizes, kernel_size: ints, dilation: ints, padding: ints, stride: ints)
         = Composite(col2im);
 }
 

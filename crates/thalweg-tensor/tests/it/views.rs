@@ -332,9 +332,9 @@ fn sizes_are_integers_of_any_type_and_tuples() {
     let rows: usize = x.shape()[0];
     let shapes = [
         x.reshape(&[-1, 3]).unwrap(),
-        x.reshape([2 * rows, 3]).unwrap(),
+        x.reshape(&[2 * rows, 3]).unwrap(),
         x.reshape((2 * rows, -1)).unwrap(),
-        x.reshape(vec![4i64, 3]).unwrap(),
+        x.reshape(&vec![4i64, 3]).unwrap(),
         x.view((-1, 3u32)).unwrap(),
         x.unflatten(1, (2, -1)).unwrap().flatten(0, 1).unwrap(),
     ];

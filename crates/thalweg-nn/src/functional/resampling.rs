@@ -1,0 +1,262 @@
+//! Images at other places: another size, the points of a grid, windows and what is left of them.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::autocast::{AutocastOptions, autocast_with};
+use thalweg_tensor::caller::in_call;
+use thalweg_tensor::dispatch::{Argument, Operator, find_operator};
+use thalweg_tensor::{Sizes, Tensor};
+
+use super::{call, operator};
+
+/// The way in which the elements of a larger or smaller image are found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UpsampleMode {
+    /// The nearest element in front (`nearest`).
+    #[default]
+    Nearest,
+    /// The nearest element (`nearest-exact`).
+    NearestExact,
+    /// Linear along all axes (`linear`, `bilinear`, `trilinear`).
+    Linear {
+        /// Whether the outermost elements' centres lie upon each other.
+        align_corners: bool,
+    },
+    /// Cubic along both axes of an image (`bicubic`).
+    Bicubic {
+        /// Whether the outermost elements' centres lie upon each other.
+        align_corners: bool,
+    },
+    /// The mean of what a new element covers (`area`).
+    Area,
+}
+
+/// The options of [`interpolate`]: either the size or the factors are given.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct InterpolateOptions<'a> {
+    /// The extents of the result.
+    pub size: Option<&'a [usize]>,
+    /// The factors, or one for all axes.
+    pub scale_factor: Option<&'a [f64]>,
+    /// The way in which elements are found.
+    pub mode: UpsampleMode,
+    /// Whether a smaller image is made of all elements of a linear or bicubic one, and not of the nearest ones alone.
+    pub antialias: bool,
+}
+
+/// Returns images (batch, channels, …) of one to three axes in another size (`torch.nn.functional.interpolate`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the input has another number of axes, the mode is not one for so many, or not exactly one of size and factors is given.
+#[track_caller]
+pub fn interpolate(input: &Tensor, options: InterpolateOptions<'_>) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("interpolate", &[input], location, || {
+        let axes = input.rank().checked_sub(2).filter(|axes| (1..=3).contains(axes));
+        let Some(axes) = axes else {
+            return Err(Error::invalid(format!(
+                "It is expected input to be 3D, 4D or 5D, but got {}D",
+                input.rank()
+            )));
+        };
+        let InterpolateOptions { size, scale_factor, mode, antialias } = options;
+        let spread = |count: usize| if count == 1 { axes } else { 1 };
+        let mut size: Option<Vec<i64>> =
+            size.map(|list| list.repeat(spread(list.len())).iter().map(|&extent| extent as i64).collect());
+        let mut scale = scale_factor.map(|list| list.repeat(spread(list.len())));
+        if mode == UpsampleMode::Area
+            && let Some(factors) = scale.take()
+        {
+            let extents = input.shape()[2..].iter().zip(factors);
+            size = Some(extents.map(|(&extent, factor)| (extent as f64 * factor) as i64).collect());
+        }
+        let size = size.as_deref().map_or(Argument::None, Argument::Ints);
+        let scale = scale.as_deref().map_or(Argument::None, Argument::Floats);
+        match resizing(mode, axes, antialias)? {
+            (operator, _) if mode == UpsampleMode::Area => call(operator, &[input.into(), size], location),
+            (operator, None) => call(operator, &[input.into(), size, scale], location),
+            (operator, Some(corners)) => {
+                call(operator, &[input.into(), size, corners.into(), scale], location)
+            }
+        }
+    })
+}
+
+/// Returns the operator of a mode for so many axes, and whether it aligns corners, if it takes that.
+fn resizing(mode: UpsampleMode, axes: usize, antialias: bool) -> Result<(&'static Operator, Option<bool>)> {
+    let (names, corners) = match mode {
+        UpsampleMode::Nearest => {
+            (["upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"], None)
+        }
+        UpsampleMode::NearestExact => (
+            [
+                "_upsample_nearest_exact1d.vec",
+                "_upsample_nearest_exact2d.vec",
+                "_upsample_nearest_exact3d.vec",
+            ],
+            None,
+        ),
+        UpsampleMode::Linear { align_corners } if antialias => {
+            (["", "_upsample_bilinear2d_aa.vec", ""], Some(align_corners))
+        }
+        UpsampleMode::Linear { align_corners } => (
+            ["upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec"],
+            Some(align_corners),
+        ),
+        UpsampleMode::Bicubic { align_corners } if antialias => {
+            (["", "_upsample_bicubic2d_aa.vec", ""], Some(align_corners))
+        }
+        UpsampleMode::Bicubic { align_corners } => (["", "upsample_bicubic2d.vec", ""], Some(align_corners)),
+        UpsampleMode::Area => (["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"], None),
+    };
+    let takes_antialias = matches!(mode, UpsampleMode::Linear { .. } | UpsampleMode::Bicubic { .. });
+    match names[axes - 1] {
+        name if !name.is_empty() && (takes_antialias || !antialias) => Ok((find_operator(name)?, corners)),
+        _ => Err(Error::invalid(format!(
+            "there is no {mode:?}{} over {axes} axes",
+            if antialias { " with antialias" } else { "" }
+        ))),
+    }
+}
+
+/// The way in which [`grid_sample`] finds elements between places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GridSampleMode {
+    /// Linear along all axes (`bilinear`).
+    #[default]
+    Bilinear,
+    /// The nearest element (`nearest`).
+    Nearest,
+    /// Cubic along both axes of an image (`bicubic`).
+    Bicubic,
+}
+
+/// The elements of [`grid_sample`] at places outside of the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GridSamplePadding {
+    /// They are 0 (`zeros`).
+    #[default]
+    Zeros,
+    /// They are those of the border (`border`).
+    Border,
+    /// They are those of the image, mirrored at its borders (`reflection`).
+    Reflection,
+}
+
+/// Returns images or volumes at the points of a grid (batch, …, axes), whose coordinates are −1 to 1 over each axis, x first
+/// (`torch.nn.functional.grid_sample`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn grid_sample(
+    input: &Tensor,
+    grid: &Tensor,
+    mode: GridSampleMode,
+    padding: GridSamplePadding,
+    align_corners: bool,
+) -> Result<Tensor> {
+    let arguments =
+        [input.into(), grid.into(), (mode as i64).into(), (padding as i64).into(), align_corners.into()];
+    call(operator!("grid_sampler"), &arguments, Location::caller())
+}
+
+/// Returns the grid of [`grid_sample`] that moves the places of an image of a size (batch, channels, …) by matrices (batch, 2, 3), or
+/// (batch, 3, 4) for volumes (`torch.nn.functional.affine_grid`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Result<Tensor> {
+    in_call("affine_grid", &[theta], Location::caller(), || {
+        let size = size.sizes();
+        let [_, _, extents @ ..] = size.as_slice() else {
+            return Err(Error::invalid(format!("a size is (batch, channels, …), not {size:?}")));
+        };
+        let axes = extents.len();
+        if !(2..=3).contains(&axes) || size.iter().any(|&extent| extent <= 0) {
+            return Err(Error::invalid(format!(
+                "a size has two or three axes behind two, none of 0, not {size:?}"
+            )));
+        }
+        if theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1] {
+            return Err(Error::invalid(format!(
+                "Expected a batch of {axes}D affine matrices of shape Nx{axes}x{} for size {size:?}. Got {:?}.",
+                axes + 1,
+                theta.shape()
+            )));
+        }
+        let places = |&count: &i64| {
+            let end = match align_corners {
+                _ if count == 1 => 0.0,
+                true => 1.0,
+                false => (count - 1) as f64 / count as f64,
+            };
+            Tensor::linspace(-end, end, count as usize, theta.dtype(), theta.device())
+        };
+        let places: Vec<Tensor> = extents.iter().map(places).collect::<Result<_>>()?;
+        let mut columns = Tensor::meshgrid(&places)?;
+        columns.reverse();
+        columns.push(columns[0].ones_like()?);
+        let base = Tensor::stack(&columns, -1)?.reshape((1, -1, axes + 1))?;
+        let without = AutocastOptions { enabled: false, ..AutocastOptions::default() };
+        let moved = autocast_with(without, || base.matmul(&theta.transpose(1, 2)?))?;
+        let shape: Vec<i64> = [theta.shape()[0] as i64]
+            .into_iter()
+            .chain(extents.iter().copied())
+            .chain([axes as i64])
+            .collect();
+        moved.reshape(&shape)
+    })
+}
+
+/// The windows of [`unfold`] and [`fold`], in y and in x.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnfoldOptions {
+    /// The way from one element of a window to the next.
+    pub dilation: [usize; 2],
+    /// The width of the border of zeros.
+    pub padding: [usize; 2],
+    /// The way from one window to the next.
+    pub stride: [usize; 2],
+}
+
+impl Default for UnfoldOptions {
+    /// Returns PyTorch's options.
+    fn default() -> Self {
+        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+    }
+}
+
+impl UnfoldOptions {
+    fn lists(self) -> [[i64; 2]; 3] {
+        [self.dilation, self.padding, self.stride].map(|list| list.map(|number| number as i64))
+    }
+}
+
+/// Returns the windows of images (batch, channels, height, width) as columns (batch, channels · places in a window, windows)
+/// (`torch.nn.functional.unfold`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: UnfoldOptions) -> Result<Tensor> {
+    let [dilation, padding, stride] = options.lists();
+    input.im2col(&kernel_size.map(|extent| extent as i64), &dilation, &padding, &stride)
+}
+
+/// Returns the sum of all windows at each point of images of a size: the transpose of [`unfold`] (`torch.nn.functional.fold`).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn fold(
+    input: &Tensor,
+    output_size: [usize; 2],
+    kernel_size: [usize; 2],
+    options: UnfoldOptions,
+) -> Result<Tensor> {
+    let [dilation, padding, stride] = options.lists();
+    input.col2im(&output_size, &kernel_size.map(|extent| extent as i64), &dilation, &padding, &stride)
+}
