@@ -53,13 +53,6 @@ pub use parts::Part;
 
 use crate::{Geometry, Kernel};
 
-/// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
-/// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
-const BLOCKS: [usize; 2] = [512, 8192];
-
-/// The number of bytes that the registers of a block may have, where they are more than the least.
-const BLOCK_BYTES: usize = 32 * 1024;
-
 /// The reason why a launch on the host failed. What it wrote until then is not specified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault(String);

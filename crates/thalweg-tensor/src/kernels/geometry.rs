@@ -12,7 +12,7 @@ use thalweg_ops::structured::{
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
-use super::loops::{LoopLaunch, widen};
+use crate::loops::{LoopLaunch, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// A number per axis; planes of fewer axes have extents of 1 in front.

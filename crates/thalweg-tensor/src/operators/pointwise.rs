@@ -8,7 +8,7 @@ use super::Body::{Composite, Lowered};
 use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::creation::convertible;
-use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
+use crate::loops::{LoopArguments, LoopCall, signature_of};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

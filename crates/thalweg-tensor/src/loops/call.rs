@@ -5,7 +5,7 @@ use thalweg_ir::{Category, DType, Scalar, Shape};
 use thalweg_ops::{LoopOp, Sizes, Space};
 use thalweg_runtime::{Device, Error, Label, Result};
 
-use super::loops::Resolved;
+use super::Resolved;
 use crate::dispatch::{Argument, Call};
 use crate::tensor::Tensor;
 

@@ -12,9 +12,9 @@ use thalweg_ops::{
 };
 use thalweg_runtime::{Error, PreparedLaunch, Result};
 
+use super::call::{LoopArguments, LoopCall};
 use super::kept::kept_layout;
 use super::launch::{LoopLaunch, alignment_of, widen};
-use crate::kernels::loop_call::{LoopArguments, LoopCall};
 use crate::tensor::Tensor;
 
 /// Returns the placement of a tensor that is broadcast over the rows of an elementwise operator.

@@ -1,6 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
 mod backward;
+mod call;
 mod kept;
 mod launch;
 mod resolved;
@@ -17,9 +18,9 @@ use crate::destination;
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
+pub(crate) use self::call::{LoopArguments, LoopCall, Points};
 pub(crate) use self::launch::{LoopLaunch, widen};
 pub(crate) use self::resolved::{Resolved, signature_of};
-pub(crate) use super::loop_call::{LoopArguments, LoopCall, Points};
 
 impl LoopLaunch<'_> {
     /// Plans, loads and queues the launch on the current stream. A launch of this shape is planned once.
