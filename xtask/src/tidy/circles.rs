@@ -71,12 +71,17 @@ fn uses(module: &Name, text: &str) -> Vec<Use> {
     let tests = code.find("\nmod tests {").or_else(|| code.find("\nmod loom_tests {")).unwrap_or(code.len());
     let code = &code[..tests];
     let mut found = Vec::new();
+    // The code without its `use` items.
+    let mut rest = String::new();
+    let mut end = 0;
     for (place, _) in code.match_indices("use ") {
         let line = code[..place].rsplit('\n').next().unwrap_or_default().trim();
         if !line.is_empty() && !line.starts_with("pub") {
             continue;
         }
         let tree = code[place + 4..].split(';').next().unwrap_or_default();
+        rest += &code[end..place];
+        end = place + 4 + tree.len();
         for leaf in leaves(tree) {
             let (path, called) =
                 leaf.split_once(" as ").unwrap_or((&leaf, leaf.rsplit("::").next().unwrap_or_default()));
@@ -85,13 +90,15 @@ fn uses(module: &Name, text: &str) -> Vec<Use> {
             found.push(Use { path: absolute(module, path), called, handed_on: line.starts_with("pub") });
         }
     }
+    rest += &code[end..];
     let declared =
         |line: &str| line.split_once("mod ").and_then(|(_, name)| name.strip_suffix(';')).map(str::to_owned);
     let children: Vec<String> = code.lines().filter_map(declared).collect();
     let is_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
-    for path in code.split(|character| !is_path(character)) {
+    for path in rest.split(|character| !is_path(character)) {
         let first = path.split("::").next().unwrap_or_default();
-        let is_used = ["crate", "super"].contains(&first) || children.iter().any(|child| child == first);
+        let is_used =
+            ["crate", "super", "self"].contains(&first) || children.iter().any(|child| child == first);
         if is_used && path.contains("::") && !path.ends_with(':') {
             found.push(Use { path: absolute(module, path), called: String::new(), handed_on: false });
         }
