@@ -32,6 +32,16 @@
 //! A hook's result must be ready on the stream that is current when it is called: one that works on another stream lets this one
 //! wait for it, and records the uses of tensors on both. Hooks run under `no_grad`, unless
 //! [`BackwardOptions::create_graph`] is set. An error of a hook is one of the pass.
+//!
+//! # Files
+//! | file | has |
+//! |---|---|
+//! | `node.rs`, `meta.rs`, `saved.rs`, `leaf.rs`, `request.rs` | the graph: nodes, a tensor's part in it, what nodes keep, and what a pass asks of them |
+//! | `record.rs`, [`formula`] | recording |
+//! | `history.rs`, `hooks.rs`, `edge.rs`, `region.rs` | methods of tensors and nodes in the graph |
+//! | `backward.rs`, `engine.rs`, `halves.rs`, `pass.rs` | backward passes |
+//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs` | switches, and the lines that failures come from |
+//! | `checkpoint.rs`, `offload.rs`, `gradcheck.rs` | functions that use all of this |
 
 mod anomaly;
 mod backward;
