@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Prints what a shell needs to complete commands and options
 #[derive(Args)]

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use output::{Output, complain};
+use output::{Failure, Output, complain};
 
 /// GPU memory, races and graphs of PyTorch programs: what happened, and what to do.
 #[derive(Parser)]
@@ -70,9 +70,6 @@ enum Command {
     Completions(generate::Completions),
     Man(generate::Man),
 }
-
-/// The reason why a command did not do what it was asked to, in a sentence: exit status 2.
-struct Failure(String);
 
 fn main() -> ExitCode {
     output::finish(run())

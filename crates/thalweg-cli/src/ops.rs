@@ -7,8 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use thalweg::dispatch::{Operator, operators};
 
-use crate::Failure;
-use crate::output::{Output, paint};
+use crate::output::{Failure, Output, paint};
 
 /// Lists operators, or shows the schemas of one and what it computes
 #[derive(Args)]

@@ -22,6 +22,9 @@ static LOST: OnceLock<std::io::Error> = OnceLock::new();
 /// The status of a call that makes no sense, or could not be done.
 pub const EXIT_USAGE: u8 = 2;
 
+/// The reason why a command did not do what it was asked to, in a sentence: exit status 2.
+pub struct Failure(pub String);
+
 /// Writes `error:` and a sentence to standard error. Returns the status that goes with it.
 pub fn complain(text: &str) -> ExitCode {
     let style = Style::new().fg_color(Some(AnsiColor::Red.into())).effects(Effects::BOLD);

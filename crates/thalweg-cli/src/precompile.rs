@@ -11,8 +11,7 @@ use thalweg::kernels;
 use thalweg::progress::Progress;
 use thalweg::runtime::{compiler, precompile};
 
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Compiles kernels ahead of time, for GPU machines without a compiler
 #[derive(Args)]

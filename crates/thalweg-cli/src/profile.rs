@@ -9,8 +9,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use clap::Args;
 
-use crate::Failure;
-use crate::output::complain;
+use crate::output::{Failure, complain};
 
 /// Records what a program does on the GPU, as a timeline for Perfetto and a table
 #[derive(Args)]

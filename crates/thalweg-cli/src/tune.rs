@@ -10,8 +10,7 @@ use thalweg::Device;
 use thalweg::cuda::tunable::{self, OfflineOutcome};
 use thalweg::progress::Progress;
 
-use crate::Failure;
-use crate::output::{Output, paint};
+use crate::output::{Failure, Output, paint};
 
 /// Finds the fastest algorithm of each matrix product of a file
 #[derive(Args)]

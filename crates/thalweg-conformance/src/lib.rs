@@ -24,6 +24,7 @@
 mod attention;
 mod capture;
 mod capture_rules;
+mod case;
 mod child;
 mod code;
 mod collectives;
@@ -49,9 +50,11 @@ mod threads;
 mod virtual_memory;
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
+pub use case::{Case, CaseResult, Stop};
+pub(crate) use case::{group, place};
 pub use child::holds_in_child;
 pub use compiled::{QUICKLY, compiler_accepts};
 pub use fixture::Fixture;
@@ -71,54 +74,7 @@ pub fn simulator(devices: u32, workers: usize) -> Arc<dyn Driver> {
     SimDriver::new(config).expect("a simulator of 512 MiB per device")
 }
 
-/// The reason why a case ended early.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Stop {
-    /// The driver broke the contract; the text has the expected result, the observed result, and the location.
-    Failed(String),
-    /// The case does not apply to this driver or device, for this reason.
-    Skipped(String),
-}
-
-impl From<Error> for Stop {
-    #[track_caller]
-    fn from(error: Error) -> Self {
-        Self::Failed(format!("expected success, got {error} (at {})", place(Location::caller())))
-    }
-}
-
-/// The result of a case.
-pub type CaseResult<T = ()> = std::result::Result<T, Stop>;
-
-/// One case of the suite.
-#[derive(Clone, Copy)]
-pub struct Case {
-    /// The part of the contract and the rule, as in `streams/run_in_order`.
-    pub name: &'static str,
-    /// The program.
-    pub run: fn(&Fixture) -> CaseResult,
-}
-
-impl fmt::Debug for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Case({})", self.name)
-    }
-}
-
-/// Makes the list of a module's cases: the functions, named after the group.
-macro_rules! group {
-    ($name:literal: $($function:ident),* $(,)?) => {
-        pub(super) const CASES: &[crate::Case] = &[
-            $(crate::Case {
-                name: concat!($name, "/", stringify!($function)),
-                run: $function,
-            }),*
-        ];
-    };
-}
-use group;
-
-/// Returns all cases that leave the device in a usable state.
+/// Returns all cases that leave the device as they found it.
 pub fn cases() -> &'static [Case] {
     static ALL: OnceLock<Vec<Case>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -286,10 +242,4 @@ fn attempt(run: impl FnOnce() -> CaseResult) -> Option<Stop> {
             Some(Stop::Failed(format!("no call may panic, but one did: {text}")))
         }
     }
-}
-
-/// Returns the file's base name and the line: enough to find a case, and independent of the location of the sources.
-fn place(location: &Location<'_>) -> String {
-    let file = location.file().rsplit(['/', '\\']).next().unwrap_or_default();
-    format!("{file}:{}", location.line())
 }

@@ -14,6 +14,20 @@
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
+//! # Rooms
+//! Each uses those above it. In the core, `tensor` and the nodes of the graph name each other, and so do an operator, its body and a call of it;
+//! the modules `autograd::node` and `dispatch` have these circles.
+//!
+//! | room | has |
+//! |---|---|
+//! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and what calls are made of |
+//! | [`autograd`] | nodes, formulas, and the engine |
+//! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
+//! | `loops` | from a loop of [`thalweg_ops`] and tensors to a launch, and its node |
+//! | `kernels` | kernels of other operators, and the nodes that they record |
+//! | `operators` | the entries, by families; `operators::table` is their union |
+//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | what is made of operators |
+//!
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
@@ -36,6 +50,7 @@ pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
+mod loops;
 mod memory_format;
 pub mod mlp;
 mod moves;

@@ -23,7 +23,7 @@ pub(crate) use device::{GeneratorState, Numbers};
 use crate::caller::{at_line, creating, label_at, outermost};
 use crate::dispatch::{Operator, built_in};
 use crate::host_room::host_room;
-use crate::kernels::loops::{LoopArguments, Points};
+use crate::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed, drawn on the host. So a graph keeps the numbers that were drawn during its capture, and every replay repeats

@@ -1,12 +1,8 @@
 //! Modules that use each other in a circle.
 //!
 //! A circle of modules can only be understood as a whole, so it is kept small: a hub with spokes at most. What counts is what
-//! a module names by `use`, and by paths from `crate` and `super`, outside of its tests and its documentation. A name that another
-//! module hands on (`pub use`) counts as a use of where it is.
-//!
-//! A parent that calls its child by `child::x`, or hands its names on, does not count: a module and its parts are one thing to the
-//! reader, and nearly every parent does so. So a child that uses its parent is a circle of two that is not counted; where the two are more than
-//! a hub with spokes, their documentation says it. In the crates of [`STRICT`] a parent's use of its children counts, too.
+//! a module names by `use`, and by paths from `crate`, `super` and its children, outside of its tests and its documentation. A name that another
+//! module hands on (`pub use`) counts as a use of where it is. A parent that only hands on the names of its children does not use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,31 +11,19 @@ use super::scan;
 /// The most files that may use each other.
 pub const MOST: usize = 6;
 
-/// The crates in which a parent's use of its children counts.
-pub const STRICT: [&str; 8] = [
-    "thalweg-derive",
-    "thalweg-kernels",
-    "thalweg-lock",
-    "thalweg-memory-tools",
-    "thalweg-profiler",
-    "thalweg-sanitizer",
-    "thalweg-sim",
-    "thalweg-snapshot",
-];
-
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
 
-/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`]. Where it is strict, a parent's use of its children counts.
-pub fn too_large(sources: &[(String, String)], is_strict: bool) -> Option<Vec<String>> {
+/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`].
+pub fn too_large(sources: &[(String, String)]) -> Option<Vec<String>> {
     let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
     let uses: BTreeMap<Name, Vec<Use>> =
-        product.map(|(file, text)| (name_of(file), uses(&name_of(file), text, is_strict))).collect();
+        product.map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect();
     let edges: BTreeMap<&Name, BTreeSet<Name>> = uses
         .iter()
         .map(|(name, of)| {
-            let targets =
-                of.iter().filter(|one| is_strict || !one.handed_on).map(|one| target(&uses, &one.path, 0));
+            let used = of.iter().filter(|one| !(one.handed_on && is_below(&one.path, name)));
+            let targets = used.map(|one| target(&uses, &one.path, 0));
             (name, targets.filter(|target| target != name).collect())
         })
         .collect();
@@ -61,6 +45,11 @@ pub fn too_large(sources: &[(String, String)], is_strict: bool) -> Option<Vec<St
     (largest.len() > MOST).then_some(largest)
 }
 
+/// Returns whether a path leads into a child of a module.
+fn is_below(path: &Name, module: &Name) -> bool {
+    path.len() > module.len() && path.starts_with(module)
+}
+
 fn name_of(file: &str) -> Name {
     let mut name: Name = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if name.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
@@ -77,17 +66,22 @@ struct Use {
     handed_on: bool,
 }
 
-fn uses(module: &Name, text: &str, is_strict: bool) -> Vec<Use> {
+fn uses(module: &Name, text: &str) -> Vec<Use> {
     let code = String::from_utf8_lossy(&scan::blank(text)).into_owned();
     let tests = code.find("\nmod tests {").or_else(|| code.find("\nmod loom_tests {")).unwrap_or(code.len());
     let code = &code[..tests];
     let mut found = Vec::new();
+    // The code without its `use` items.
+    let mut rest = String::new();
+    let mut end = 0;
     for (place, _) in code.match_indices("use ") {
         let line = code[..place].rsplit('\n').next().unwrap_or_default().trim();
         if !line.is_empty() && !line.starts_with("pub") {
             continue;
         }
         let tree = code[place + 4..].split(';').next().unwrap_or_default();
+        rest += &code[end..place];
+        end = place + 4 + tree.len();
         for leaf in leaves(tree) {
             let (path, called) =
                 leaf.split_once(" as ").unwrap_or((&leaf, leaf.rsplit("::").next().unwrap_or_default()));
@@ -96,14 +90,15 @@ fn uses(module: &Name, text: &str, is_strict: bool) -> Vec<Use> {
             found.push(Use { path: absolute(module, path), called, handed_on: line.starts_with("pub") });
         }
     }
+    rest += &code[end..];
     let declared =
         |line: &str| line.split_once("mod ").and_then(|(_, name)| name.strip_suffix(';')).map(str::to_owned);
-    let children: Vec<String> =
-        if is_strict { code.lines().filter_map(declared).collect() } else { Vec::new() };
+    let children: Vec<String> = code.lines().filter_map(declared).collect();
     let is_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
-    for path in code.split(|character| !is_path(character)) {
+    for path in rest.split(|character| !is_path(character)) {
         let first = path.split("::").next().unwrap_or_default();
-        let is_used = ["crate", "super"].contains(&first) || children.iter().any(|child| child == first);
+        let is_used =
+            ["crate", "super", "self"].contains(&first) || children.iter().any(|child| child == first);
         if is_used && path.contains("::") && !path.ends_with(':') {
             found.push(Use { path: absolute(module, path), called: String::new(), handed_on: false });
         }
@@ -173,26 +168,31 @@ mod tests {
             .collect();
         sources.push(("part.rs".into(), String::new()));
         sources.push(("lib.rs".into(), "pub use part::m0::X;\nuse crate::part::m1;".into()));
-        let circle = too_large(&sources, false).expect("seven use each other");
+        let circle = too_large(&sources).expect("seven use each other");
         assert_eq!((circle.len(), circle[0].as_str()), (7, "part::m0"));
         sources[6].1 = "//! [`m0`](super::m0)\nuse std::fmt; // use super::m0;\n#[cfg(test)]\nmod tests { use super::super::m0; }".into();
-        assert_eq!(too_large(&sources, false), None);
+        assert_eq!(too_large(&sources), None);
         // The tests of a module may be a file of their own.
         sources[6].1 = "#[cfg(test)]\nmod tests;\n".into();
         sources.push(("part/m6/tests.rs".into(), "use super::super::m0::X;".into()));
-        assert_eq!(too_large(&sources, false), None);
+        assert_eq!(too_large(&sources), None);
         sources[6].1 = "#[cfg(test)]\nmod tests;\nuse crate::X;".into();
-        assert!(too_large(&sources, false).is_some());
+        assert!(too_large(&sources).is_some());
     }
 
     #[test]
-    fn a_parent_counts_where_it_is_strict() {
+    fn a_parent_counts_unless_it_only_hands_on() {
         let mut sources: Vec<(String, String)> =
             (0..6).map(|number| (format!("m{number}.rs"), "use crate::Shared;".to_owned())).collect();
         let children: String = (0..6).map(|number| format!("pub mod m{number};\n")).collect();
         let calls: String = (0..6).map(|number| format!("m{number}::run();")).collect();
-        sources.push(("lib.rs".into(), format!("{children}pub struct Shared;\npub fn all() {{ {calls} }}")));
-        assert_eq!(too_large(&sources, false), None);
-        assert_eq!(too_large(&sources, true).map(|circle| circle.len()), Some(7));
+        let handed_on: String =
+            (0..6).map(|number| format!("pub use m{number}::run as run{number};\n")).collect();
+        let lib =
+            |body: &str| ("lib.rs".to_owned(), format!("{children}{handed_on}pub struct Shared;\n{body}"));
+        sources.push(lib(""));
+        assert_eq!(too_large(&sources), None);
+        sources[6] = lib(&format!("pub fn all() {{ {calls} }}"));
+        assert_eq!(too_large(&sources).map(|circle| circle.len()), Some(7));
     }
 }

@@ -94,7 +94,7 @@ pub fn run() -> Result<bool, String> {
         }
     }
     for (package, sources) in packages {
-        if let Some(circle) = circles::too_large(&sources, circles::STRICT.contains(&package.as_str())) {
+        if let Some(circle) = circles::too_large(&sources) {
             let (count, most) = (circle.len(), circles::MOST);
             let what = format!("{count} files use each other, more than {most}: {}", circle.join(", "));
             findings.push(Finding {

@@ -13,8 +13,7 @@ use clap::Args;
 use thalweg::Device;
 use thalweg::progress::Progress;
 
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 use ceilings::Ceilings;
 use measure::{Prepared, Time};
 use peer::Peer;

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::measure::Time;
 use super::rows::Row;
-use crate::Failure;
+use crate::output::Failure;
 
 /// The program that the other side runs.
 const PROGRAM: &str = include_str!("torch_peer.py");

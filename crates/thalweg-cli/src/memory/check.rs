@@ -9,8 +9,7 @@ use thalweg::memory_tools::analysis::{Summary, summarise};
 
 use super::files;
 use super::size::{self, size};
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Checks limits, for CI: one line, and exit status 1 if one is passed
 #[derive(Args)]

@@ -8,12 +8,12 @@ use clap::Args;
 use serde_json::{Value, json};
 use thalweg::memory_tools::analysis::{self, Growth, Moment, Summary, summarise};
 
+use super::files;
+use super::moment::At;
 use super::places::place_of;
 use super::size::{change, count, size};
 use super::table::Table;
-use super::{At, files};
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Shows what one snapshot has more of than another
 #[derive(Args)]

@@ -12,8 +12,7 @@ use super::files;
 use super::places::{place, printable};
 use super::size::{count, size};
 use super::table::Table;
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Lists what happened, entry by entry, with what was said beside it
 #[derive(Args)]

@@ -8,7 +8,7 @@ use flate2::bufread::MultiGzDecoder;
 use thalweg::progress::Progress;
 use thalweg::snapshot::Recording;
 
-use crate::Failure;
+use crate::output::Failure;
 
 /// The first bytes of every packed file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];

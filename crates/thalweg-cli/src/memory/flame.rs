@@ -8,10 +8,10 @@ use clap::Args;
 use thalweg::memory_tools::analysis::{Moment, summarise};
 use thalweg::snapshot::{Recording, StackId};
 
+use super::files;
+use super::moment::At;
 use super::places::printable;
-use super::{At, files};
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Prints the live memory by stack, as lines that flame graphs are drawn from
 #[derive(Args)]

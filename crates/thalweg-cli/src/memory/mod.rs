@@ -14,6 +14,7 @@ mod diff;
 mod events;
 mod files;
 mod flame;
+mod moment;
 mod page;
 mod places;
 mod replay;
@@ -26,10 +27,9 @@ mod table;
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand, ValueEnum};
-use thalweg::memory_tools::analysis::{Moment, Summary};
+use clap::{Args, Subcommand};
 
-use crate::Failure;
+use crate::output::Failure;
 
 /// Shows what a PyTorch memory snapshot tells, and what other settings would do
 #[derive(Args)]
@@ -75,21 +75,5 @@ pub fn run(arguments: &MemoryArgs) -> Result<ExitCode, Failure> {
         What::Events(arguments) => events::run(arguments),
         What::At(arguments) => events::at(arguments),
         What::Flame(arguments) => flame::run(arguments),
-    }
-}
-
-/// A moment of a recording.
-#[derive(Clone, Copy, ValueEnum)]
-enum At {
-    Peak,
-    End,
-}
-
-impl At {
-    fn of(self, summary: &Summary) -> &Moment {
-        match self {
-            Self::Peak => &summary.at_peak,
-            Self::End => &summary.at_end,
-        }
     }
 }

@@ -19,7 +19,7 @@ use thalweg::snapshot::{Action, Recording, SettingValue};
 use super::shortage;
 use super::size::{count, size};
 use super::stacks::PageStacks;
-use crate::Failure;
+use crate::output::Failure;
 
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;

@@ -20,8 +20,7 @@ use super::places::printable;
 use super::show::doubts;
 use super::size::{self, count, size};
 use super::table::Table;
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;

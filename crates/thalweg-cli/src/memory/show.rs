@@ -18,8 +18,7 @@ use super::replay::WhatIf;
 use super::size::{count, share, size};
 use super::table::Table;
 use super::{files, replay, sections, shortage};
-use crate::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// Shows the peaks, what was live then, and why the rest of the reserved memory was of no use
 #[derive(Args)]

@@ -8,10 +8,10 @@ use crate::held::passes;
 use crate::kernel::RUN;
 use crate::{DType, ExprId};
 
+use super::entry::{inner_dimensions, offset};
 use super::expression::{Defined, memory_type, neutral, stored};
 use super::row::RowPrinter;
 use super::writer::Writer;
-use super::{inner_dimensions, offset};
 
 impl RowPrinter<'_> {
     /// Prints the kernel.

@@ -35,6 +35,7 @@
 
 pub mod accuracy;
 mod columns;
+mod entry;
 mod expression;
 mod foreach;
 mod held;
@@ -48,6 +49,7 @@ mod writer;
 
 use crate::body::{InputKind, OutputPlace};
 use crate::{Class, Geometry, Kernel};
+use entry::{POINT_BLOCK, ROW_BLOCK};
 use writer::Writer;
 
 pub use expression::FloatNames;
@@ -58,12 +60,8 @@ pub use prelude::with_prelude;
 /// rounds where its body does.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 
-/// Threads of a block if each thread has its own points.
-const POINT_BLOCK: u32 = 256;
-/// Threads of a block if up to a warp works on a row.
-const ROW_BLOCK: u32 = 128;
-/// The most blocks per multiprocessor for kernels whose threads handle one element at a time: starting a block costs more than
-/// its work. Other kernels have one block per part of their work, so that no multiprocessor waits for another at the end.
+/// Blocks a multiprocessor, at most, of threads that handle one element at a time: a block is little work next to its start.
+/// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
 /// The most blocks per multiprocessor for kernels that draw random numbers. PyTorch's kernels have the same number on a
@@ -274,65 +272,4 @@ fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
     }
     writer.close(";");
     writer.blank();
-}
-
-/// Returns the type of offsets, coordinates and counts of a kernel.
-fn index_type(class: &Class) -> &'static str {
-    if class.narrow_index { "u32" } else { "u64" }
-}
-
-/// Prints the line that opens a kernel's entry point. A block has at most `threads` threads, and registers are limited so that at
-/// least `blocks` blocks share a multiprocessor.
-fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
-    let bounds = if blocks > 1 { format!("{threads}, {blocks}") } else { threads.to_string() };
-    open_entry_with(kernel, &format!("__launch_bounds__({bounds})"), writer);
-}
-
-/// Prints the line that opens an entry point with these attributes, and the statements with which each kernel begins.
-fn open_entry_with(kernel: &Kernel, attributes: &str, writer: &mut Writer) {
-    writer.open(&format!(
-        "extern \"C\" __global__ void {attributes} {name}(const __grid_constant__ {name}_arguments a)",
-        name = kernel.name
-    ));
-    writer.line("launch_dependents();");
-    writer.line("wait_for_previous();");
-    if kernel.body.draws() {
-        writer.line("philox_words philox = {};");
-    }
-}
-
-/// Writes lines that split a linear index into coordinates, the last dimension first. `dimensions` has the name and the extent of
-/// each coordinate.
-fn split_index(linear: &str, dimensions: &[(String, String)], index: &str, writer: &mut Writer) {
-    match dimensions {
-        [] => {}
-        [(only, _)] => writer.line(&format!("const {index} {only} = {linear};")),
-        [(first, _), others @ ..] => {
-            let mut rest = linear.to_string();
-            for (coordinate, extent) in others.iter().rev() {
-                writer.line(&format!("const {index} {coordinate} = {rest} % {index}(a.{extent});"));
-                let next = format!("before_{coordinate}");
-                writer.line(&format!("const {index} {next} = {rest} / {index}(a.{extent});"));
-                rest = next;
-            }
-            writer.line(&format!("const {index} {first} = {rest};"));
-        }
-    }
-}
-
-/// Returns the row coordinates with the arguments that contain their extents.
-fn row_dimensions(class: &Class) -> Vec<(String, String)> {
-    (0..class.row_rank).map(|d| (format!("row{d}"), format!("row_extent{d}"))).collect()
-}
-
-/// Returns the inner coordinates with the arguments that contain their extents.
-fn inner_dimensions(class: &Class) -> Vec<(String, String)> {
-    (0..class.inner_rank).map(|d| (format!("inner{d}"), format!("inner_extent{d}"))).collect()
-}
-
-/// Returns the code of an operand's offset, coordinates times strides: `group` is `row` or `inner`.
-fn offset(operand: &str, group: &str, rank: u8, index: &str) -> String {
-    let terms: Vec<String> =
-        (0..rank).map(|d| format!("{group}{d} * {index}(a.{operand}_{group}_stride{d})")).collect();
-    if terms.is_empty() { "0".to_string() } else { terms.join(" + ") }
 }

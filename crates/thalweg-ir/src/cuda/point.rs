@@ -3,9 +3,11 @@
 use crate::body::{InputKind, OutputPlace};
 use crate::{DType, ExprId, Kernel};
 
+use super::entry::{
+    POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index,
+};
 use super::expression::{Statements, memory_type, reported, scattered, stored};
 use super::writer::Writer;
-use super::{POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
 /// Returns the strided inputs that the body reads.
 pub(super) fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {

@@ -8,9 +8,11 @@ use crate::kernel::RUN;
 use crate::online::{is_one_value, picked};
 use crate::{DType, ExprId, Kernel};
 
+use super::entry::{
+    ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index,
+};
 use super::expression::{Defined, Statements, binary, combining, neutral, reported, scattered, stored};
 use super::writer::Writer;
-use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
 /// A printer of a row kernel.
 pub(super) struct RowPrinter<'k> {

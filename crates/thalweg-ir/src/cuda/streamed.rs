@@ -17,10 +17,10 @@ use crate::held::Held;
 use crate::kernel::Streamed;
 use crate::{Class, ExprId, Kernel};
 
+use super::entry::{index_type, open_entry_with};
 use super::expression::{Defined, memory_type};
 use super::row::RowPrinter;
 use super::writer::Writer;
-use super::{index_type, open_entry_with};
 
 /// Inputs that are copied to shared memory, each with the offset of its piece in bytes.
 struct Copied {

@@ -3,10 +3,10 @@
 
 use crate::{DType, Kernel};
 
+use super::entry::{POINT_BLOCK, index_type, open_entry, split_index};
 use super::expression::{Statements, memory_type};
 use super::point::{loaded_inputs, print_values};
 use super::writer::Writer;
-use super::{POINT_BLOCK, index_type, open_entry, split_index};
 
 /// The number of points of a tile in both of its dimensions.
 pub(super) const TILE: u32 = 64;

@@ -55,14 +55,7 @@ pub use parts::Part;
 
 use crate::{Geometry, Kernel};
 
-/// The least and the most elements that a step may handle at a time. The actual number follows from the program's registers,
-/// which must fit the first-level cache, while the cost of dispatching a loop must stay small compared with running it.
-const BLOCKS: [usize; 2] = [512, 8192];
-
-/// The bytes that the registers of a block may have, if that allows more than the least number of elements.
-const BLOCK_BYTES: usize = 32 * 1024;
-
-/// The reason why a launch on the host failed. The contents of its outputs are then unspecified.
+/// The reason why a launch on the host failed. What it wrote until then is not specified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault(String);
 

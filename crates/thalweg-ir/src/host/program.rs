@@ -16,7 +16,13 @@ use crate::{Body, Class, DType, Kernel};
 
 use super::allocation::{Allocated, allocate};
 use super::register::{BANKS, Lane, bytes_of_element};
-use super::{BLOCK_BYTES, BLOCKS};
+
+/// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
+/// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
+const BLOCKS: [usize; 2] = [512, 8192];
+
+/// The number of bytes that the registers of a block may have, where they are more than the least.
+const BLOCK_BYTES: usize = 32 * 1024;
 
 /// The operation of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,7 +1,7 @@
 //! Automatic differentiation: the graph that operators record, and the switches of recording.
 //!
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
-//! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
+//! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](crate::Tensor::backward) walks the graph from the result to the
 //! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors
 //! instead, and [`backward_input`] cuts a pass in two. Hooks see, and may replace, the gradients on the way.
 //!
@@ -32,6 +32,21 @@
 //! A hook's result must be ready on the stream that is current when it is called: one that works on another stream lets this one
 //! wait for it, and records the uses of tensors on both. Hooks run under `no_grad`, unless
 //! [`BackwardOptions::create_graph`] is set. An error of a hook is one of the pass.
+//!
+//! # Files
+//! | file | has |
+//! |---|---|
+//! | `node.rs`, `meta.rs`, `saved.rs`, `leaf.rs`, `request.rs` | the graph: nodes, a tensor's part in it, what nodes keep, and what a pass asks of them |
+//! | `record.rs`, [`formula`] | recording |
+//! | `history.rs`, `hooks.rs`, `edge.rs`, `region.rs` | methods of tensors and nodes in the graph |
+//! | `backward.rs`, `engine.rs`, `halves.rs`, `pass.rs` | backward passes |
+//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs` | switches, and the lines that failures come from |
+//! | `checkpoint.rs`, `offload.rs`, `gradcheck.rs` | functions that use all of this |
+//!
+//! [`Tensor::grad`]: crate::Tensor::grad
+//! [`Tensor::register_hook`]: crate::Tensor::register_hook
+//! [`Tensor::register_post_accumulate_grad_hook`]: crate::Tensor::register_post_accumulate_grad_hook
+//! [`Tensor::retain_grad`]: crate::Tensor::retain_grad
 
 mod anomaly;
 mod backward;

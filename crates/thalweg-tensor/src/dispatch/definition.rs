@@ -9,7 +9,7 @@ use thalweg_runtime::Result;
 use super::{Call, Operator};
 use crate::autograd::formula::Formula;
 use crate::destination::First;
-use crate::kernels::loops::LoopCall;
+use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
 /// An operator as data.

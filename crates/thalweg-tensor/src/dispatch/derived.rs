@@ -9,7 +9,7 @@ use super::definition::{Body, OpDef};
 use super::{Call, DispatchKey, KernelFunction, in_place, out};
 use crate::autocast;
 use crate::caller::enter;
-use crate::kernels::loops::{self, LoopCall};
+use crate::loops::{self, LoopCall};
 use crate::tensor::{Tensor, Tensors};
 
 /// Kernels by key, under which an operator is defined.

@@ -15,7 +15,7 @@ use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
 use crate::dtype_name::named;
-use crate::kernels::loops::LoopCall;
+use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the name of the operator whose form in place has this name, if no entry names that form: `add.Tensor` of `add_.Tensor`.

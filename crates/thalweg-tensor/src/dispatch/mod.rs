@@ -26,8 +26,8 @@
 //! | `registry.rs` | the operators by name |
 //! | `keys.rs`, `trace.rs` | dispatch keys and modes; recorded calls |
 //!
-//! An operator and its body make a circle of five files: a body (`definition`) computes by a [`Call`], as a loop (`kernels::loop_call`) that the call
-//! may have resolved already (`kernels::loops::resolved`), with a gradient (`autograd::formula`). Everything else here is above that circle, and the
+//! An operator and its body make a circle of five files: a body (`definition`) computes by a [`Call`], as a loop (`loops::call`) that the call
+//! may have resolved already (`loops::resolved`), with a gradient (`autograd::formula`). Everything else here is above that circle, and the
 //! operators themselves are above the dispatcher: `operators::table` hands their entries to the registry.
 
 mod complex_kernel;
@@ -56,8 +56,7 @@ pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
 use crate::destination::{First, apart};
-use crate::kernels::loop_call::LoopArguments;
-use crate::kernels::loops::Resolved;
+use crate::loops::{LoopArguments, Resolved};
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use complex_kernel::check_conversion;

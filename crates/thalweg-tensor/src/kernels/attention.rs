@@ -9,10 +9,10 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{CAUSAL_SOFTMAX, SCALED_SOFTMAX};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{self, LoopArguments, LoopBackward, LoopCall, Points};
 use super::matmul::multiply_into;
 use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::loops::{self, LoopArguments, LoopBackward, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
 /// The softmax of a call: over all keys, or over those up to a query's own place.

@@ -14,11 +14,11 @@ use thalweg_ops::structured::{
 };
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{LoopArguments, Points, run_into};
 use super::normalized::Normalized;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints};
+use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 /// With so many rows a GPU has enough to do.

@@ -5,9 +5,9 @@ use thalweg_ops::default_dtype;
 use thalweg_ops::structured::FULL;
 use thalweg_runtime::{Error, Result};
 
-use super::loops::{self, LoopCall};
 use crate::dispatch::Call;
 use crate::dtype_name::overflow_text;
+use crate::loops::{self, LoopCall};
 use crate::tensor::Tensors;
 
 /// Returns a tensor with one value, which the dtype must hold.

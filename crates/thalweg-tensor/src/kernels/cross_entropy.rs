@@ -5,10 +5,10 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::CROSS_ENTROPY_BACKWARD;
 use thalweg_runtime::Result;
 
-use super::loops::{LoopArguments, Points, run_into};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::Arguments;
+use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::Tensor;
 
 /// The gradient of the losses, and of the logarithms, in the scores.

@@ -4,9 +4,9 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Label, Result};
 
-use super::loops::LoopArguments;
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call, built_in};
+use crate::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
 /// Runs it, and records a node that keeps which elements were kept: the generator has moved on when backward runs.

@@ -12,7 +12,7 @@ use thalweg_ops::structured::{
 use thalweg_ops::{LoopOp, Placement};
 use thalweg_runtime::{DevicePointer, Label, Result};
 
-use super::loops::{launch_placed, widen};
+use crate::loops::{launch_placed, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// A number per axis; planes of fewer axes have extents of 1 in front.

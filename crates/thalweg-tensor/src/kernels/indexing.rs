@@ -16,10 +16,10 @@ use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
-use super::loops::{launch_placed, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
+use crate::loops::{launch_placed, widen};
 use crate::tensor::{Tensor, Tensors};
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {

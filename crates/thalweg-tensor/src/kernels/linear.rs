@@ -11,10 +11,10 @@ use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::{structured, table};
 use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
-use super::loops::{LoopArguments, run_into};
 use super::matmul::{matrix, product, summed_product, summed_rows};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
+use crate::loops::{LoopArguments, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 /// The tensors of a call.

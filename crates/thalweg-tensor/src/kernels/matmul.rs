@@ -6,11 +6,11 @@ use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::loops::{LoopArguments, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is

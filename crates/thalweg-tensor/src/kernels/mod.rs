@@ -1,6 +1,6 @@
 //! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
 //!
-//! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`]), made from their entry.
+//! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`](crate::loops)), made from their entry.
 //! Matrix products, linear layers, attention, windows, gathers and scatters have kernels of their own; layer normalization and
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
@@ -14,8 +14,6 @@ pub(crate) mod fused_attention;
 pub(crate) mod geometry;
 pub(crate) mod indexing;
 pub(crate) mod linear;
-pub(crate) mod loop_call;
-pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
 pub(crate) mod nll;

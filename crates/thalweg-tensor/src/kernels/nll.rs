@@ -7,10 +7,10 @@ use thalweg_ops::structured::{INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::indexing::strided;
-use super::loops::launch_placed;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::{self, Arguments, Call, built_in};
+use crate::loops::launch_placed;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the extents around a dimension.

@@ -8,10 +8,10 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{self, LoopArguments, LoopCall, Points};
 use super::normalized::Normalized;
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Call, Ints, built_in};
+use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
 /// The place of the input among the results of a fork: behind mean and inverse deviation.

@@ -5,11 +5,11 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
 use thalweg_runtime::{Error, Result};
 
-use super::loops::{self, LoopArguments, LoopCall, Points};
 use super::normalized::normalized_shape;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints, built_in};
+use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the rows over the root of their mean square, times the weight, and 1 / √(mean square + ε) of each row.

@@ -9,9 +9,9 @@ use thalweg_ops::structured;
 use thalweg_runtime::Result;
 
 use super::indexing::call_scatter;
-use super::loops::{LoopArguments, run_into};
 use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::caller::label_at;
+use crate::loops::{LoopArguments, run_into};
 use crate::tensor::Tensor;
 
 /// The way in which the gradient of a view becomes that of its base.

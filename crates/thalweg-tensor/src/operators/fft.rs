@@ -19,7 +19,7 @@ use super::view::wrap;
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, Ints, built_in};
-use crate::kernels::loops::{LoopArguments, Points};
+use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -10,7 +10,7 @@ use super::view::{format_of, layout_in};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
-use crate::kernels::loops::{LoopArguments, run_into};
+use crate::loops::{LoopArguments, run_into};
 use crate::operators::call as call_operator;
 use crate::tensor::{Tensor, Tensors};
 

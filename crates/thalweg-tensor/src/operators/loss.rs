@@ -9,7 +9,7 @@ use crate::autocast::dtype_in_full;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::dtype_name::named;
-use crate::kernels::loops::{LoopArguments, Points};
+use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the loops of a loss: of the sum over dimensions, and of every element.

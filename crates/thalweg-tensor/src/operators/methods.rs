@@ -12,8 +12,8 @@ use thalweg_runtime::{Device, Error, Result};
 use crate::autograd::Saved;
 use crate::caller::{in_call, label_at};
 use crate::dispatch::{Argument, as_ints, built_in, check_conversion};
-use crate::kernels::loops::{LoopArguments, run_into};
 use crate::kernels::recorded_write::{Recording, Write};
+use crate::loops::{LoopArguments, run_into};
 use crate::operators::call;
 use crate::tensor::Tensor;
 

@@ -7,8 +7,8 @@ use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::kernels::loops::{LoopArguments, Points};
 use crate::kernels::normalized::{normalized_shape, sizes};
+use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -6,11 +6,11 @@ use thalweg_ops::structured::CROSS_ENTROPY;
 
 use super::Body::{Differentiable, Kernel, Pair};
 use super::OpDef;
-use crate::kernels::loops::{LoopCall, run};
 use crate::kernels::{
     attention, channel_norm, convolution, creation, cross_entropy, dropout, fused_attention, indexing,
     linear, matmul, mlp, nll, normalization, one_query, random, rms_norm,
 };
+use crate::loops::{LoopCall, run};
 
 /// The operators that are parts of others.
 pub(super) static OPERATORS: &[OpDef] = &[

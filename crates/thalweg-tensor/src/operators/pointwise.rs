@@ -9,7 +9,7 @@ use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::kernels::creation::convertible;
-use crate::kernels::loops::{LoopArguments, LoopCall, signature};
+use crate::loops::{LoopArguments, LoopCall, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

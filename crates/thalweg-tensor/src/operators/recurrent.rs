@@ -10,7 +10,7 @@ use super::operators;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call};
-use crate::kernels::loops::{LoopArguments, run_into, signature};
+use crate::loops::{LoopArguments, run_into, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -15,8 +15,8 @@ use super::{complex, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::{is_grad_enabled, no_grad};
 use crate::dispatch::{Arguments, BuiltIn, Call, Ints, built_in};
-use crate::kernels::loops::{self, LoopArguments, LoopCall, Points};
 use crate::kernels::reductions::PRODUCT;
+use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 

@@ -7,7 +7,7 @@ use super::operators;
 use super::window::{check_positive, extents_of, folded, in_batch, out_of_batch, per_axis, unfolded};
 use crate::dispatch::{Arguments, Call, Ints};
 use crate::kernels::geometry::PerAxis;
-use crate::tensor::Tensors;
+use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the windows of images as columns.

@@ -20,8 +20,8 @@ use super::{check_normal, check_uniform};
 use crate::autograd::{no_grad, set_inference_mode};
 use crate::caller::{creating, enter, label_at};
 use crate::dispatch::{Operator, built_in};
-use crate::kernels::loops::run_into;
-use crate::kernels::loops::{LoopArguments, Points};
+use crate::loops::run_into;
+use crate::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
 /// Threads of a block, as PyTorch draws.

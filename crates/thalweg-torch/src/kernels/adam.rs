@@ -8,15 +8,11 @@ use thalweg_ops::optimizer::{
     AdamOptions, AdamWOptions, OptimizerOptions, OptimizerRule, OptimizerValues, StepForm, step_kernel,
 };
 
-use super::foreach::Loops;
 use super::libtorch::{Sizes, Stack, Tensor};
 use super::original::{Adam, AdamArguments, Rate};
 use super::speeds::{COLUMNS, Class, Form};
 use super::{Kernels, Operator};
 use crate::status::Result;
-
-/// The kernels of steps, by the optimizer, its flags, the dtype of all tensors but the numbers of steps, and the form.
-pub(super) type Steps = Loops<(&'static str, u32, DType, StepForm)>;
 
 /// The tensors of a call that fit together.
 struct List {

@@ -12,7 +12,6 @@ use smallvec::{SmallVec, smallvec};
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
 use thalweg_ir::{BodyBuilder, DType, OutputPlace};
 
-use super::foreach::Loops;
 use super::libtorch::{Stack, Tensor};
 use super::operators::{Matrix, Taken, matrix, of_words, put};
 use super::original::{BatchArguments, BatchBackwardArguments, Mask};
@@ -29,9 +28,6 @@ const PART: u64 = 1024;
 
 /// Planes with fewer points are not rows of their own.
 const SMALL_PLANE: u64 = 64;
-
-/// The kernels that move running statistics, by their dtype.
-pub(super) type Updates = Loops<DType>;
 
 /// The extents of a call: instances, channels, points of a channel of an instance.
 #[derive(Clone, Copy)]

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::Label;
+use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachKernel};
 use thalweg_ir::host::{Cells, HostProgram, Source};
 use thalweg_kernels::foreach::launches;
+use thalweg_ops::optimizer::StepForm;
 
 use super::work::{NativeLaunches, Place, cells, slice};
 use super::{Kernels, Operator};
@@ -22,6 +24,12 @@ pub(super) struct Loop {
 
 /// Kernels that were made, by what they depend on.
 pub(super) struct Loops<K>(Mutex<FxHashMap<K, Arc<Loop>>>);
+
+/// The kernels of steps, by the optimizer, its flags, the dtype of all tensors but the numbers of steps, and the form.
+pub(super) type Steps = Loops<(&'static str, u32, DType, StepForm)>;
+
+/// The kernels that move running statistics, by their dtype.
+pub(super) type Updates = Loops<DType>;
 
 impl<K> Default for Loops<K> {
     fn default() -> Self {

@@ -244,9 +244,9 @@ struct Kernels {
     /// The devices and names of native kernels that were launched, and so are loaded.
     loaded: Mutex<FxHashSet<(i32, String)>>,
     /// The kernels of fused optimizers.
-    steps: adam::Steps,
+    steps: foreach::Steps,
     /// The kernels of running statistics.
-    updates: batch::Updates,
+    updates: foreach::Updates,
 }
 
 /// PyTorch's calls carry nothing that would say whose they are, so there is one.

@@ -2,6 +2,7 @@
 //! here are tensors, the memory of results, and what a thread keeps of its calls.
 
 mod backward;
+mod call;
 mod launch;
 mod resolved;
 
@@ -15,9 +16,9 @@ use self::launch::Rooms;
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
+pub(crate) use self::call::{LoopArguments, LoopCall, Points};
 pub(crate) use self::launch::{launch, launch_placed, operands, widen};
 pub(crate) use self::resolved::{Resolved, signature};
-pub(crate) use super::loop_call::{LoopArguments, LoopCall, Points};
 
 /// Runs a loop operator below autograd: allocates the results and launches. `resolved` is the resolved call, if an earlier kernel
 /// has it.

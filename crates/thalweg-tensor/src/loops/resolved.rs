@@ -10,9 +10,9 @@ use thalweg_ops::lower::{LoopArguments, LoweredLoop, signature_of};
 use thalweg_ops::{LoopOp, Signature, Space, default_dtype};
 use thalweg_runtime::{PreparedLaunch, Result, Stream};
 
+use super::call::LoopCall;
 use super::launch::operands;
 use crate::destination;
-use crate::kernels::loop_call::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
 /// A resolved call of a loop operator: all that follows from its tensors' dtypes, shapes, strides and alignment.

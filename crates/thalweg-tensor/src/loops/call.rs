@@ -6,7 +6,7 @@ pub(crate) use thalweg_ops::lower::{LoopArguments, Points};
 use thalweg_ops::{LoopOp, Sizes, Space};
 use thalweg_runtime::{Device, Error, Label, Result};
 
-use super::loops::Resolved;
+use super::Resolved;
 use crate::dispatch::{Argument, Call};
 use crate::tensor::Tensor;
 
