@@ -208,9 +208,9 @@ impl Subscript {
                 Index::At(place) => {
                     let extent = view.shape()[dim] as i64;
                     if !(-extent..extent).contains(place) {
-                        return Err(Error::index(format!(
-                            "index {place} is out of bounds for dimension {own} with size {extent}"
-                        )));
+                        let text =
+                            format!("index {place} is out of bounds for dimension {own} with size {extent}");
+                        return Err(Error::index(text));
                     }
                     view = view.select(at, place.rem_euclid(extent) as usize)?;
                 }

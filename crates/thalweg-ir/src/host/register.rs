@@ -224,7 +224,7 @@ impl File {
         std::mem::take(&mut slot.data)
     }
 
-    /// Returns elements to a register.
+    /// Puts elements back into a register.
     #[inline]
     pub fn put<T: Lane>(&mut self, register: u16, data: Elements<T>) {
         T::bank_mut(self).registers[usize::from(register)].data = data;

@@ -24,7 +24,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Returns to the first place.
+    /// Rewinds to the first place.
     pub fn reset(&mut self) {
         self.position.fill(0);
         self.offsets.fill(0);

@@ -86,6 +86,7 @@ fn scenarios() -> Vec<Scenario> {
         scenarios_of_rejections(),
         scenarios_of_captures(),
         scenarios_of_free_memory(),
+        scenarios_of_segments(),
         scenarios_of_full_devices(),
     ];
     parts.into_iter().flatten().collect()
@@ -218,6 +219,12 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
                 world.set(settings.expect("20 MiB or more"));
             },
         },
+    ]
+}
+
+/// Scenarios in which free memory would serve if segments could expand, or had smaller pages.
+fn scenarios_of_segments() -> Vec<Scenario> {
+    vec![
         Scenario {
             name: "free memory is in pieces between live blocks",
             mebibytes: 60,

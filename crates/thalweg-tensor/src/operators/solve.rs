@@ -579,8 +579,8 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
 }
 
 /// Returns whether the upper triangle of symmetric matrices is read.
-fn check_triangle(name: &str) -> Result<bool> {
-    match name {
+fn check_triangle(uplo: &str) -> Result<bool> {
+    match uplo {
         "U" | "u" => Ok(true),
         "L" | "l" => Ok(false),
         other => Err(Error::invalid(format!("Expected UPLO argument to be 'L' or 'U', but got {other}"))),
