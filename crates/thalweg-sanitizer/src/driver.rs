@@ -433,7 +433,9 @@ impl Driver for SanitizerDriver {
                 let host = self.host();
                 let mut model = self.lock();
                 let clock = model.stream(stream).map(|id| model.address(id, host).clock.clone());
-                threads::knowing(function, clock.unwrap_or_default())
+                let clock = clock.unwrap_or_default();
+                model.known_to_functions.join(&clock);
+                threads::knowing(function, clock)
             }
         };
         self.command(stream, label, &[], || self.inner.host_function_async(stream, function, label))

@@ -113,6 +113,8 @@ pub(super) struct Model {
     pub(super) attached: u32,
     /// The clock of the threads that have ended.
     pub(super) known_to_ended: Clock,
+    /// The clock of the work before the host functions that were submitted.
+    pub(super) known_to_functions: Clock,
     /// Whether all unregistered threads count as one.
     pub(super) threads_are_one: bool,
     pub(super) streams: Vec<Stream>,
@@ -165,6 +167,7 @@ impl Model {
             living: Vec::new(),
             attached: 0,
             known_to_ended: Clock::default(),
+            known_to_functions: Clock::default(),
             threads_are_one: false,
             streams: Vec::new(),
             handles: FxHashMap::default(),

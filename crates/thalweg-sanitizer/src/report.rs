@@ -395,7 +395,11 @@ impl Model {
     fn advice(&self, trouble: &Trouble, mark: &Mark) -> String {
         let second = self.site(mark.site);
         if let Some(other) = &trouble.other {
-            return self.advice_for_two(trouble, other, mark);
+            let advice = self.advice_for_two(trouble, other, mark);
+            return match self.unseen_order(trouble, other) {
+                Some(hint) => format!("{advice} {hint}"),
+                None => advice,
+            };
         }
         match trouble.kind {
             FindingKind::StaleGraphInput => format!(
@@ -416,6 +420,20 @@ impl Model {
             FindingKind::OverlappingBlocks => "report this to the maintainers of the allocator.".to_owned(),
             _ => format!("drop the memory after {second}, not before: keep its owner alive until then."),
         }
+    }
+
+    /// Returns a hint where a registered thread or a host function could order the works in a way that is not seen.
+    fn unseen_order(&self, trouble: &Trouble, other: &Mark) -> Option<String> {
+        let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
+        if !is_order || self.teller(trouble).is_some() {
+            return None;
+        }
+        let knower = self.could_notify(other)?;
+        Some(format!(
+            "This is no race if {knower}, which knows that {} is over, notifies the other side by a channel or a flag of the \
+             program's own: let the simulator see it, by `gpu.channel`, `gpu.flag`, or `host_release` and `host_acquire`.",
+            self.site(other.site)
+        ))
     }
 
     fn advice_for_two(&self, trouble: &Trouble, other: &Mark, mark: &Mark) -> String {

@@ -226,6 +226,14 @@ impl Model {
         let knower = self.living.iter().find(knows).map(|&host| &*self.hosts[host as usize].name);
         knower.or_else(|| other.is_before(&self.known_to_ended).then_some("a thread that is over"))
     }
+
+    /// Returns a registered thread or a host function that knows that the work of a mark is complete. Programs are expected to
+    /// report how these notify others; one that does not is right if it orders them in its own way.
+    pub(super) fn could_notify(&self, other: &super::shadow::Mark) -> Option<&str> {
+        let knows = |host: &&HostId| other.is_before(&self.hosts[**host as usize].clock);
+        let knower = self.living.iter().find(knows).map(|&host| &*self.hosts[host as usize].name);
+        knower.or_else(|| other.is_before(&self.known_to_functions).then_some("a host function"))
+    }
 }
 
 #[cfg(test)]

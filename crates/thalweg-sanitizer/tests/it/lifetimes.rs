@@ -504,6 +504,37 @@ fn host_threads_are_ordered_by_what_they_tell_one_another() {
 }
 
 #[test]
+fn a_race_that_an_unseen_flag_may_order_says_how_to_report_the_flag() {
+    let hinted = |name: &str, program: &dyn Fn(&World)| {
+        let world = World::new();
+        program(&world);
+        let [finding] = &world.findings()[..] else { panic!("{name}: one race") };
+        assert!(finding.kind == Race && finding.is_certain, "{name}: {finding}");
+        finding.to_string().contains("`gpu.channel`")
+    };
+    let on_a_thread = |w: &World, sees: bool| {
+        w.write(w.a, w.x);
+        if sees {
+            w.driver.stream_synchronize(w.a).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                w.driver.introduce_thread("consumer");
+                w.write(w.b, w.x);
+            });
+        });
+    };
+    assert!(hinted("a channel", &|w| on_a_thread(w, true)));
+    assert!(!hinted("no thread has seen it", &|w| on_a_thread(w, false)));
+    let after_a_function = |w: &World| {
+        w.write(w.a, w.x);
+        w.driver.host_function_async(w.a, std::sync::Arc::new(|| ()), Label::here("callback")).unwrap();
+        w.write(w.b, w.x);
+    };
+    assert!(hinted("a host function", &after_a_function));
+}
+
+#[test]
 fn a_finding_is_said_once_and_can_fail_the_call() {
     let world = World::new();
     for _ in 0..3 {
