@@ -397,7 +397,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Checks that gradients are recorded, which messages need.
+/// Checks that gradients are enabled, which a training step needs.
 pub(super) fn check_grad_enabled() -> Result<()> {
     if is_grad_enabled() {
         return Ok(());
