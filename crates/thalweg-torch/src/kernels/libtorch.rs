@@ -178,7 +178,7 @@ impl Libtorch {
         self.dtypes.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
     }
 
-    /// Creates a contiguous tensor on a device; `None` if PyTorch has no memory.
+    /// Creates a contiguous tensor on a device; `None` if PyTorch is out of memory.
     pub(crate) fn empty(&self, sizes: &[i64], dtype: DType, device: i32) -> Option<Tensor<'_>> {
         let mut strides: Sizes = SmallVec::from_elem(1, sizes.len());
         for dimension in (1..sizes.len()).rev() {
