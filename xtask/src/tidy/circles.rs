@@ -1,18 +1,19 @@
 //! Modules that use each other in a circle.
 //!
-//! A circle of modules can only be understood as a whole, so it is kept small: a hub with spokes at most. What counts is what
-//! a module names by `use`, and by paths from `crate` and `super`, outside of its tests and its documentation. A name that another
-//! module hands on (`pub use`) counts as a use of where it is.
+//! A circle of modules can only be understood together, so it is kept small: at most a hub with spokes. A use is a name in a
+//! `use`, or a path from `crate` or `super`, outside of tests and documentation. A name that another module re-exports (`pub
+//! use`) counts as a use of the module that defines it.
 //!
-//! A parent that calls its child by `child::x`, or hands its names on, does not count: a module and its parts are one thing to the
-//! reader, and nearly every parent does so. So a child that uses its parent is a circle of two that is not counted; where the two are more than
-//! a hub with spokes, their documentation says it. In the crates of [`STRICT`] a parent's use of its children counts, too.
+//! A parent's use of its child by `child::x`, or a re-export of its names, does not count: a module and its parts are one thing
+//! to the reader, and nearly every parent does so. So a child that uses its parent is a circle of two that is not counted; if the
+//! two are more than a hub with spokes, their documentation mentions it. In the crates of [`STRICT`] a parent's use of its
+//! children counts, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::scan;
 
-/// The most files that may use each other.
+/// The maximum number of files that may use each other.
 pub const MOST: usize = 6;
 
 /// The crates in which a parent's use of its children counts.
@@ -30,7 +31,8 @@ pub const STRICT: [&str; 8] = [
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
 
-/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`]. Where it is strict, a parent's use of its children counts.
+/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`]. If `is_strict`, a parent's use of its children
+/// counts.
 pub fn too_large(sources: &[(String, String)], is_strict: bool) -> Option<Vec<String>> {
     let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
     let uses: BTreeMap<Name, Vec<Use>> =
@@ -72,7 +74,7 @@ fn name_of(file: &str) -> Name {
 /// A path that a module uses, from the root of the crate.
 struct Use {
     path: Name,
-    /// The name by which others call it here.
+    /// The name that this module gives to the path.
     called: String,
     handed_on: bool,
 }
@@ -129,7 +131,7 @@ fn leaves(tree: &str) -> Vec<String> {
     parts.flat_map(|part| leaves(part)).map(|leaf| format!("{}{leaf}", prefix.trim())).collect()
 }
 
-/// Returns a path from the root of the crate; one into another crate is taken for one into the module itself.
+/// Returns a path from the root of the crate; a path into another crate becomes a path into the module itself.
 fn absolute(module: &Name, path: &str) -> Name {
     let mut names = path.split("::").map(str::to_owned).collect::<Vec<_>>();
     let mut base = match names[0].as_str() {
