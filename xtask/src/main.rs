@@ -1,7 +1,7 @@
-//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`, `cargo xtask python`,
+//! Tasks of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`, `cargo xtask python`,
 //! `cargo xtask stubs`, `cargo xtask planted` and `cargo xtask tidy`.
 //!
-//! Exit statuses: 0 is success, 1 is that the chore failed or found something, 2 is that it was called wrongly.
+//! Exit statuses: 0 for success, 1 if the task failed or found something, 2 for a usage error.
 #![forbid(unsafe_code)]
 
 mod bundle;
@@ -76,7 +76,8 @@ fn main() -> ExitCode {
 
 /// Returns the root of the repository.
 fn root() -> PathBuf {
-    // At run time, so that a checkout that was moved after it was built is still found; else where this was built.
+    // The variable is read at run time, so that a checkout that was moved after the build is still found; otherwise the folder of
+    // the build is used.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().expect("this package lies in the repository").to_path_buf()

@@ -1,10 +1,10 @@
-//! `cargo xtask planted`: how we know that the simulated GPU sees. Bugs are planted in our own code, one at a time, and each must
-//! be caught.
+//! `cargo xtask planted`: a test that the simulated GPU detects bugs. Bugs are planted in our own code, one at a time, and each
+//! must be caught.
 //!
-//! The bugs stand in one file ([`LIST`]), which says how to write one. The crates that have some are copied under
-//! `target/planted`, with a choice between the right text and the wrong one at each place, and compiled once; all other crates are
-//! linked there as they are. The programs of the runtime's test `planted` then run in the copy, in a process for each bug, since one may
-//! abort it or hang it. With no bug they must pass under all seeds; with one, a seed must fail.
+//! The bugs are listed in one file ([`LIST`]), which explains how to write one. The crates with bugs are copied to
+//! `target/planted`, with a switch between the correct and the wrong code at each place, and compiled once; all other crates are
+//! linked there unchanged. The programs of the runtime's test `planted` then run in the copy, in a separate process for each bug,
+//! since a bug may abort or hang it. With no bug they must pass under all seeds; with one, a seed must fail.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,11 +19,11 @@ use clap::Args;
 
 /// The file in which the bugs are described.
 const LIST: &str = "crates/thalweg-runtime/tests/planted/bugs.txt";
-/// The variable that names the bug that a process is to plant: its place in the list, from 1 on; 0 for none.
+/// The environment variable with the bug that a process plants: its number in the list, from 1; 0 for none.
 const VARIABLE: &str = "THALWEG_PLANTED_BUG";
-/// The version of the crates in the copy that have bugs, by which Cargo tells them from the right ones.
+/// The version of the copied crates with bugs, by which Cargo distinguishes them from the correct ones.
 const VERSION: &str = "0.1.0-planted";
-/// The time that a process may take. None takes a tenth of it; one that hangs must not hold up everything.
+/// The time limit of a process. Normal processes take less than a tenth of it; a process that hangs must not block the others.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The switch, a module of the allocators in the copy.
@@ -78,7 +78,7 @@ pub fn run(options: &PlantedArgs) -> Result<bool, String> {
     let chosen = |bug: &Bug| filter.is_none_or(|filter| bug.name.contains(filter));
     let mut waiting: Vec<usize> = (1..=bugs.len()).rev().filter(|bug| chosen(&bugs[bug - 1])).collect();
     if filter.is_none() {
-        // The longest first.
+        // The longest are first.
         waiting.push(0);
     }
     let workers = thread::available_parallelism().map_or(1, usize::from);
@@ -187,16 +187,16 @@ fn copy(root: &Path, bugs: &[Bug]) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a file that looks as old as what it was made from, so that it is only compiled again if that has changed.
+/// Writes a file with its source's time of modification, so that it is only compiled again if the source has changed.
 fn write(path: &Path, bytes: &[u8], modified: SystemTime) -> std::io::Result<()> {
     fs::create_dir_all(path.parent().expect("a file has a folder"))?;
     fs::write(path, bytes)?;
     fs::File::options().append(true).open(path)?.set_modified(modified)
 }
 
-/// Returns a source with a choice at each of these places.
+/// Returns a source with a switch at each of these places.
 fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, String> {
-    // Without white space, and where each byte was.
+    // The text without white space, and the offset of each byte.
     let kept: Vec<(usize, u8)> =
         source.bytes().enumerate().filter(|(_, byte)| !byte.is_ascii_whitespace()).collect();
     let bare: Vec<u8> = kept.iter().map(|(_, byte)| *byte).collect();
@@ -220,7 +220,7 @@ fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, Stri
         let from = at + before.len();
         let wrong = place.wrong.replace('@', &is_on);
         if choice.is_empty() {
-            // Behind what is before it, and before white space, so that a line stays a line.
+            // After the preceding text, and before white space, so that a line stays a line.
             let place = if from == 0 { 0 } else { kept[from - 1].0 + 1 };
             edits.push((place, place, format!(" {wrong} ")));
         } else {
@@ -240,7 +240,7 @@ fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, Stri
     Ok(mutated)
 }
 
-/// Builds the programs in the copy; their file.
+/// Builds the programs in the copy, and returns their file.
 fn build(root: &Path) -> Result<String, String> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["test", "--workspace", "--test", "planted", "--no-run", "--message-format", "json"])
@@ -252,7 +252,7 @@ fn build(root: &Path) -> Result<String, String> {
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     if !output.status.success() {
-        // Warnings are of what the choices are written in, and tell nothing.
+        // Warnings only concern the form of the switches.
         let errors = messages.filter(|message| message["message"]["level"] == "error");
         errors.for_each(|error| eprintln!("{}", error["message"]["rendered"].as_str().unwrap_or_default()));
         return Err("the copy with the planted bugs cannot be built".into());
@@ -268,9 +268,9 @@ struct Verdict {
     /// The last seed and program.
     seed: u64,
     program: String,
-    /// By what it was caught; `None` if it was not.
+    /// The detector that caught the bug; `None` if it was not caught.
     by: Option<String>,
-    /// The other output of the process.
+    /// The rest of the process's output.
     report: String,
 }
 
@@ -303,7 +303,7 @@ fn start(program: &str, bug: usize) -> Result<Running, String> {
     Ok(Running { bug, child, begun: Instant::now(), output, errors })
 }
 
-/// Returns whether the process has ended, and if so, by itself.
+/// Returns whether the process has ended, and if so, whether without being killed.
 fn is_over(mut one: Running) -> (Running, Option<bool>) {
     let over = match one.child.try_wait() {
         Ok(None) if one.begun.elapsed() < PATIENCE => None,
@@ -328,7 +328,7 @@ fn verdict(mut one: Running, by_itself: bool) -> Verdict {
         (Some(by), _) => Some(by),
         (None, Some(_)) => None,
         (None, None) if by_itself => Some(format!("it dies: {status}")),
-        // A program that hangs is not told what is wrong.
+        // A program that hangs reports nothing.
         (None, None) => None,
     };
     let report = match (&by, last("missed")) {
@@ -340,7 +340,7 @@ fn verdict(mut one: Running, by_itself: bool) -> Verdict {
     Verdict { seed, program, by, report }
 }
 
-/// Prints the table; whether all is as it should be.
+/// Prints the table, and returns whether all results are as expected.
 fn report(bugs: &[Bug], verdicts: &[(usize, Verdict)]) -> bool {
     let mut failures = String::new();
     println!(

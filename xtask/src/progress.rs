@@ -1,4 +1,4 @@
-//! A progress bar on standard error: drawn over itself on a terminal, a line now and then elsewhere.
+//! A progress bar on standard error: redrawn in place on a terminal, and printed as occasional lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins with nothing done.
+    /// Creates a bar with no steps done.
     pub fn new(what: &'static str, total: usize) -> Self {
         Self { what, total, terminal: std::io::stderr().is_terminal(), drawn: Instant::now() }
     }
 
-    /// Says how many steps are done.
+    /// Shows the number of steps done.
     pub fn show(&mut self, done: usize) {
         let interval = if self.terminal { INTERVAL } else { LINE_INTERVAL };
         if done < self.total && self.drawn.elapsed() < interval {

@@ -1,7 +1,7 @@
 //! `cargo xtask python` and `cargo xtask wheel thalweg`: the extension module of the Python package, its tests, stubs and wheel.
 //!
-//! What is done with Python files is done by Python: the scripts lie in `crates/thalweg-python`. The module is put beside the
-//! package's files, where git ignores it, so that the package also works from the checkout.
+//! Python files are processed by Python scripts in `crates/thalweg-python`. The module is built into the package's folder, where
+//! git ignores it, so that the package also works from the checkout.
 
 use std::env;
 use std::ffi::OsString;
@@ -84,14 +84,14 @@ fn has_python() -> bool {
 /// An interpreter that runs the scripts and loads the extension module.
 struct Interpreter {
     program: PathBuf,
-    /// The end of the module's file name. A free-threaded build has one of its own; all others share the stable interface.
+    /// The suffix of the module's file name. A free-threaded build has its own; all others share the stable interface.
     suffix: String,
-    /// Whether PyO3 has to be told which interpreter it builds for.
+    /// Whether the interpreter must be passed to PyO3.
     is_named: bool,
 }
 
 impl Interpreter {
-    /// Asks an interpreter, `python3` where none is named, for what the module is called.
+    /// Queries an interpreter, `python3` by default, for the name of the module's file.
     fn ask(options: &InterpreterArgs) -> Result<Self, String> {
         const QUESTION: &str = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX') if s.get_config_var('Py_GIL_DISABLED') else '.abi3.so')";
         let program = match &options.python {
@@ -121,7 +121,7 @@ fn build(profile: &str, python: &Interpreter) -> Result<(), String> {
     let mut command = Command::new(cargo);
     command.args(["build", "--profile", profile]).args(selection(profile)).current_dir(&root);
     if python.is_named {
-        // PyO3 leaves the stable interface out for a free-threaded build, which does not have it.
+        // PyO3 does not use the stable interface for a free-threaded build, which does not have it.
         command.env("PYO3_PYTHON", &python.program);
     }
     succeed(&mut command)?;
@@ -131,8 +131,9 @@ fn build(profile: &str, python: &Interpreter) -> Result<(), String> {
     replace(&built, &root.join(FOLDER).join(format!("python/thalweg/_core{}", python.suffix)))
 }
 
-/// Returns what cargo is to build. Dependencies are compiled anew where the crates that ask for them want other features: in the profile of the tests, the
-/// libraries are asked for as `cargo test --workspace` does, with an example, which makes cargo count the tests' dependencies in.
+/// Returns the packages that cargo builds. Dependencies are recompiled if other crates request them with other features. So in
+/// the profile of the tests, the libraries are selected as `cargo test --workspace` does, with an example, so that cargo includes
+/// the dependencies of tests.
 fn selection(profile: &str) -> &'static [&'static str] {
     match profile {
         "dev" => &["--workspace", "--lib", "--example", "streams"],
@@ -140,7 +141,7 @@ fn selection(profile: &str) -> &'static [&'static str] {
     }
 }
 
-/// Puts a file in the place of another one, which a running program may have open.
+/// Replaces a file, which a running program may have open.
 fn replace(from: &Path, to: &Path) -> Result<(), String> {
     let new = to.with_extension("new");
     fs::copy(from, &new)

@@ -8,9 +8,9 @@
 //! thalweg_torch/*.py          the package                                           maturin
 //! ```
 //!
-//! PyTorch's headers are needed here and nowhere else: the workspace builds and tests without them. A PyTorch is a folder as `pip
-//! install --target` or an unpacked wheel leaves it, and none is run. The shared libraries are put beside the package's
-//! modules, where git ignores them, so that the package also works from the checkout.
+//! PyTorch's headers are needed here and nowhere else: the workspace builds and tests without them. A PyTorch is a folder made by
+//! `pip install --target` or by unpacking a wheel; it is not run. The shared libraries are built into the package's folder, where
+//! git ignores them, so that the package also works from the checkout.
 
 use std::env;
 use std::ffi::OsString;
@@ -37,7 +37,7 @@ pub struct TorchWheelArgs {
     objects_only: bool,
 }
 
-/// Builds everything; what goes wrong is an error.
+/// Builds the wheel, or the shared libraries only.
 pub fn run(options: &TorchWheelArgs) -> Result<bool, String> {
     let root = crate::root();
     let crate_folder = root.join("crates/thalweg-torch");
@@ -72,7 +72,7 @@ pub fn run(options: &TorchWheelArgs) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Builds the C interface as bundles are and put where the package looks for it.
+/// Builds the C interface in the profile of bundles, and copies it to where the package expects it.
 fn library(root: &Path, package: &Path) -> Result<(), String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut build = Command::new(cargo);
@@ -129,7 +129,7 @@ fn flags(torch: &Path, cuda: &Path) -> Result<Vec<OsString>, String> {
     Ok(flags)
 }
 
-/// Returns the version of a PyTorch, by its header.
+/// Returns the version of a PyTorch, from its header.
 fn version(torch: &Path) -> Result<(u32, u32), String> {
     let header = torch.join("include/torch/headeronly/version.h");
     let text = fs::read_to_string(&header)

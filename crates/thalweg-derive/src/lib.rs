@@ -1,17 +1,17 @@
 //! `#[derive(Module)]` for structures of modules, parameters and buffers.
 //!
-//! A field without an attribute is a module within the module. The others say what they are by `#[module(…)]`:
+//! A field without an attribute is a module within the module. Other fields are described by `#[module(…)]`:
 //!
 //! | attribute | field |
 //! |---|---|
 //! | `parameter` | `Tensor` or `Option<Tensor>` that is learnt |
 //! | `buffer` | `Tensor` or `Option<Tensor>` that is saved and not learnt |
 //! | `training` | `bool`: whether the module is in training mode |
-//! | `flatten` | a module whose names stand beside those of this one |
+//! | `flatten` | a module whose names are merged into those of this one |
 //! | `skip` | anything else: sizes, options |
-//! | `name = "…"` | the name in the state dictionary, where it is not the field's |
+//! | `name = "…"` | the name in the state dictionary, if it differs from the field's |
 //!
-//! A forgotten attribute does not compile, since a number or a tensor is not a module: no parameter is lost by it.
+//! A field with a forgotten attribute does not compile, since a number or a tensor is not a module, so no parameter can be lost.
 #![forbid(unsafe_code)]
 
 use proc_macro::TokenStream;
@@ -39,7 +39,7 @@ fn derive(input: DeriveInput, path: &Tokens) -> TokenStream {
     expand(input, path).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// The way in which a field takes part in a module.
+/// The role of a field in a module.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Child,
@@ -55,7 +55,7 @@ struct Part {
     member: Member,
     name: String,
     kind: Kind,
-    /// The type's, at which the compiler says that it is not a module.
+    /// The span of the type, at which the compiler reports that it is not a module.
     span: Span,
 }
 
@@ -105,7 +105,7 @@ impl Part {
     }
 }
 
-/// Reads what an attribute of a field says, if it is one of this macro's.
+/// Parses an attribute of a field, if it is one of this macro's.
 fn read(attribute: &Attribute, kind: &mut Kind, name: &mut String) -> Result<()> {
     if !attribute.path().is_ident("module") {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The checks of a collective's arguments, in PyTorch's words, before anything is submitted.
+//! Checks of a collective's arguments before anything is submitted. The messages are PyTorch's.
 
 use thalweg_driver::{ElementFormat, Reduction};
 use thalweg_ir::DType;
@@ -26,14 +26,14 @@ pub(crate) fn moved(dtype: DType) -> Result<ElementFormat> {
     })
 }
 
-/// Returns format and reduction for elements of a dtype.
+/// Returns the element format and the reduction for a dtype.
 pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementFormat, Reduction)> {
     if matches!(dtype, DType::F8E4m3 | DType::F8E5m2) {
         return Err(Error::invalid("Unsupported Float8 type for NCCL reduction"));
     }
     let format = moved(dtype)?;
     let reduction = match operation {
-        // A byte of two truth values is 0 or 1, so their OR is the greater.
+        // Boolean bytes are 0 or 1, so OR is the maximum.
         ReduceOp::Sum if dtype == DType::Bool => Reduction::Maximum,
         ReduceOp::Avg if dtype == DType::Bool => {
             return Err(Error::invalid("Cannot use ReduceOp.AVG with boolean inputs"));
@@ -75,7 +75,7 @@ pub(crate) fn fit(group: &ProcessGroup, tensors: &[&Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a rank is one of the group's.
+/// Checks that a rank is in the group.
 pub(crate) fn is_member(group: &ProcessGroup, what: &str, rank: u32) -> Result<()> {
     if rank < group.size() {
         return Ok(());
@@ -83,7 +83,7 @@ pub(crate) fn is_member(group: &ProcessGroup, what: &str, rank: u32) -> Result<(
     Err(Error::invalid(format!("{what}: rank {rank} is not part of a group of {} ranks", group.size())))
 }
 
-/// Checks that a rank is another one of the group's.
+/// Checks that a rank is in the group and is not this rank.
 pub(crate) fn is_other(group: &ProcessGroup, what: &str, rank: u32) -> Result<()> {
     is_member(group, what, rank)?;
     if rank == group.rank() {
@@ -118,7 +118,7 @@ pub(crate) fn one_per_rank(group: &ProcessGroup, what: &str, tensors: &[Tensor])
     )))
 }
 
-/// Returns how many rows of dimension 0 go to or come from each rank.
+/// Returns the number of rows of dimension 0 that are sent to or received from each rank.
 pub(crate) fn splits(group: &ProcessGroup, tensor: &Tensor, sizes: Option<&[usize]>) -> Result<Vec<usize>> {
     let ranks = group.size() as usize;
     let rows = tensor.shape().first().copied().unwrap_or(1);

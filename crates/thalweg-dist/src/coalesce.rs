@@ -1,4 +1,5 @@
-//! [`Coalescing`]: several collectives of a rank that are submitted as one group. Each collective of a group alone is one of these.
+//! [`Coalescing`]: several collectives of a rank that are submitted as one group. A single collective of a group is a coalescing
+//! of one.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -14,13 +15,14 @@ use crate::flight::Tensors;
 use crate::{ProcessGroup, ReduceOp, Work};
 
 /// Collectives that are collected and then submitted together (`_coalescing_manager`, `batch_isend_irecv`): they are not ordered
-/// among each other, so a send here waits for no receive that stands behind it. All ranks collect the same.
+/// relative to each other, so a send does not wait for a receive that was collected after it. All ranks collect the same
+/// collectives.
 ///
-/// Each method checks its arguments, and leaves what was collected before as it was if they do not fit.
+/// Each method checks its arguments. If they do not fit, the collectives that were collected before are unchanged.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] from each method if a tensor is on another device or not contiguous, shapes or dtypes do not
-/// fit, or a rank is none of the group.
+/// fit, or a rank is not in the group.
 #[must_use = "nothing is submitted before `submit`"]
 #[derive(Debug)]
 pub struct Coalescing<'g> {
@@ -32,7 +34,7 @@ pub struct Coalescing<'g> {
     written: SmallVec<[Tensor; 4]>,
     /// Tensors that are read and written.
     changed: SmallVec<[Tensor; 4]>,
-    /// Tensors of our own that are read.
+    /// Temporary tensors, made by this type, that are read.
     own: SmallVec<[Tensor; 1]>,
     label: Option<Label>,
 }
@@ -55,7 +57,7 @@ impl ProcessGroup {
 }
 
 impl Coalescing<'_> {
-    /// Replaces the tensor on every rank by the reduction of all.
+    /// Replaces the tensor on every rank by the reduction of all ranks' tensors.
     #[track_caller]
     pub fn all_reduce(&mut self, tensor: &Tensor, operation: ReduceOp) -> Result<()> {
         let label = label_at("all_reduce", Location::caller());
@@ -89,7 +91,7 @@ impl Coalescing<'_> {
         Ok(())
     }
 
-    /// Replaces the tensor on rank `dst` by the reduction of all. Those of the other ranks stay.
+    /// Replaces the tensor on rank `dst` by the reduction of all ranks' tensors. The other ranks' tensors are unchanged.
     #[track_caller]
     pub fn reduce(&mut self, tensor: &Tensor, dst: u32, operation: ReduceOp) -> Result<()> {
         let label = label_at("reduce", Location::caller());
@@ -115,7 +117,7 @@ impl Coalescing<'_> {
             fit(self.group, &[tensor])?;
             is_member(self.group, "source", src)?;
             self.broadcast_from(src, tensor.pointer(), tensor, label)?;
-            // NCCL writes the root's as well, where it is given a place to.
+            // NCCL also writes the root's output if it gets a pointer for it.
             self.changed.push(tensor.clone());
             Ok(())
         })
@@ -166,7 +168,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Gathers the inputs of all ranks on every rank, each into a tensor of the size that its rank gives: sizes may differ.
+    /// Gathers the inputs of all ranks on every rank, each into a tensor of the size of that rank's input: sizes may differ.
     #[track_caller]
     pub fn all_gather(&mut self, outputs: &[Tensor], input: &Tensor) -> Result<()> {
         let label = label_at("all_gather", Location::caller());
@@ -195,8 +197,8 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Reduces the inputs of all ranks, and gives each rank its part of the result (`reduce_scatter_tensor`): the input has as many
-    /// elements as the outputs of all ranks together. The output may be this rank's part of the input.
+    /// Reduces the inputs of all ranks, and writes to each rank's output its part of the result (`reduce_scatter_tensor`): the
+    /// input has as many elements as the outputs of all ranks together. The output may be this rank's part of the input.
     #[track_caller]
     pub fn reduce_scatter_tensor(
         &mut self,
@@ -227,7 +229,8 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Reduces a list of tensors, one per rank, and gives each rank the result of its place: sizes may differ.
+    /// Reduces lists of tensors, one entry per rank: rank r gets the reduction of all r-th entries. Sizes may differ between
+    /// entries.
     #[track_caller]
     pub fn reduce_scatter(&mut self, output: &Tensor, inputs: &[Tensor], operation: ReduceOp) -> Result<()> {
         let label = label_at("reduce_scatter", Location::caller());
@@ -264,8 +267,8 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Sends rows of dimension 0 of the input to all ranks, and gets theirs into the output: `input_splits` and `output_splits` say how
-    /// many to and from each rank; `None` divides evenly.
+    /// Sends rows of dimension 0 of the input to all ranks, and receives their rows into the output. `input_splits` and
+    /// `output_splits` are the numbers of rows to and from each rank; `None` divides evenly.
     #[track_caller]
     pub fn all_to_all_single(
         &mut self,
@@ -300,7 +303,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Sends a tensor to each rank, and gets one from each.
+    /// Sends one tensor to each rank, and receives one from each.
     #[track_caller]
     pub fn all_to_all(&mut self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<()> {
         let label = label_at("all_to_all", Location::caller());
@@ -321,7 +324,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Sends a piece to each rank and gets one from each.
+    /// Sends one piece to each rank, and receives one from each.
     fn exchange(
         &mut self,
         from: &[(DevicePointer, usize)],
@@ -350,7 +353,7 @@ impl Coalescing<'_> {
         Ok(())
     }
 
-    /// Gathers the tensors of all ranks on rank `dst`, which alone gives a list of them to write to.
+    /// Gathers the tensors of all ranks on rank `dst`. Only that rank passes a list of tensors to write to.
     #[track_caller]
     pub fn gather(&mut self, tensor: &Tensor, gather_list: Option<&[Tensor]>, dst: u32) -> Result<()> {
         let label = label_at("gather", Location::caller());
@@ -362,7 +365,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Gives each rank one of the tensors of rank `src`, which alone gives a list of them.
+    /// Sends each rank one of the tensors of rank `src`. Only that rank passes a list of tensors.
     #[track_caller]
     pub fn scatter(&mut self, tensor: &Tensor, scatter_list: Option<&[Tensor]>, src: u32) -> Result<()> {
         let label = label_at("scatter", Location::caller());
@@ -374,7 +377,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Checks the list that only the root has.
+    /// Checks the list that only the root passes.
     fn list_of_root<'t>(
         &self,
         name: &str,
@@ -450,7 +453,7 @@ impl Coalescing<'_> {
         Ok(())
     }
 
-    /// Sends the tensor to rank `dst`, which receives it.
+    /// Sends the tensor to rank `dst`, which must receive it.
     #[track_caller]
     pub fn send(&mut self, tensor: &Tensor, dst: u32) -> Result<()> {
         let label = label_at("send", Location::caller());
@@ -459,7 +462,7 @@ impl Coalescing<'_> {
         Ok(())
     }
 
-    /// Receives the tensor from rank `src`, which sends it.
+    /// Receives the tensor from rank `src`, which must send it.
     #[track_caller]
     pub fn recv(&mut self, tensor: &Tensor, src: u32) -> Result<()> {
         let label = label_at("recv", Location::caller());
@@ -468,7 +471,7 @@ impl Coalescing<'_> {
         Ok(())
     }
 
-    /// Adds a tensor's way to or from another rank, which has a role in it.
+    /// Adds a message to or from another rank, whose role is given.
     fn message(
         &mut self,
         tensor: &Tensor,
@@ -499,8 +502,8 @@ impl Coalescing<'_> {
         self.written.push(output.clone());
     }
 
-    /// Returns where the elements are that a reduction takes from a tensor: its own, or their products in memory that lives until they have been
-    /// read.
+    /// Returns the address of the elements that a reduction reads for a tensor: the tensor's own, or their products in memory
+    /// that lives until they have been read.
     fn multiplied(&mut self, tensor: &Tensor, operation: ReduceOp) -> Result<DevicePointer> {
         let ReduceOp::PreMulSum(factor) = operation else { return Ok(tensor.pointer()) };
         let products = no_grad(|| tensor.mul_scalar(factor.value()))?;
@@ -526,10 +529,10 @@ impl Coalescing<'_> {
         self.label.is_none()
     }
 
-    /// Submits what was collected, behind what the current stream has now. Asynchronous.
+    /// Submits the collected collectives. They run after the current stream's work so far. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if nothing was collected; why the group failed, if it did.
+    /// [`Error::is_invalid_argument`] if nothing was collected; the reason why the group failed, if it has.
     #[track_caller]
     pub fn submit(self) -> Result<Work> {
         let location = Location::caller();
@@ -542,7 +545,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Returns the ranks that a message goes from and to, where it is all that was collected.
+    /// Returns the sender and the receiver if a single message was collected.
     fn message_ranks(&self) -> Option<[u32; 2]> {
         let own = self.group.rank();
         match self.parts[..] {
@@ -571,7 +574,7 @@ impl Coalescing<'_> {
         for &(from, to, bytes) in &self.copies {
             stream.copy_on_device(to, from, bytes, label)?;
         }
-        // Known to the watchdog before it is submitted, which on a GPU may wait for the other ranks.
+        // The watchdog is notified before the submission, which on a GPU may wait for the other ranks.
         let is_watched = self.group.has_watchdog() && !is_captured;
         let submission = is_watched.then(|| state.outstanding.begin(entry));
         state.communicator.submit(stream, &self.parts).map_err(|error| self.group.lost(error, entry))?;

@@ -6,18 +6,18 @@ use thalweg_tensor::Tensor;
 
 use crate::{ProcessGroup, ReduceOp, Work};
 
-/// Defines a collective as that of a [`Coalescing`](crate::Coalescing) and its submission.
+/// Defines a collective as the method of the same name of a [`Coalescing`](crate::Coalescing), followed by its submission.
 macro_rules! collectives {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
         impl ProcessGroup {
             $(
                 $(#[$doc])*
                 ///
-                /// Asynchronous: [`Work::wait`] orders the current stream behind it.
+                /// Asynchronous: [`Work::wait`] makes the current stream wait for it.
                 ///
                 /// # Errors
                 #[doc = concat!("Those of [`Coalescing::", stringify!($name), "`](crate::Coalescing::", stringify!($name), "),")]
-                /// and why the group failed, if it did. Nothing is submitted then.
+                /// and the reason why the group failed, if it has. Nothing is submitted then.
                 #[track_caller]
                 pub fn $name(&self, $($argument: $type),*) -> Result<Work> {
                     let mut one = self.coalescing();
@@ -30,10 +30,10 @@ macro_rules! collectives {
 }
 
 collectives! {
-    /// Replaces the tensor on every rank by the reduction of all (`torch.distributed.all_reduce`).
+    /// Replaces the tensor on every rank by the reduction of all ranks' tensors (`torch.distributed.all_reduce`).
     fn all_reduce(tensor: &Tensor, operation: ReduceOp);
 
-    /// Replaces the tensor on rank `dst` by the reduction of all (`torch.distributed.reduce`).
+    /// Replaces the tensor on rank `dst` by the reduction of all ranks' tensors (`torch.distributed.reduce`).
     fn reduce(tensor: &Tensor, dst: u32, operation: ReduceOp);
 
     /// Replaces the tensor on every rank by that of rank `src` (`torch.distributed.broadcast`).
@@ -45,22 +45,22 @@ collectives! {
     /// Gathers the inputs of all ranks, each into a tensor of its own (`torch.distributed.all_gather`).
     fn all_gather(outputs: &[Tensor], input: &Tensor);
 
-    /// Reduces the inputs of all ranks, and gives each rank its part (`torch.distributed.reduce_scatter_tensor`).
+    /// Reduces the inputs of all ranks, and writes its part to each rank's output (`torch.distributed.reduce_scatter_tensor`).
     fn reduce_scatter_tensor(output: &Tensor, input: &Tensor, operation: ReduceOp);
 
-    /// Reduces a list of tensors, and gives each rank the result of its place (`torch.distributed.reduce_scatter`).
+    /// Reduces lists of tensors: rank r gets the reduction of all r-th entries (`torch.distributed.reduce_scatter`).
     fn reduce_scatter(output: &Tensor, inputs: &[Tensor], operation: ReduceOp);
 
     /// Exchanges rows of one tensor with all ranks (`torch.distributed.all_to_all_single`).
     fn all_to_all_single(output: &Tensor, input: &Tensor, output_splits: Option<&[usize]>, input_splits: Option<&[usize]>);
 
-    /// Sends a tensor to each rank, and gets one from each (`torch.distributed.all_to_all`).
+    /// Sends one tensor to each rank, and receives one from each (`torch.distributed.all_to_all`).
     fn all_to_all(outputs: &[Tensor], inputs: &[Tensor]);
 
     /// Gathers the tensors of all ranks on rank `dst` (`torch.distributed.gather`).
     fn gather(tensor: &Tensor, gather_list: Option<&[Tensor]>, dst: u32);
 
-    /// Gives each rank one of the tensors of rank `src` (`torch.distributed.scatter`).
+    /// Sends each rank one of the tensors of rank `src` (`torch.distributed.scatter`).
     fn scatter(tensor: &Tensor, scatter_list: Option<&[Tensor]>, src: u32);
 
     /// Sends the tensor to rank `dst` (`torch.distributed.isend`).
@@ -71,8 +71,8 @@ collectives! {
 }
 
 impl ProcessGroup {
-    /// Waits until all ranks have come here (`torch.distributed.barrier`). *Blocks*, also until the earlier work of this rank's
-    /// current stream is done.
+    /// Waits until all ranks have made this call (`torch.distributed.barrier`). *Blocks*, also until the earlier work of this
+    /// rank's current stream is done.
     ///
     /// # Errors
     /// Those of [`Work::synchronize`].

@@ -1,4 +1,4 @@
-//! Rank, world size and store, as a launcher says them by the environment.
+//! Rank, world size and store, read from the environment variables that a launcher sets.
 
 use std::sync::Arc;
 
@@ -7,26 +7,27 @@ use thalweg_runtime::{Device, Error, Result};
 use crate::store::{DEFAULT_STORE_TIMEOUT, PrefixStore, Store, TcpStore, TorchStore};
 use crate::{GroupOptions, ProcessGroup};
 
-/// The place of this process among those of a program, as the environment says it.
+/// The place of this process among the processes of a program, read from the environment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LaunchEnvironment {
-    /// The number of this process among all, from 0 on: `RANK`, else SLURM's or MPI's.
+    /// The number of this process among all, from 0: `RANK`, else SLURM's or MPI's variable.
     pub rank: u32,
-    /// The number of all processes: `WORLD_SIZE`, else SLURM's or MPI's.
+    /// The number of all processes: `WORLD_SIZE`, else SLURM's or MPI's variable.
     pub world_size: u32,
-    /// The number of this process among those of its machine: `LOCAL_RANK`, else SLURM's or MPI's. The device to take.
+    /// The number of this process among those of its machine: `LOCAL_RANK`, else SLURM's or MPI's variable. It is the index of
+    /// the device to use.
     pub local_rank: u32,
     /// The machine of rank 0: `MASTER_ADDR`.
     pub master_address: String,
     /// The port of the store: `THALWEG_STORE_PORT`, else `MASTER_PORT`.
     pub store_port: u16,
-    /// The beginning of each key in the store that torchrun serves at this port (`TORCHELASTIC_USE_AGENT_STORE=True`): its run (`TORCHELASTIC_RUN_ID`) and how often
-    /// it has restarted the ranks (`TORCHELASTIC_RESTART_COUNT`), so that no rank reads what one before the restart has written. `None`: rank 0 serves the store,
-    /// as it does wherever `THALWEG_STORE_PORT` is set.
+    /// The prefix of each key in the store that torchrun serves at this port (`TORCHELASTIC_USE_AGENT_STORE=True`): its run
+    /// (`TORCHELASTIC_RUN_ID`) and how often it has restarted the ranks (`TORCHELASTIC_RESTART_COUNT`), so that no rank reads
+    /// values from before the restart. `None`: rank 0 serves the store; that is always so if `THALWEG_STORE_PORT` is set.
     pub agent_store_prefix: Option<String>,
 }
 
-/// The variables of launchers that say rank, number of processes, and number on the machine.
+/// The variables of launchers for the rank, the number of processes, and the local rank.
 const LAUNCHERS: [[&str; 3]; 3] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
@@ -34,15 +35,15 @@ const LAUNCHERS: [[&str; 3]; 3] = [
 ];
 
 impl LaunchEnvironment {
-    /// Returns what the process's environment says, `None` if it was started alone.
+    /// Reads the process's environment; `None` if the process was not started by a launcher.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a variable is missing, or not understood.
+    /// [`Error::is_invalid_argument`] if a variable is missing or cannot be parsed.
     pub fn get() -> Result<Option<Self>> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// Returns what a lookup of variables says.
+    /// Reads the variables from a lookup function.
     ///
     /// # Errors
     /// Those of [`LaunchEnvironment::get`].
@@ -63,7 +64,7 @@ impl LaunchEnvironment {
         };
         let [rank, world_size, local_rank] = *launcher;
         let (rank, world_size) = (number(rank)?, number(world_size)?);
-        // One process per machine needs none.
+        // With one process per machine no local rank is needed.
         let local_rank = if variable(local_rank).is_some() { number(local_rank)? } else { 0 };
         if rank >= world_size {
             return Err(Error::invalid(format!("rank {rank} is not in a world of {world_size} ranks")));
@@ -96,24 +97,25 @@ pub struct Rendezvous {
     pub rank: u32,
     /// The number of all processes.
     pub world_size: u32,
-    /// The number of this process among those of its machine.
+    /// The number of this process among those on its machine.
     pub local_rank: u32,
     /// The store.
     pub store: Arc<dyn Store>,
 }
 
 impl Rendezvous {
-    /// Meets the other processes as the environment says (`init_method="env://"`), at the store that torchrun serves; without one, rank 0 serves it and the others
-    /// connect. *Blocks* until the store answers. `None` if the process was started alone.
+    /// Connects to the store that the environment names (`init_method="env://"`): the one that torchrun serves; without torchrun,
+    /// rank 0 serves one and the others connect. *Blocks* until the store answers. `None` if the process was not started by a
+    /// launcher.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a variable is missing or not understood; [`Error::is_distributed`] if the store does
+    /// [`Error::is_invalid_argument`] if a variable is missing or cannot be parsed; [`Error::is_distributed`] if the store does
     /// not answer in 5 minutes.
     pub fn from_environment() -> Result<Option<Self>> {
         LaunchEnvironment::get()?.map(|environment| Self::of(&environment)).transpose()
     }
 
-    /// Meets the other processes as an environment says.
+    /// Connects to the store that an environment names.
     ///
     /// # Errors
     /// [`Error::is_distributed`] if the store does not answer in 5 minutes.
@@ -132,7 +134,7 @@ impl Rendezvous {
         Ok(Self { rank, world_size, local_rank, store })
     }
 
-    /// Makes a device this process's rank (`torch.distributed.init_process_group`). *Blocks* until all have come.
+    /// Makes a device this process's rank (`torch.distributed.init_process_group`). *Blocks* until all ranks have made this call.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::new`].

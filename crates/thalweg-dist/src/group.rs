@@ -1,14 +1,14 @@
 //! [`ProcessGroup`]: ranks that do collectives together.
 //!
-//! A rank is a device with a communicator's handle and a stream of its own for collectives. How ranks find each other is a
-//! store's affair: the first rank puts the communicator's identifier there, the others read it. The communicators of groups within a group are split from
-//! its own, or have identifiers too where NCCL cannot split. In the store each group has a
-//! prefix: `id`, the identifier; `progress/R`, the last call of rank R; `failed`, why the group is over; `flight/R`, the last
-//! calls of rank R when it learnt of that; `new_group/N` and `split/N`, which ranks make the groups within it; `register_mem_pool/N`, the segments of
-//! symmetric memory.
+//! A rank is a device with a communicator's handle and its own stream for collectives. Ranks find each other through a store: the
+//! first rank publishes the communicator's identifier and the others read it. The communicators of groups within a group are
+//! split from its own; if NCCL cannot split, they have their own identifiers. In the store each group has a prefix with the keys
+//! `id`, the identifier; `progress/R`, the last call of rank R; `failed`, the reason why the group failed; `flight/R`, the last
+//! calls of rank R when it learnt of the failure; `new_group/N` and `split/N`, the ranks that make the groups within it;
+//! `register_mem_pool/N`, the segments of symmetric memory.
 //!
-//! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which give [`Work`](crate::Work), and the
-//! `watchdog` looks after it.
+//! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which return [`Work`](crate::Work), and the
+//! `watchdog` monitors it.
 
 use std::fmt;
 use std::panic::Location;
@@ -31,7 +31,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The name of the first group.
 const FIRST: &str = "world";
 
-/// Returns the part of the store that is a group's.
+/// Returns the prefix of a group's keys in the store.
 fn prefix(name: &str) -> String {
     format!("group/{name}")
 }
@@ -41,11 +41,11 @@ fn prefix(name: &str) -> String {
 pub struct GroupOptions {
     /// The time that a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
     pub timeout: Duration,
-    /// Whether a thread watches over the group: it aborts the collectives of a group in which one takes longer than the
-    /// timeout, or another rank has failed, so that no host thread waits for ever. `None`: on GPUs. The simulated GPU finds
-    /// what cannot end by itself.
+    /// Whether a thread watches over the group: it aborts the group's collectives if one takes longer than the timeout, or
+    /// another rank has failed, so that no host thread waits forever. `None`: only on GPUs. The simulated GPU itself detects work
+    /// that cannot end.
     pub watchdog: Option<bool>,
-    /// The priority of the group's stream; smaller numbers are more urgent. 0.
+    /// The priority of the group's stream; smaller numbers are more urgent. The default is 0.
     pub stream_priority: i32,
 }
 
@@ -55,10 +55,10 @@ impl Default for GroupOptions {
     }
 }
 
-/// A rank of several that do collectives together (`torch.distributed.ProcessGroup`). A clone is the same rank.
+/// A rank of a group of ranks that do collectives together (`torch.distributed.ProcessGroup`). A clone is the same rank.
 ///
-/// All ranks make the same calls in the same order. Calls are asynchronous and give a [`Work`](crate::Work); they run behind what
-/// the current stream has at the call. One host thread at a time uses a group.
+/// All ranks make the same calls in the same order. Calls are asynchronous and return a [`Work`](crate::Work). The collective
+/// runs after the current stream's work so far. Only one host thread at a time may use a group.
 #[derive(Clone)]
 pub struct ProcessGroup(pub(crate) Arc<GroupState>);
 
@@ -68,7 +68,7 @@ pub(crate) struct GroupState {
     pub(crate) registered_name: String,
     rank: u32,
     size: u32,
-    /// The ranks in the first group.
+    /// The members' rank numbers in the first group.
     global_ranks: Vec<u32>,
     pub(crate) device: Device,
     pub(crate) communicator: Arc<Communicator>,
@@ -79,7 +79,7 @@ pub(crate) struct GroupState {
     root: Arc<dyn Store>,
     pub(crate) options: GroupOptions,
     children: AtomicU64,
-    /// The number of times that symmetric memory was registered.
+    /// The number of registrations of symmetric memory.
     windows: AtomicU64,
     /// The number of regions that were captured in lockstep.
     pub(crate) captures: AtomicU64,
@@ -87,19 +87,19 @@ pub(crate) struct GroupState {
     pub(crate) outstanding: Outstanding,
     failure: Mutex<Option<Failure>>,
     has_watchdog: bool,
-    /// The two streams of copies from host memory, and that of copies to it.
+    /// The two streams of copies from host memory, and the stream of copies to it.
     copies: OnceLock<[Stream; 3]>,
     copy_users: AtomicU64,
 }
 
-/// The reason why a group is over.
+/// The reason why a group failed.
 struct Failure {
     text: String,
-    /// The flight record from before what waited was ended.
+    /// The flight record from before the waiting collectives were aborted.
     record: String,
 }
 
-/// The way in which a group is to be made, and its ranks.
+/// The parameters for making a group, and its ranks.
 struct Plan {
     name: String,
     rank: u32,
@@ -117,12 +117,12 @@ impl Plan {
 }
 
 impl ProcessGroup {
-    /// Makes a device the rank `rank` of `world_size` (`torch.distributed.init_process_group`). *Blocks* until rank 0 has come,
-    /// on GPUs until all have.
+    /// Makes a device the rank `rank` of `world_size` (`torch.distributed.init_process_group`). *Blocks* until rank 0 has made
+    /// this call, on GPUs until all ranks have.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank; [`Error::is_distributed`] if rank 0 does not come in time;
-    /// [`Error::is_library_missing`] on a GPU without NCCL.
+    /// [`Error::is_invalid_argument`] if there is no such rank; [`Error::is_distributed`] if rank 0 does not make the call in
+    /// time; [`Error::is_library_missing`] on a GPU without NCCL.
     #[track_caller]
     pub fn new(
         store: Arc<dyn Store>,
@@ -186,7 +186,7 @@ impl ProcessGroup {
         Ok(group)
     }
 
-    /// Returns this rank's number in the group, from 0 on.
+    /// Returns this rank's number in the group, from 0.
     pub fn rank(&self) -> u32 {
         self.0.rank
     }
@@ -206,8 +206,9 @@ impl ProcessGroup {
         &self.0.name
     }
 
-    /// Returns the name by which operators find the group on this device ([`functional`](crate::functional), `torch.distributed.ProcessGroup.group_name`): that of
-    /// the group, with a number behind it where the device is in another one of this name.
+    /// Returns the name by which operators find the group on this device ([`functional`](crate::functional),
+    /// `torch.distributed.ProcessGroup.group_name`): the group's name, with a number appended if the device is in another group
+    /// of this name.
     pub fn group_name(&self) -> &str {
         &self.0.registered_name
     }
@@ -217,12 +218,12 @@ impl ProcessGroup {
         &self.0.stream
     }
 
-    /// Returns a stream for copies from host memory, one of two in turn, and that of this rank's copies to it.
+    /// Returns one of two streams for copies from host memory, alternately, and the stream of this rank's copies to it.
     pub(crate) fn copy_streams(&self) -> Result<(Stream, Stream)> {
         if self.0.copies.get().is_none() {
             let made = || Stream::new(self.device());
             let streams = [made()?, made()?, made()?];
-            // Another thread may have been faster.
+            // Another thread may have set the streams first.
             let _ = self.0.copies.set(streams);
         }
         let [even, odd, departures] = self.0.copies.get().expect("set above");
@@ -236,12 +237,13 @@ impl ProcessGroup {
         &self.0.global_ranks
     }
 
-    /// Creates a group of some of these ranks, in this order (`torch.distributed.new_group`). *All* ranks of this group call it, in
-    /// the same order; those that are not in it get `None`. *Blocks* until all have come, on GPUs also until the collectives of this rank are done.
+    /// Creates a group of some of these ranks, in this order (`torch.distributed.new_group`). *All* ranks of this group call it,
+    /// in the same order; ranks that are not in the new group get `None`. *Blocks* until all have made the call, on GPUs also
+    /// until the collectives of this rank are done.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if the ranks name
-    /// different ranks, or one does not come in time.
+    /// [`Error::is_invalid_argument`] if a rank is not in this group or is named twice; [`Error::is_distributed`] if the ranks
+    /// name different ranks, or one does not make the call in time.
     #[track_caller]
     pub fn new_group(&self, ranks: &[u32]) -> Result<Option<Self>> {
         at_line(Location::caller(), || {
@@ -272,7 +274,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Waits until all ranks of this group are about to do the same; where one is not, all of them get the error.
+    /// Waits until all ranks of this group are about to make the same call. If one is not, all of them get the error.
     fn agree(&self, call: &str, key: &str, own: &str) -> Result<()> {
         let store = PrefixStore::new(key, self.0.store.clone());
         let first = match self.rank() {
@@ -296,11 +298,11 @@ impl ProcessGroup {
         }
     }
 
-    /// Creates one group per color from the ranks that call with it (`ncclCommSplit`, `MPI_Comm_split`): ordered by `key`, then by rank.
-    /// A rank without a color gets none. *All* ranks of this group call it, and it *blocks* until they have.
+    /// Creates one group per color from the ranks that call with it (`ncclCommSplit`, `MPI_Comm_split`): ordered by `key`, then
+    /// by rank. A rank without a color gets no group. *All* ranks of this group call it, and it *blocks* until they have.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if a rank does not come in time.
+    /// [`Error::is_distributed`] if a rank does not make the call in time.
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         at_line(Location::caller(), || {
@@ -328,7 +330,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Makes the group of these ranks where this one is among them. All ranks of this group come here, each with the part that it knows of.
+    /// Makes the group of these ranks, if this rank is among them. All ranks of this group call it, each with its own part.
     fn part(&self, name: String, ranks: &[u32]) -> Result<Option<Self>> {
         let place = ranks.iter().position(|&rank| rank == self.rank());
         let own = if place.is_some() { ranks } else { &[] };
@@ -358,7 +360,7 @@ impl ProcessGroup {
         let waits = !state.device.is_simulated();
         let member = format!("rank {} of the group \"{}\"", self.rank(), self.name());
         within(&state.device, state.options.timeout, &member, move || {
-            // NCCL may wait for ever where a collective is under way.
+            // NCCL may wait forever if a collective is in progress.
             if waits {
                 stream.synchronize()?;
             }
@@ -368,16 +370,18 @@ impl ProcessGroup {
 
     // ---- Memory ----------------------------------------------------------------------------------------------------
 
-    /// Registers the memory of a pool with the group, what it has and what it takes later (`ProcessGroupNCCL.register_mem_pool`): collectives that use it may do
-    /// without copies. [`MemPool::for_collectives`] makes such a pool. It stays registered until it is freed or
-    /// [deregistered](Self::deregister_mem_pool), or the group is dropped.
+    /// Registers the memory of a pool with the group, both its present segments and later ones
+    /// (`ProcessGroupNCCL.register_mem_pool`): collectives that use it may avoid copies. [`MemPool::for_collectives`] makes such
+    /// a pool. It stays registered until it is freed or [deregistered](Self::deregister_mem_pool), or the group is dropped.
     ///
-    /// With `symm`, what the pool has is registered as symmetric memory (`ncclCommWindowRegister`), for which NCCL has kernels of its own. *All* ranks make the call, with pools that have taken the same
-    /// memory, and it *blocks* until they have. What the pool takes later is registered by another such call.
+    /// With `symm`, the pool's present segments are registered as symmetric memory (`ncclCommWindowRegister`), for which NCCL has
+    /// special kernels. *All* ranks make the call, with pools that have segments of the same sizes, and it *blocks* until they
+    /// have. Segments that the pool adds later need another such call.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the pool was made otherwise, is of another device or is registered already; [`Error::is_not_supported`] where NCCL is
-    /// older than 2.19, for symmetric memory than 2.27.3; [`Error::is_distributed`] for symmetric memory if the pools differ or a rank does not come in time.
+    /// [`Error::is_invalid_argument`] if the pool was not made for collectives, is of another device or is registered already;
+    /// [`Error::is_not_supported`] if NCCL is older than 2.19, or 2.27.3 for symmetric memory; [`Error::is_distributed`] for
+    /// symmetric memory if the pools differ or a rank does not make the call in time.
     #[track_caller]
     pub fn register_mem_pool(&self, pool: &MemPool, symm: bool) -> Result<()> {
         let label = label_at("register_mem_pool", Location::caller());
@@ -393,7 +397,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Takes the registration of a pool's memory back (`ProcessGroupNCCL.deregister_mem_pool`). *Blocks* until the collectives of this rank are done.
+    /// Ends the registration of a pool's memory (`ProcessGroupNCCL.deregister_mem_pool`). *Blocks* until the collectives of this
+    /// rank are done.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the pool is not registered with the group.
@@ -407,10 +412,10 @@ impl ProcessGroup {
         })
     }
 
-    // ---- What goes wrong ------------------------------------------------------------------------------------------
+    // ---- Failures -------------------------------------------------------------------------------------------------
 
-    /// Ends the group at once: collectives of this rank that have not met end unfinished, calls of this rank are errors from
-    /// now on, and so are, where they have a watchdog, those of the other ranks, which are told the reason. Does not wait.
+    /// Ends the group at once: pending collectives of this rank end unfinished, and later calls of this rank return errors. So do
+    /// calls of the other ranks that have a watchdog, which receives the reason. Does not wait.
     ///
     /// # Errors
     /// The driver's.
@@ -418,7 +423,7 @@ impl ProcessGroup {
         self.fail(format!("rank {} aborted the group \"{}\": {reason}", self.rank(), self.name()))
     }
 
-    /// Notes why the group is over, says so to the other ranks, and ends what waits.
+    /// Records why the group failed, notifies the other ranks, and aborts the waiting collectives.
     pub(crate) fn fail(&self, text: String) -> Result<()> {
         let record = self.flight_record();
         {
@@ -431,16 +436,17 @@ impl ProcessGroup {
         if let Some(last) = self.last_call() {
             self.publish(last);
         }
-        // A rank that cannot be reached finds out by its own watchdog.
+        // A rank that cannot be reached learns of it from its own watchdog.
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
         let _ = self.0.store.set(&format!("flight/{}", self.rank()), record.as_bytes());
         self.0.communicator.abort()
     }
 
-    /// Ends the group where a rank cannot be reached, and says which it may be. Other errors it gives back.
+    /// Ends the group if a rank cannot be reached, and returns an error with the ranks that it may be. Other errors are returned
+    /// unchanged.
     pub(crate) fn lost(&self, error: Error, entry: Entry) -> Error {
         let is_lost = error.driver_error().is_some_and(|error| error.code() == Code::CommunicatorFailed);
-        // An abort ends calls with such an error, too.
+        // An abort also ends calls with such an error.
         if !is_lost || self.check().is_err() {
             return error;
         }
@@ -451,12 +457,12 @@ impl ProcessGroup {
             self.who_is_missing(entry.sequence),
             self.flight_record()
         );
-        // What abort answers, later calls answer as well.
+        // An error of the abort is also returned by later calls.
         let _ = self.fail(text);
         self.explain(error)
     }
 
-    /// Returns why another rank has ended this group or the first one, if the store says so.
+    /// Returns the reason in the store why another rank has ended this group or the first one, if there is one.
     pub(crate) fn failure_elsewhere(&self) -> Option<String> {
         let first = format!("{}/failed", prefix(FIRST));
         let found = [self.0.store.find("failed"), self.0.root.find(&first)];
@@ -468,10 +474,11 @@ impl ProcessGroup {
         self.0.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that the group has not failed, as far as this rank knows. Ranks of one process know at once what another has said.
+    /// Checks that the group has not failed, as far as this rank knows. Ranks of one process learn of each other's failures at
+    /// once.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] with why it has.
+    /// [`Error::is_distributed`] with the reason of the failure.
     pub fn check(&self) -> Result<()> {
         let own = self.failure().as_ref().map(|failure| failure.text.clone());
         let is_near = self.0.store.is_in_process();
@@ -481,18 +488,19 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns whether this rank has noted that the group has failed, and ended its part of it.
+    /// Returns whether this rank has recorded that the group failed, and ended its part of it.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure().is_some()
     }
 
-    /// Returns an error of the device, or why the group is over if that is known.
+    /// Returns the given error of the device, or the reason why the group failed if that is known.
     pub(crate) fn explain(&self, error: Error) -> Error {
         self.check().err().unwrap_or(error)
     }
 
-    /// Returns the collectives that this rank was given last, one per line, the latest last (PyTorch's flight recorder): number, operation, line,
-    /// dtypes and shapes in and out, and how far it has come ([`FlightState`](crate::FlightState)). Of a group that has failed, as it was then.
+    /// Returns this rank's last collectives, one per line, the latest last (PyTorch's flight recorder): number, operation, line,
+    /// dtypes and shapes of inputs and outputs, and progress ([`FlightState`](crate::FlightState)). If the group has failed, it
+    /// is the record at that time.
     pub fn flight_record(&self) -> String {
         if let Some(Failure { record, .. }) = &*self.failure() {
             return record.clone();
@@ -501,8 +509,8 @@ impl ProcessGroup {
         remembered.dump(self.device())
     }
 
-    /// Returns the collectives that each rank was given last, by rank, once the group has failed: each rank says its own when it learns of
-    /// the failure, by its watchdog. `None` of a rank that has not said them yet, or never will. *Blocks* as long as the store does.
+    /// Returns each rank's last collectives, by rank, after the group has failed: each rank's watchdog publishes them when it
+    /// learns of the failure. `None` for a rank that has not published them. *Blocks* as long as the store does.
     ///
     /// # Errors
     /// [`Error::is_distributed`] if the store cannot be reached.
@@ -518,29 +526,29 @@ impl ProcessGroup {
         self.0.flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a collective that is about to be submitted.
+    /// Records a collective that is about to be submitted.
     pub(crate) fn note(&self, label: Label, tensors: Tensors) -> Entry {
         let entry = self.flight().add(label, tensors);
-        // A watchdog says it when it looks.
+        // If there is a watchdog, it publishes the call in its next check.
         if self.0.store.is_in_process() && !self.has_watchdog() {
             self.publish(entry);
         }
         entry
     }
 
-    /// Returns the collective that this rank was given last.
+    /// Returns this rank's last collective.
     pub(crate) fn last_call(&self) -> Option<Entry> {
         self.flight().last()
     }
 
-    /// Lets the other ranks know how far this one has come.
+    /// Publishes this rank's progress to the other ranks.
     pub(crate) fn publish(&self, entry: Entry) {
         let key = format!("progress/{}", self.rank());
-        // For explanations only: without the store they say less.
+        // This only serves explanations, which have fewer details without the store.
         let _ = self.0.store.set(&key, format!("{} {}", entry.sequence, entry.label).as_bytes());
     }
 
-    /// Describes how far the other ranks have come, for one that waits in its call `sequence`.
+    /// Describes the progress of the other ranks, for a rank that waits in its call `sequence`.
     pub(crate) fn who_is_missing(&self, sequence: u64) -> String {
         watchdog::wait_for_progress(self);
         let mut text = String::new();
@@ -553,7 +561,7 @@ impl ProcessGroup {
             let (made, last) = match progress.as_deref().and_then(|text| text.split_once(' ')) {
                 Some((made, last)) => (made.parse().unwrap_or(0), last),
                 None if self.0.store.is_in_process() => (0, "none"),
-                // Between processes a watchdog says it, when it looks.
+                // Between processes, watchdogs publish it in their checks.
                 None => {
                     text +=
                         &format!("Rank {rank} has not said how far it came, so its process may have ended. ");
@@ -575,15 +583,15 @@ impl ProcessGroup {
     }
 }
 
-/// Returns the key under which a rank of a group says that it has come.
+/// Returns the key that a rank of a group sets when it arrives.
 fn came(rank: u32) -> String {
     format!("came/{rank}")
 }
 
-/// Waits until every rank of a group has come here, since a communicator waits without an end for one that never does.
+/// Waits until every rank of a group has made this call, because a communicator waits forever for one that never does.
 ///
 /// # Errors
-/// [`Error::is_distributed`] with the ranks that have not come within the store's timeout.
+/// [`Error::is_distributed`] with the ranks that have not made the call within the store's timeout.
 fn meet(store: &dyn Store, call: &str, name: &str, ranks: &[u32]) -> Result<()> {
     let keys: Vec<String> = (0..ranks.len() as u32).map(came).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -602,11 +610,11 @@ fn meet(store: &dyn Store, call: &str, name: &str, ranks: &[u32]) -> Result<()> 
     )))
 }
 
-/// Joins a communicator of a group's own, under an identifier in the group's part of the store.
+/// Joins a group's own communicator, whose identifier is in the group's part of the store.
 fn joined(plan: &Plan) -> Result<Communicator> {
     let (store, device, rank) = (plan.store(), plan.device.clone(), plan.rank);
     let size = plan.global_ranks.len() as u32;
-    // Said before anything can fail, so that a rank that waits for this one waits no longer than it takes to come.
+    // Published before anything can fail, so that other ranks wait no longer for this one than it takes to get here.
     store.set(&came(rank), &[1])?;
     let id = identifier(&*store, &device, rank, &plan.global_ranks)?;
     meet(&*store, "init_process_group", &plan.name, &plan.global_ranks)?;
@@ -614,8 +622,8 @@ fn joined(plan: &Plan) -> Result<Communicator> {
     within(&plan.device, plan.options.timeout, &member, move || Communicator::join(&device, &id, rank, size))
 }
 
-/// Gets a communicator. On a GPU that waits for the other ranks, without an end where one of them has died, so a thread of its own does
-/// it: where that takes too long the thread is left behind, and what it may still get is dropped.
+/// Creates a communicator. On a GPU that waits for the other ranks, forever if one of them has died, so a separate thread does
+/// it. After the timeout the thread is abandoned, and a communicator that it still creates is dropped.
 fn within<T: Send + 'static>(
     device: &Device,
     timeout: Duration,
@@ -639,12 +647,12 @@ fn within<T: Send + 'static>(
     })
 }
 
-/// Returns the identifier of a group's communicator: its first rank makes it.
+/// Returns the identifier of a group's communicator, which its first rank makes.
 fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> Result<CommunicatorId> {
     let process = std::process::id().to_le_bytes();
     if rank == 0 {
         let id = Communicator::new_id(device).inspect_err(|error| {
-            // A rank that waits for it need not wait for the store's timeout.
+            // A rank that waits for the identifier need not wait for the store's timeout.
             let _ = store.set("id", &[]);
             let _ =
                 store.set("failed", format!("rank {} made no communicator: {error}", ranks[0]).as_bytes());

@@ -1,16 +1,16 @@
 //! Many GPUs: process groups, collectives, data parallel training (`torch.distributed`).
 //!
-//! - [`ProcessGroup`]: ranks that do collectives together, each with a device of its own; [`Work`], a collective that runs.
+//! - [`ProcessGroup`]: ranks that do collectives together, each with its own device; [`Work`], a collective that was submitted.
 //! - [`store`]: keys and values by which ranks find each other.
-//! - [`Rendezvous`]: rank, world size and store as `torchrun`, SLURM or MPI say them by the environment.
+//! - [`Rendezvous`]: rank, world size and store, from the environment of `torchrun`, SLURM or MPI.
 //! - [`DeviceMesh`]: ranks in rows and columns, with a group along each dimension.
 //! - [`functional`]: collectives as operators that return new tensors and have gradients.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
-//! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
-//! - [`LockstepGraph`]: a region that all ranks capture as a graph, or none.
+//! - [`DistributedDataParallel`]: a module whose gradients are those of the full batch.
+//! - [`LockstepGraph`]: a region that either all ranks capture as a graph, or none.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
-//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks; [`ActivationOffload`]: saved tensors in host memory.
-//! - [`tensor_parallel`]: layers whose parameters and work the ranks divide.
+//! - [`FullyShard`]: a module whose parameters are sharded over all ranks; [`ActivationOffload`]: saved tensors in host memory.
+//! - [`tensor_parallel`]: layers whose parameters and work are divided among ranks.
 //!
 //! ```
 //! use thalweg_dist::{ReduceOp, run_ranks, simulated_devices};
@@ -28,8 +28,8 @@
 //! ```
 //!
 //! # Invariants
-//! - A collective is checked before anything of it is submitted.
-//! - Ranks in arguments are those of the group (`group_src`, `group_dst` of PyTorch), from 0 on.
+//! - A collective is checked before any part of it is submitted.
+//! - Ranks in arguments are those of the group (`group_src`, `group_dst` of PyTorch), from 0.
 //! - No call blocks the host unless its documentation says so. No `unsafe`.
 #![forbid(unsafe_code)]
 
@@ -71,20 +71,21 @@ pub use offload::{ActivationOffload, OffloadOptions};
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
 
-/// The way in which elements of several ranks become one (`torch.distributed.ReduceOp`).
+/// The operation that reduces elements of several ranks to one (`torch.distributed.ReduceOp`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReduceOp {
-    /// Their sum; integers wrap, and truth values are ORed.
+    /// The sum; integers wrap, and booleans are ORed.
     Sum,
-    /// Their product; integers wrap.
+    /// The product; integers wrap.
     Product,
-    /// The smallest.
+    /// The minimum.
     Min,
-    /// The greatest.
+    /// The maximum.
     Max,
-    /// Their sum divided by the number of ranks; of integers rounded towards 0.
+    /// The sum divided by the number of ranks; for integers rounded towards 0.
     Avg,
-    /// The sum of what each rank's elements are when they are multiplied by a factor of that rank; of floats. [`ReduceOp::premul_sum`] makes it.
+    /// The sum of the ranks' elements, each multiplied by its rank's factor; for floating-point dtypes only.
+    /// [`ReduceOp::premul_sum`] makes it.
     PreMulSum(Factor),
 }
 
@@ -93,7 +94,7 @@ pub enum ReduceOp {
 pub struct Factor(u64);
 
 impl Factor {
-    /// Returns the number.
+    /// Returns the factor.
     pub const fn value(self) -> f64 {
         f64::from_bits(self.0)
     }
@@ -106,8 +107,8 @@ impl std::fmt::Debug for Factor {
 }
 
 impl ReduceOp {
-    /// Returns the sum of elements that are multiplied by a factor first (`_make_nccl_premul_sum`); ranks may have different factors. The products are
-    /// rounded to the dtype.
+    /// Returns a sum whose elements are first multiplied by a factor (`_make_nccl_premul_sum`); ranks may have different factors.
+    /// The products are rounded to the dtype.
     pub const fn premul_sum(factor: f64) -> Self {
         Self::PreMulSum(Factor(factor.to_bits()))
     }

@@ -8,8 +8,8 @@ use thalweg_tensor::caller::at_line;
 
 use crate::ProcessGroup;
 
-/// The ranks of a group as a grid with named dimensions (`torch.distributed.DeviceMesh`), as one rank sees it: with the groups that it
-/// is in, one per dimension. Ranks lie in row-major order, so those of the last dimension are neighbours.
+/// The ranks of a group as a grid with named dimensions (`torch.distributed.DeviceMesh`), from the view of one rank: with the
+/// groups that it is in, one per dimension. Ranks are in row-major order, so ranks along the last dimension are adjacent.
 ///
 /// ```text
 /// shape [2, 4], names ["dp", "tp"]:   0 1 2 3     rank 6: group "dp" is [2, 6], group "tp" is [4, 5, 6, 7]
@@ -17,7 +17,7 @@ use crate::ProcessGroup;
 /// ```
 #[derive(Clone)]
 pub struct DeviceMesh {
-    /// The ranks of all dimensions of the first mesh, of which this one has some.
+    /// The group that the original mesh was laid out from; this mesh may have only some of its dimensions.
     world: ProcessGroup,
     dimensions: Vec<Dimension>,
 }
@@ -34,8 +34,8 @@ impl DeviceMesh {
     /// it with the same arguments. *Blocks* until they have.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are not as many names as dimensions, a name is empty or there twice, or the product of the
-    /// sizes is not the number of ranks; [`Error::is_distributed`] if a rank does not come in time.
+    /// [`Error::is_invalid_argument`] if the number of names is not the number of dimensions, a name is empty or occurs twice, or
+    /// the product of the sizes is not the number of ranks; [`Error::is_distributed`] if a rank does not make the call in time.
     #[track_caller]
     pub fn new(world: &ProcessGroup, shape: &[usize], names: &[&str]) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -45,7 +45,7 @@ impl DeviceMesh {
             let mut stride = world.size() as usize;
             for (&size, &name) in shape.iter().zip(names) {
                 stride /= size;
-                // The ranks that differ in this coordinate alone: the color is the lowest of them.
+                // The group is the ranks that differ only in this coordinate; the color is the lowest of them.
                 let color = rank - rank / stride % size * stride;
                 let group = world.split(Some(color as u32), 0)?.expect("a rank with a color has a group");
                 dimensions.push(Dimension { name: name.to_owned(), group });
@@ -69,7 +69,7 @@ impl DeviceMesh {
         self.shape().iter().product()
     }
 
-    /// Returns where this rank is, one number per dimension (`get_coordinate`).
+    /// Returns this rank's coordinates, one number per dimension (`get_coordinate`).
     pub fn coordinate(&self) -> Vec<usize> {
         self.dimensions.iter().map(|dimension| dimension.group.rank() as usize).collect()
     }
@@ -97,10 +97,10 @@ impl DeviceMesh {
         Ok(self.group(name)?.rank())
     }
 
-    /// Returns the mesh of some of the dimensions that this rank is in, with the groups of this one (`mesh["dp", "tp"]`).
+    /// Returns the mesh of some of the dimensions, as this rank sees it, with the groups of this mesh (`mesh["dp", "tp"]`).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the mesh has no such dimension, or the names are not in its order.
+    /// [`Error::is_invalid_argument`] if the mesh has no such dimension, or the names are not in the mesh's order.
     #[track_caller]
     pub fn submesh(&self, names: &[&str]) -> Result<Self> {
         let places: Vec<usize> = names.iter().map(|name| self.place(name)).collect::<Result<_>>()?;
@@ -115,7 +115,7 @@ impl DeviceMesh {
         Ok(Self { world: self.world.clone(), dimensions })
     }
 
-    /// Returns the place of a dimension.
+    /// Returns the index of a dimension.
     #[track_caller]
     fn place(&self, name: &str) -> Result<usize> {
         let found = self.dimensions.iter().position(|dimension| dimension.name == name);
@@ -133,7 +133,7 @@ impl fmt::Debug for DeviceMesh {
     }
 }
 
-/// Checks that a shape and names make a mesh of so many ranks.
+/// Checks that a shape and names make a mesh of `ranks` ranks.
 fn check(ranks: usize, shape: &[usize], names: &[&str]) -> Result<()> {
     let product = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
     if shape.is_empty() || product != Some(ranks) {

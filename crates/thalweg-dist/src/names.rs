@@ -10,7 +10,7 @@ use crate::group::GroupState;
 /// The groups of this process.
 static GROUPS: Mutex<Vec<Weak<GroupState>>> = Mutex::new(Vec::new());
 
-/// A group's name among those of its device. No other group gets one until this is dropped.
+/// A group's name, unique on its device. No other group can get it until this is dropped.
 pub(crate) struct Registered {
     pub(crate) name: String,
     groups: MutexGuard<'static, Vec<Weak<GroupState>>>,
@@ -20,7 +20,7 @@ fn groups() -> MutexGuard<'static, Vec<Weak<GroupState>>> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the name under which a group of a device is found: its own, or that with a number behind it where another one has it.
+/// Registers a group's name on a device: its own name, or the name with a number appended if another group has it.
 pub(crate) fn register(name: &str, device: &Device) -> Registered {
     let mut groups = groups();
     groups.retain(|group| group.strong_count() > 0);
@@ -33,7 +33,7 @@ pub(crate) fn register(name: &str, device: &Device) -> Registered {
 }
 
 impl Registered {
-    /// Lets calls find the group.
+    /// Makes the group available to calls by name.
     pub(crate) fn set(mut self, group: &Arc<GroupState>) {
         self.groups.push(Arc::downgrade(group));
     }

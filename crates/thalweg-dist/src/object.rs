@@ -1,4 +1,4 @@
-//! Collectives of bytes: PyTorch's object forms without pickle. They *block*.
+//! Collectives of bytes: PyTorch's object collectives without pickle. They *block*.
 
 use std::panic::Location;
 
@@ -11,10 +11,11 @@ use crate::checks::{is_member, is_other};
 use crate::{Coalescing, ProcessGroup};
 
 impl ProcessGroup {
-    /// Returns what each rank gives, on every rank, by rank (`torch.distributed.all_gather_object`); lengths may differ. *Blocks*.
+    /// Returns the objects of all ranks, on every rank, by rank (`torch.distributed.all_gather_object`); lengths may differ.
+    /// *Blocks*.
     ///
     /// # Errors
-    /// Those of the collectives that it is made of.
+    /// Those of the underlying collectives.
     #[track_caller]
     pub fn all_gather_object(&self, object: &[u8]) -> Result<Vec<Vec<u8>>> {
         at_line(Location::caller(), || {
@@ -35,11 +36,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Returns what rank `src` gives, on every rank (`torch.distributed.broadcast_object_list`). What the others give is not looked
-    /// at. *Blocks*.
+    /// Returns rank `src`'s object, on every rank (`torch.distributed.broadcast_object_list`). The other ranks' objects are
+    /// ignored. *Blocks*.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank, and those of the collectives that it is made of.
+    /// [`Error::is_invalid_argument`] if there is no such rank, and those of the underlying collectives.
     #[track_caller]
     pub fn broadcast_object(&self, object: &[u8], src: u32) -> Result<Vec<u8>> {
         at_line(Location::caller(), || {
@@ -59,11 +60,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Returns what each rank gives, by rank, on rank `dst` alone (`torch.distributed.gather_object`); lengths may differ. The other ranks get
-    /// `None`. *Blocks*.
+    /// Returns the objects of all ranks, by rank, only on rank `dst` (`torch.distributed.gather_object`); lengths may differ. The
+    /// other ranks get `None`. *Blocks*.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank, and those of the collectives that it is made of.
+    /// [`Error::is_invalid_argument`] if there is no such rank, and those of the underlying collectives.
     #[track_caller]
     pub fn gather_object(&self, object: &[u8], dst: u32) -> Result<Option<Vec<Vec<u8>>>> {
         at_line(Location::caller(), || {
@@ -95,12 +96,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Returns this rank's object of those that rank `src` gives, one per rank (`torch.distributed.scatter_object_list`); lengths may differ.
-    /// What the other ranks give is not looked at. *Blocks*.
+    /// Returns this rank's object of the list that rank `src` passes, one per rank (`torch.distributed.scatter_object_list`);
+    /// lengths may differ. The other ranks' lists are ignored. *Blocks*.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank, or rank `src` gives no objects, or not one per rank; and those of the collectives
-    /// that it is made of.
+    /// [`Error::is_invalid_argument`] if there is no such rank, or rank `src` passes no objects, or not one per rank; and those
+    /// of the underlying collectives.
     #[track_caller]
     pub fn scatter_object_list(&self, objects: Option<&[&[u8]]>, src: u32) -> Result<Vec<u8>> {
         at_line(Location::caller(), || {
@@ -134,11 +135,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends objects to rank `dst`, which takes as many with [`recv_object_list`](Self::recv_object_list)
+    /// Sends objects to rank `dst`, which must receive the same number with [`recv_object_list`](Self::recv_object_list)
     /// (`torch.distributed.send_object_list`). Does not wait for that rank.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or there are no objects; and those of the collectives that it is made of.
+    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or there are no objects; and those of the
+    /// underlying collectives.
     #[track_caller]
     pub fn send_object_list(&self, objects: &[&[u8]], dst: u32) -> Result<()> {
         at_line(Location::caller(), || {
@@ -153,8 +155,8 @@ impl ProcessGroup {
     /// (`torch.distributed.recv_object_list`). *Blocks*.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or no objects are asked for; and those of the collectives that
-    /// it is made of.
+    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or `count` is 0; and those of the underlying
+    /// collectives.
     #[track_caller]
     pub fn recv_object_list(&self, count: usize, src: u32) -> Result<Vec<Vec<u8>>> {
         at_line(Location::caller(), || {
@@ -166,7 +168,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends bytes to each of these ranks, with what else was collected.
+    /// Sends bytes to each of these ranks, together with the parts collected so far.
     fn send_parts(&self, mut parts: Coalescing<'_>, objects: &[(u32, &[u8])]) -> Result<()> {
         for (rank, object) in objects.iter().filter(|(_, object)| !object.is_empty()) {
             parts.send(&Tensor::from_slice(object, &[object.len()], self.device())?, *rank)?;
@@ -174,7 +176,7 @@ impl ProcessGroup {
         submit(parts)
     }
 
-    /// Returns objects of these lengths that a rank sends one after the other.
+    /// Receives objects of these lengths that a rank sends one after the other.
     fn receive_parts(&self, lengths: &[i64], src: u32) -> Result<Vec<Vec<u8>>> {
         let bytes = empty(self, DType::U8, lengths.iter().sum::<i64>() as usize)?;
         if bytes.elements() > 0 {
@@ -201,7 +203,7 @@ fn empty(group: &ProcessGroup, dtype: DType, count: usize) -> Result<Tensor> {
     Tensor::empty(&[count], dtype, group.device())
 }
 
-/// Submits what was collected, if anything was.
+/// Submits the collected parts, if there are any.
 fn submit(parts: Coalescing<'_>) -> Result<()> {
     if parts.is_empty() {
         return Ok(());

@@ -1,13 +1,14 @@
-//! [`ActivationOffload`]: saved tensors wait in pinned host memory, and the copy engines carry them there and back while the computation
-//! goes on.
+//! [`ActivationOffload`]: saved tensors are kept in pinned host memory, and the copy engines move them there and back during the
+//! computation.
 //!
 //! ```text
 //! forward:   compute 0 | compute 1 | compute 2          backward:  compute 2 | compute 1 | compute 0
 //! out:               0 →         1 →         2 →        back:    2 →       1 →       0 →
 //! ```
 //!
-//! A copy out comes behind the work that the operator's stream has when it saves the tensor, and its use is recorded precisely, so the memory
-//! comes back as soon as the copy is done. A copy back goes into memory of its own stream; it is started some tensors ahead of its use.
+//! A copy out follows the work that the operator's stream has when it saves the tensor. Its use is recorded precisely, so the
+//! memory is free as soon as the copy is done. A copy back goes into memory of its own stream, and is started some tensors before
+//! its use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,11 +20,12 @@ use thalweg_tensor::{HostTensor, Tensor, no_grad};
 /// The options of an [`ActivationOffload`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OffloadOptions {
-    /// Smaller tensors stay on the device: 1 KiB.
+    /// The minimum size of tensors that are moved; smaller ones stay on the device. The default is 1 KiB.
     pub min_bytes: usize,
-    /// The number of copies out that may be under way: 2. A forward pass that is ahead of them *blocks*, since their memory is not free yet.
+    /// The number of copies out that may be in progress; the default is 2. A forward pass that is further ahead *blocks*, since
+    /// the memory is not free yet.
     pub in_flight: usize,
-    /// The number of tensors that are copied back before they are used, in the order in which they were saved last: 2.
+    /// The number of tensors that are copied back before they are used, the last saved first; the default is 2.
     pub prefetch: usize,
 }
 
@@ -33,9 +35,11 @@ impl Default for OffloadOptions {
     }
 }
 
-/// Streams on which tensors that are saved for backward leave the device, and come back to it. Parameters stay where they are.
+/// A mover of tensors that are saved for the backward pass: it copies them to host memory and back on its own streams. Parameters
+/// stay where they are.
 ///
-/// Around modules of [`fully_shard`](crate::fully_shard) it takes what these leave: everything but the whole parameters.
+/// Around modules of [`fully_shard`](crate::fully_shard) it moves everything but the gathered parameters, of which those modules
+/// save notes.
 #[derive(Debug)]
 pub struct ActivationOffload {
     shared: Arc<Shared>,
@@ -55,7 +59,7 @@ struct Shared {
 struct State {
     /// The tensors that are still needed, in the order in which they were saved.
     saved: Vec<Weak<Saved>>,
-    /// The copies out that may be under way.
+    /// The copies out that may be in progress.
     leaving: VecDeque<Arc<Event>>,
 }
 
@@ -64,12 +68,12 @@ struct State {
 struct Saved {
     shared: Arc<Shared>,
     host: HostTensor,
-    /// Behind the copy out.
+    /// The event after the copy out.
     left: Arc<Event>,
     returned: Mutex<Option<Returned>>,
 }
 
-/// A tensor that is on its way back.
+/// A tensor that is being copied back.
 #[derive(Debug)]
 struct Returned {
     tensor: Tensor,
@@ -77,7 +81,8 @@ struct Returned {
 }
 
 impl ActivationOffload {
-    /// Makes the streams. Tensors that share memory with a parameter are never moved: the module keeps them on the device anyway.
+    /// Creates the streams. Tensors that share memory with a parameter are never moved, because the module keeps them on the
+    /// device anyway.
     ///
     /// # Errors
     /// Those of the streams.
@@ -87,10 +92,11 @@ impl ActivationOffload {
         Ok(Self { shared: Arc::new(shared), parameters: parameters.into() })
     }
 
-    /// Runs a forward pass whose operators save tensors for backward in host memory. In a capture they stay on the device.
+    /// Runs a forward pass whose operators save tensors for backward in host memory. During a capture they stay on the device.
     ///
     /// # Errors
-    /// Those of the pass; in it [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if the host has no pinned memory.
+    /// Those of the pass, among them [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if the host has no
+    /// pinned memory.
     pub fn run<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let (shared, parameters) = (self.shared.clone(), self.parameters.clone());
         let pack = move |tensor: &Tensor| {
@@ -116,7 +122,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until another copy out may start, and notes it.
+    /// Waits until another copy out may start, and adds its event.
     fn leaves(&self, left: &Arc<Event>) -> Result<()> {
         let oldest = {
             let mut state = self.state();
@@ -187,7 +193,7 @@ impl Saved {
             let returned = returned.as_ref().expect("it was started above");
             let current = self.shared.device.current_stream();
             current.wait_event(&returned.arrived)?;
-            // Used until the node is done with it, which drops it.
+            // The tensor is used until the node is done with it and drops it.
             returned.tensor.record_stream(&current);
             returned.tensor.clone()
         };

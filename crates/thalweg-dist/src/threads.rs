@@ -10,10 +10,10 @@ use thalweg_sim::{SimConfig, SimDriver};
 use crate::store::HashStore;
 use crate::{GroupOptions, ProcessGroup};
 
-/// Creates simulated devices of one machine that reach each other, each with the memory that `THALWEG_SIM_MEMORY_BYTES` says.
+/// Creates simulated devices of one machine that reach each other, each with `THALWEG_SIM_MEMORY_BYTES` of memory.
 ///
 /// # Errors
-/// If the host has no memory for them.
+/// The driver's error, if the host has no memory for them.
 pub fn simulated_devices(count: u32) -> Result<Vec<Device>> {
     let (environment, defaults) = (Environment::get(), SimConfig::default());
     let memory_bytes = environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes);
@@ -21,11 +21,11 @@ pub fn simulated_devices(count: u32) -> Result<Vec<Device>> {
     Device::all_of(driver, environment)
 }
 
-/// Runs `body` once per device, each on a thread of its own as a rank of one process group, and returns what they return, by rank.
-/// The device is the thread's current one. *Blocks* until all are done.
+/// Runs `body` once per device, each on its own thread as a rank of one process group, and returns the results by rank. The
+/// device is the thread's current one. *Blocks* until all are done.
 ///
-/// A rank that fails or panics aborts its group, and the groups have [watchdogs](GroupOptions::watchdog), so that the others do not
-/// wait for it for ever: they fail with its error.
+/// A rank that fails or panics aborts its group, and the groups have [watchdogs](GroupOptions::watchdog), so that the others do
+/// not wait for it forever: they fail with its error.
 ///
 /// # Errors
 /// The error of the rank that failed first, with its number; one of asynchronous work gives way to one of a call.
@@ -52,14 +52,15 @@ pub fn run_ranks_with<T: Send>(
     body: impl Fn(ProcessGroup) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let store = Arc::new(HashStore::new());
-    // A checker's schedule decides which thread goes on, and has no place for threads of ours.
+    // A model checker's schedule decides which thread runs, and does not support threads of ours.
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
     let failed_first = std::sync::Mutex::new(None::<Error>);
     let note = |rank: u32, error: Error| {
         let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // A rank that fails drops its other groups before its error is here, and the device of a rank that waits in one of them says
-        // so at once: such an error yields to its cause, but not to what the abort of the group answers.
+        // A rank that fails drops its other groups before its error arrives here, and the device of a rank that waits in one of
+        // them reports that at once. Such an error is replaced by its cause, but not by an error that the abort of the group
+        // returns.
         let is_cause = !error.is_asynchronous() && !error.is_distributed();
         if first.as_ref().is_none_or(|first| is_cause && first.is_asynchronous() && !first.is_out_of_range())
         {
@@ -70,11 +71,12 @@ pub fn run_ranks_with<T: Send>(
         let _current = device.make_current();
         let group = ProcessGroup::new(store.clone(), rank, devices.len() as u32, device, options.clone());
         let group = group.map_err(|error| note(rank, error)).ok()?;
-        // The error that the abort is about says more than what the abort answers. It is noted before the others fail of it.
+        // The error that caused the abort is more useful than the errors that the abort returns. It is recorded before the others
+        // fail because of it.
         match catch_unwind(AssertUnwindSafe(|| body(group.clone()))) {
             Ok(Ok(value)) => Some(value),
             Ok(Err(error)) => {
-                // The device of a rank that waits says what it sees; the group may know why.
+                // The device of a waiting rank reports only the symptom; the group may know the cause.
                 let is_of_device = error.is_asynchronous() && !error.is_out_of_range();
                 let error = if is_of_device { group.explain(error) } else { error };
                 let reason = error.to_string();

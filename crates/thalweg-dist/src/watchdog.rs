@@ -1,8 +1,8 @@
-//! The watchdog of a group: a thread that ends what would wait for ever.
+//! The watchdog of a group: a thread that ends collectives that would wait forever.
 //!
-//! It looks at the oldest collective that is not done, says in the store how far its rank has come, and reads there whether
-//! another rank has failed, of the group or of the first one. It never touches a capture: events that were recorded in one are not looked at, and its queries are
-//! allowed while another thread captures.
+//! The watchdog checks the oldest collective that is not done, publishes its rank's progress in the store, and reads there
+//! whether another rank of the group or of the first group has failed. It never disturbs a capture: it does not query events that
+//! were recorded in one, and its queries are allowed while another thread captures.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock, TryLockError, Weak};
@@ -17,20 +17,20 @@ use crate::ProcessGroup;
 use crate::flight::Entry;
 use crate::group::GroupState;
 
-/// The time between two looks at a store in the same process, and at the work.
+/// The time between two checks of the work, and of a store in the same process.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The time between two looks at a store of another process.
+/// The time between two checks of a store in another process.
 const STORE_LOOK: Duration = Duration::from_secs(1);
 
-/// The number of collectives that are looked at together.
+/// The number of collectives that are checked together.
 const BATCH: usize = 32;
 
 /// A collective that may not be done.
 #[derive(Clone)]
 struct Call {
     entry: Entry,
-    /// Recorded behind it; `None` while it is being submitted, which may itself wait for other ranks.
+    /// The event after the collective; `None` while it is being submitted, which may itself wait for other ranks.
     event: Option<Arc<Event>>,
     begin: Instant,
 }
@@ -44,16 +44,17 @@ impl Outstanding {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a collective that is about to be submitted. It is forgotten with the answer, but where [`Submission::submitted`] was called.
+    /// Records a collective that is about to be submitted. It is removed when the result is dropped, unless
+    /// [`Submission::submitted`] was called.
     pub(crate) fn begin(&self, entry: Entry) -> Submission<'_> {
         self.list().push_back(Call { entry, event: None, begin: Instant::now() });
         Submission { outstanding: self, entry, is_submitted: false }
     }
 
-    /// Forgets those that are done, which `completed` gets, and returns the oldest that is not, with its age.
+    /// Removes the collectives that are done and passes them to `completed`. Returns the oldest that is not done, with its age.
     fn oldest(&self, completed: impl Fn(&[Entry])) -> Result<Option<(Entry, Duration)>> {
         loop {
-            // The lock is not held while events are asked. No other thread takes any from the front.
+            // The lock is not held while events are queried. No other thread removes entries from the front.
             let first: SmallVec<[Call; BATCH]> = self.list().iter().take(BATCH).cloned().collect();
             let mut done: SmallVec<[Entry; BATCH]> = SmallVec::new();
             let mut answer = Ok(true);
@@ -82,7 +83,7 @@ pub(crate) struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// Says that an event was recorded behind the collective.
+    /// Sets the event that was recorded after the collective.
     pub(crate) fn submitted(mut self, event: Arc<Event>) {
         self.is_submitted = true;
         let mut list = self.outstanding.list();
@@ -100,20 +101,20 @@ impl Drop for Submission<'_> {
     }
 }
 
-/// Waits until the other ranks of a group, whose watchdogs say it once in a while, have said how far they have come.
+/// Waits until the watchdogs of the other ranks of a group, which publish periodically, have published their progress.
 pub(crate) fn wait_for_progress(group: &ProcessGroup) {
     if group.has_watchdog() {
         std::thread::sleep(2 * if group.0.store.is_in_process() { LOOK } else { STORE_LOOK });
     }
 }
 
-/// Held for reading by each watchdog while it looks, and from the end of the process on by the thread that ends it.
+/// A lock that each watchdog holds for reading during a check, and that the thread that ends the process takes and keeps.
 static LOOKS: RwLock<()> = RwLock::new(());
 
 /// The time that the end of the process waits for watchdogs, which may be aborting a communicator.
 const EXIT_GRACE: Duration = Duration::from_secs(10);
 
-/// Waits for the watchdogs that look, and has none look again: the libraries that they call are taken down next.
+/// Waits for watchdogs in a check, and prevents further checks: the libraries that they call are unloaded next.
 fn exiting() {
     let begin = Instant::now();
     while begin.elapsed() < EXIT_GRACE {
@@ -128,7 +129,7 @@ fn exiting() {
 /// Starts the watchdog of a group. It ends with the group.
 pub(crate) fn start(group: &Arc<GroupState>) -> Result<()> {
     static AT_EXIT: Once = Once::new();
-    // The group has a communicator, so the library is loaded, and is still there when this is called.
+    // The group has a communicator, so the library is loaded, and is still loaded when this is called.
     AT_EXIT.call_once(|| {
         let _ = at_exit(exiting);
     });
@@ -141,7 +142,7 @@ fn watch(group: &Weak<GroupState>) {
     let (mut published, mut stored) = (0, Instant::now());
     if let Some(group) = group.upgrade() {
         let driver = ProcessGroup(group).device().driver().clone();
-        // Without it a query breaks another thread's capture, which that thread then learns.
+        // Without this, a query would invalidate another thread's capture.
         let _ = driver.thread_exchange_capture_mode(CaptureMode::Relaxed);
     }
     loop {
@@ -160,14 +161,14 @@ fn watch(group: &Weak<GroupState>) {
             }
         }
         if let Some(text) = problem(&group, reaches_store) {
-            // What abort answers, the waiting calls answer as well.
+            // An error of the abort is also returned by the waiting calls.
             let _ = group.fail(text);
             return;
         }
     }
 }
 
-/// Returns why a group is over, if it is.
+/// Returns the reason why a group failed, if it has.
 fn problem(group: &ProcessGroup, reaches_store: bool) -> Option<String> {
     if reaches_store && let Some(text) = group.failure_elsewhere() {
         return Some(text);

@@ -9,11 +9,11 @@ use thalweg_tensor::caller::outermost;
 use crate::ProcessGroup;
 use crate::flight::Entry;
 
-/// The interval at which a wait with a limit looks.
+/// The interval at which a wait with a limit polls.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] orders the
-/// current stream behind it. Dropping it changes nothing.
+/// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] makes the
+/// current stream wait for it. Dropping it has no effect.
 #[must_use = "what follows on the current stream is not ordered behind the collective before `wait`"]
 #[derive(Debug)]
 pub struct Work {
@@ -26,7 +26,7 @@ impl Work {
     /// Makes later work of the current stream wait for the collective. Does not block the host.
     ///
     /// # Errors
-    /// Why the group failed, if it did.
+    /// The reason why the group failed, if it has.
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
         self.group.check()?;
@@ -36,7 +36,7 @@ impl Work {
     /// Returns whether the collective is done.
     ///
     /// # Errors
-    /// Why the group failed, if it did.
+    /// The reason why the group failed, if it has.
     #[track_caller]
     pub fn is_completed(&self) -> Result<bool> {
         let is_completed = self.event.query().map_err(|error| self.group.explain(error))?;
@@ -50,7 +50,7 @@ impl Work {
     /// [watchdog](crate::GroupOptions::watchdog).
     ///
     /// # Errors
-    /// Why the group failed, if it did.
+    /// The reason why the group failed, if it has.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.group.check()?;
@@ -59,10 +59,10 @@ impl Work {
         self.group.check()
     }
 
-    /// *Blocks* until the collective is done, at most so long.
+    /// *Blocks* until the collective is done, for at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if it took too long, with the ranks that have not made the call, as far as they are known. The
+    /// [`Error::is_distributed`] if it took too long, with the ranks that have not made the call, if they are known. The
     /// collective still runs then: [`ProcessGroup::abort`] ends it.
     #[track_caller]
     pub fn wait_for(&self, timeout: Duration) -> Result<()> {

@@ -4,9 +4,9 @@
 // std::function). So this is C++, but it is compiled against the standard library alone, without a header of PyTorch's: one
 // object serves every version whose hooks have these signatures.
 //
-// A hook can fail in one way only, by throwing. What is thrown for lack of memory should be PyTorch's own
-// c10::OutOfMemoryError, which turns into torch.OutOfMemoryError. Its constructor and its type are exported by PyTorch's
-// libraries, and are looked up there (see OutOfMemory); where they are not found, std::runtime_error has to do.
+// A hook can fail in one way only, by throwing. For lack of memory it should throw PyTorch's own c10::OutOfMemoryError, which
+// becomes torch.OutOfMemoryError. PyTorch's libraries export its constructor and its type, which are looked up there (see
+// OutOfMemory); if they are not found, std::runtime_error is thrown.
 
 #include <dlfcn.h>
 
@@ -24,7 +24,7 @@
 
 struct CUstream_st;
 
-// From the C++ ABI (cxxabi.h has no room for types that are not known when it is compiled).
+// From the C++ ABI (cxxabi.h does not support types that are unknown at compile time).
 extern "C" {
 void* __cxa_allocate_exception(size_t size) noexcept;
 void __cxa_free_exception(void* exception) noexcept;
@@ -37,10 +37,10 @@ using Stream = CUstream_st*;
 using PoolName = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(Stream)>;
 
-// There is one, since hooks are plain functions.
+// There is only one, since hooks are plain functions.
 thalweg_allocator* the_allocator = nullptr;
 
-// In front of the mutex that PyTorch takes when an allocation has returned.
+// Runs before PyTorch takes its mutex, which it does when an allocation has returned.
 thalweg::ContentionLimiter the_limiter;
 
 // ---- PyTorch's exception ----------------------------------------------------------------------------------------------------
@@ -52,8 +52,8 @@ struct SourceLocation {
   uint32_t line;
 };
 
-// c10::OutOfMemoryError, made by hand: it adds nothing to its base, c10::Error, but its type. An object of the base is
-// constructed by the base's own constructor, in memory that is large enough, and then given the table of the derived class.
+// c10::OutOfMemoryError, made by hand: it adds only its type to its base, c10::Error. An object of the base is constructed by the
+// base's own constructor, in memory that is large enough, and then given the table of the derived class.
 struct OutOfMemory {
   using Construct = void (*)(void* self, SourceLocation location, std::string message);
 
@@ -71,7 +71,7 @@ struct OutOfMemory {
 
   static OutOfMemory find() {
     OutOfMemory found;
-    // Both are loaded, if this is PyTorch's process, but not where every library sees them.
+    // In PyTorch's process both are loaded, but their symbols may not be globally visible.
     void* base = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
     void* derived = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     if (base == nullptr || derived == nullptr) {
@@ -97,8 +97,8 @@ struct OutOfMemory {
       __cxa_free_exception(exception);
       throw;
     }
-    // An object begins with a pointer to the functions in the table: behind the offset to the top and the type. The first of
-    // them is the destructor, which leaves the memory alone.
+    // An object begins with a pointer to the functions in the table: after the offset to the top and the type. The first of them
+    // is the destructor, which leaves the memory alone.
     void** functions = table + 2;
     *static_cast<void***>(exception) = functions;
     __cxa_throw(exception, type, reinterpret_cast<void (*)(void*)>(functions[0]));
@@ -114,7 +114,7 @@ struct CurrentStream {
   int64_t id;
 };
 
-// c10::cuda::getCurrentCUDAStream, by its exported name; null where it is not found.
+// c10::cuda::getCurrentCUDAStream, by its exported name; null if it is not found.
 using GetCurrentStream = CurrentStream (*)(int8_t device);
 
 GetCurrentStream find_current_stream() {
@@ -123,8 +123,8 @@ GetCurrentStream find_current_stream() {
                             : reinterpret_cast<GetCurrentStream>(dlsym(library, "_ZN3c104cuda20getCurrentCUDAStreamEa"));
 }
 
-// Whether memory is being asked for on a stream that its owner may destroy at any moment. PyTorch knows such a stream by its handle,
-// and its own streams by numbers.
+// Whether memory is being requested on a stream that its owner may destroy at any moment. PyTorch identifies such a stream by its
+// handle, and its own streams by numbers.
 bool is_external(Stream stream, int device) {
   static const GetCurrentStream get = find_current_stream();
   return stream != nullptr && get != nullptr &&
@@ -177,23 +177,23 @@ void drop_filter(void* user) {
 
 } // namespace
 
-// ---- What Python takes the addresses of -------------------------------------------------------------------------------------
+// ---- Functions whose addresses Python uses----------------------------------------------------------------------------------
 
 #define HOOK extern "C" __attribute__((visibility("default")))
 
-// Which allocator the hooks are to call: the same one as long as the process lives, since a block goes back to the allocator that it came from.
-// Whether that is so now; 0 if there is another one.
+// Sets the allocator that the hooks call. It stays the same for the life of the process, since a block is freed by the allocator
+// that allocated it. Returns whether it is set; 0 if another one is.
 HOOK int thalweg_hooks_use(thalweg_allocator* allocator) {
   if (the_allocator != nullptr) {
     return the_allocator == allocator ? 1 : 0;
   }
   the_allocator = allocator;
-  // PyTorch lets devices reach each other's memory without a word to the hooks.
+  // PyTorch enables peer access without calling a hook.
   report("devices were not opened to each other", thalweg_open_to_peers(allocator));
   return 1;
 }
 
-// Whether memory that runs out becomes torch.OutOfMemoryError here, and not RuntimeError.
+// Returns whether lack of memory becomes torch.OutOfMemoryError here, instead of RuntimeError.
 HOOK int thalweg_hooks_throw_out_of_memory_error() {
   return OutOfMemory::get().is_complete() ? 1 : 0;
 }
@@ -217,7 +217,8 @@ HOOK void thalweg_hook_free(void* block, size_t /*size*/, int /*device*/, Stream
 // set_init_fn: devices are opened when they are first used.
 HOOK void thalweg_hook_init(int /*device_count*/) {}
 
-// set_reset_fn: torch.cuda.empty_cache. While a pool is allocated to, PyTorch's own gives nothing back and says nothing.
+// set_reset_fn: torch.cuda.empty_cache. While allocations go to a pool, PyTorch's own allocator frees nothing and reports
+// nothing.
 HOOK void thalweg_hook_reset() {
   const auto status = thalweg_empty_cache(the_allocator);
   if (status != THALWEG_CAPTURE) {
@@ -241,7 +242,7 @@ HOOK void* thalweg_hook_base_alloc(void* block, size_t* size) {
   return pointer(base);
 }
 
-// set_record_stream_fn. Streams of other devices than the block's do not come this way: PyTorch names none.
+// set_record_stream_fn. PyTorch never calls it with a stream of another device than the block's.
 HOOK void thalweg_hook_record_stream(void* block, Stream stream) {
   check(thalweg_record_stream(the_allocator, number(block), -1, number(stream)));
 }

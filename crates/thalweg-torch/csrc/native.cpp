@@ -1,17 +1,17 @@
-// The second tier: a CUDAAllocator over the C interface, in the place of PyTorch's own. It is compiled once for each version of
-// PyTorch that is supported, against that version's headers.
+// The second tier: a CUDAAllocator over the C interface, which replaces PyTorch's own. It is compiled once for each supported
+// version of PyTorch, against that version's headers.
 //
 // PyTorch's allocator is reached through one pointer, c10::cuda::CUDACachingAllocator::allocator, and the table of allocators by
-// device type. thalweg_native_install puts an object of ours into both, so that everything in PyTorch that speaks to its
-// allocator speaks to Thalweg's: statistics, snapshots, captured graphs and their trees, IPC, the profiler.
+// device type. thalweg_native_install puts an object of ours into both, so that every part of PyTorch that calls its allocator
+// calls Thalweg's: statistics, snapshots, captured graphs and their trees, IPC, the profiler.
 //
-// What is here is translation. Decisions are on the other side of the C interface; every call that fails there is thrown here as
-// PyTorch's own exception, since only C++ may unwind.
+// This file only translates. Decisions are on the other side of the C interface. Every call that fails there throws PyTorch's own
+// exception here, since only C++ may unwind.
 //
 // Invariants:
 // - A DataPtr's context is its pointer, and its deleter is raw_deleter(): graph trees compare and exchange deleters.
 // - Deleters do not throw: they run in destructors.
-// - Observers and filters are PyTorch's functions, and PyTorch's may throw: none does so into the C interface.
+// - Observers and filters are PyTorch's functions, which may throw: no exception enters the C interface.
 // - The installed object is never destroyed: tensors outlive everything.
 
 #include "native_types.hpp"
@@ -36,14 +36,15 @@ void drop_filter(void* user) {
 }
 
 #if !THALWEG_TORCH_2_15
-// Whether requests are sent to a pool for a capture. PyTorch 2.15 says itself when one begins (markCaptureBegin). Before it, a
-// capture and torch.cuda.use_mem_pool come by the same call, and differ by what made the filter: use_mem_pool's is made by the
-// function of torch/csrc/cuda/Module.cpp that the name is of. Other code that allocates to a pool is taken to capture.
+// Whether requests are sent to a pool for a capture. PyTorch 2.15 announces it when one begins (markCaptureBegin). Earlier
+// versions make the same call for a capture and for torch.cuda.use_mem_pool, and the two differ in the function that made the
+// filter: use_mem_pool's is made by the function of torch/csrc/cuda/Module.cpp in the type's name. Other code that allocates to a
+// pool is assumed to capture.
 bool is_for_capture(const Filter& filter) {
   return std::strstr(filter.target_type().name(), "registerCudaPluggableAllocator") == nullptr;
 }
 
-// The captures under way, by their pools: a pool is allocated to by one scope at a time.
+// The captures in progress, by their pools: only one scope at a time allocates to a pool.
 class Captures {
  public:
   void begin(c10::DeviceIndex device, MempoolId_t pool) {
@@ -52,7 +53,7 @@ class Captures {
     open_.emplace(device, pool);
   }
 
-  // Does nothing if what ended was none.
+  // Does nothing if the scope that ended was not a capture.
   void end(c10::DeviceIndex device, MempoolId_t pool) {
     bool was_open = false;
     {
@@ -182,7 +183,7 @@ class NativeAllocator final : public CUDAAllocator {
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     const auto device = current_device();
-    // PyTorch knows a stream by its handle only while it is the current one.
+    // PyTorch identifies a stream by its handle only while it is the current one.
     const auto current = c10::cuda::getCurrentCUDAStream(device);
     if (current.stream() == stream) {
       set_transient_if_external(current);
@@ -199,7 +200,7 @@ class NativeAllocator final : public CUDAAllocator {
   }
 
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
-    // Memory that is not ours (sent by another process, say) has another deleter, and keeps itself.
+    // Memory that is not ours (sent by another process, say) has another deleter, and manages itself.
     if (data.get() == nullptr || data.get_deleter() != &give_back) {
       return;
     }
@@ -240,7 +241,7 @@ class NativeAllocator final : public CUDAAllocator {
     const auto status = pool == MempoolId_t{0, 0}
         ? thalweg_empty_cache(the_allocator)
         : thalweg_empty_pool_cache(the_allocator, pool.first, pool.second);
-    // PyTorch's own gives nothing back while a pool is allocated to, and says nothing.
+    // While allocations go to a pool, PyTorch's own allocator frees nothing and reports nothing.
     if (status != THALWEG_CAPTURE) {
       check(status);
     }
@@ -272,7 +273,7 @@ class NativeAllocator final : public CUDAAllocator {
     return sizes;
   }
 
-  // What there is.
+  // State.
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     check_device(device);
@@ -324,7 +325,7 @@ class NativeAllocator final : public CUDAAllocator {
     return std::move(snapshot);
   }
 
-  // What happens.
+  // Events.
 
   bool isHistoryEnabled() override {
     return history_;
@@ -385,7 +386,7 @@ class NativeAllocator final : public CUDAAllocator {
   }
 
   void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
-    // Kept for good: there is no way to take one away.
+    // Kept forever: an observer cannot be removed.
     auto* kept = new OutOfMemoryObserver(std::move(observer));
     check(thalweg_observe_out_of_memory(the_allocator, &tell_out_of_memory, kept));
   }
@@ -564,7 +565,7 @@ class NativeAllocator final : public CUDAAllocator {
     if (p2p_enabled || target_device == source_device) {
       return cudaMemcpyAsync(target, source, count, cudaMemcpyDeviceToDevice, stream);
     }
-    // Memory that was mapped page by page takes no other copy between devices that do not see each other.
+    // For memory that was mapped page by page, this is the only copy between devices without peer access.
     return cudaMemcpyPeerAsync(target, target_device, source, source_device, count, stream);
   }
 
@@ -573,7 +574,7 @@ class NativeAllocator final : public CUDAAllocator {
   }
 
  private:
-  // Where there is one device it need not be asked for, which takes microseconds on a thread that has no context yet.
+  // With one device no query is needed; it takes microseconds on a thread that has no context yet.
   c10::DeviceIndex current_device() const {
     if (C10_LIKELY(device_count_.load(std::memory_order_relaxed) == 1)) {
       return 0;
@@ -617,7 +618,7 @@ NativeAllocator& the_native() {
   return *native;
 }
 
-// Whether the allocator in place has memory out, or had: then it cannot be replaced.
+// Returns whether the current allocator has or had live memory, so that it cannot be replaced.
 bool was_used(CUDAAllocator* allocator) {
   if (!allocator->initialized()) {
     return false;
@@ -681,12 +682,12 @@ C10_EXPORT const char* thalweg_native_torch_version() {
   return C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR);
 }
 
-// Puts Thalweg's allocator into the place of PyTorch's: 0, or 1 with a message. The allocator must live as long as the process.
+// Replaces PyTorch's allocator by Thalweg's: 0, or 1 with a message. The allocator must live as long as the process.
 C10_EXPORT int thalweg_native_install(thalweg_allocator* allocator) {
   return thalweg::attempt(&thalweg::install, allocator);
 }
 
-// Puts PyTorch's back, as long as nothing was asked of ours.
+// Restores PyTorch's allocator, if no memory was requested from ours.
 C10_EXPORT int thalweg_native_uninstall() {
   return thalweg::attempt([](thalweg_allocator*) { thalweg::uninstall(); }, nullptr);
 }

@@ -1,6 +1,6 @@
-// What the native class is made of: statuses as exceptions, memory with its witnesses, stacks and snapshots in PyTorch's types.
+// The parts of the native class: statuses as exceptions, memory with its observers, stacks and snapshots in PyTorch's types.
 //
-// For native.cpp alone, which says what holds here too.
+// Only for native.cpp, whose invariants hold here too.
 
 #pragma once
 
@@ -23,13 +23,13 @@
 
 #include "thalweg_torch.h"
 
-// The compiler finds a virtual function that has changed; only a reader finds what a new one is for. So a version is added
-// here by a person who has read its CUDACachingAllocator.h.
+// The compiler finds a virtual function that has changed, but not the purpose of a new one. So whoever adds a version here must
+// have read its CUDACachingAllocator.h.
 static_assert(
     TORCH_VERSION_MAJOR == 2 && (TORCH_VERSION_MINOR == 11 || TORCH_VERSION_MINOR == 15),
     "this class was read against PyTorch 2.11 and 2.15 only");
 
-// What came between 2.11 and 2.15.
+// Additions between 2.11 and 2.15.
 #define THALWEG_TORCH_2_15 (TORCH_VERSION_MINOR >= 15)
 
 namespace thalweg {
@@ -42,7 +42,7 @@ using c10::cuda::MempoolId_t;
 
 // ---- Statuses ---------------------------------------------------------------------------------------------------------------
 
-// Throws what a status means, in PyTorch's types.
+// Throws the exception for a status, in PyTorch's types.
 [[noreturn]] void fail(thalweg_status status) {
   const char* message = thalweg_error_message();
   TORCH_CHECK_WITH(OutOfMemoryError, status != THALWEG_OUT_OF_MEMORY, message);
@@ -56,7 +56,7 @@ inline void check(thalweg_status status) {
   }
 }
 
-// The same where nothing may be thrown.
+// Handles a status where nothing may be thrown.
 void report(const char* what, thalweg_status status) noexcept {
   if (status != THALWEG_OK) {
     std::fprintf(stderr, "thalweg: %s: %s\n", what, thalweg_error_message());
@@ -91,11 +91,11 @@ inline void* pointer(uint64_t number) {
 
 // ---- The process's allocator ------------------------------------------------------------------------------------------------
 
-// There is one, since deleters are plain functions.
+// There is only one, since deleters are plain functions.
 thalweg_allocator* the_allocator = nullptr;
 
 // A stream that PyTorch did not make (torch.cuda.ExternalStream, a green context's) may be destroyed by its owner at any moment.
-// PyTorch knows it by its handle, and its own streams by numbers.
+// PyTorch identifies it by its handle, and its own streams by numbers.
 inline void set_transient_if_external(c10::cuda::CUDAStream stream) {
   const auto handle = number(stream.stream());
   if (C10_UNLIKELY(handle != 0 && static_cast<uint64_t>(stream.id()) == handle)) {
@@ -109,7 +109,7 @@ thalweg_statistics statistics_of(c10::DeviceIndex device) {
   return statistics;
 }
 
-// Tells the profiler that `bytes` were taken, or given back if they are negative.
+// Reports to the profiler that `bytes` were allocated, or freed if negative.
 void tell_profiler(void* block, int64_t bytes, c10::DeviceIndex device) {
   const auto statistics = statistics_of(device);
   c10::reportMemoryUsageToProfiler(
@@ -120,7 +120,7 @@ void tell_profiler(void* block, int64_t bytes, c10::DeviceIndex device) {
       c10::Device(c10::DeviceType::CUDA, device));
 }
 
-// Whether the profiler is to be told of a block, and what there is to tell.
+// Whether a block is reported to the profiler, and the data of the report.
 bool is_profiled(void* block, thalweg_live_block& found) {
   return c10::memoryProfilingEnabled() && thalweg_find_block(the_allocator, number(block), &found) == THALWEG_OK;
 }
@@ -169,15 +169,15 @@ void give_back(void* block) {
   }
 }
 
-// For memory that was taken while caching was switched off (torch.cuda.caching_allocator_disabled).
+// For memory that was allocated while caching was disabled (torch.cuda.caching_allocator_disabled).
 void give_back_uncached(void* block) {
   C10_CUDA_CHECK_WARN(cudaFree(block));
 }
 
 // ---- Contexts of histories --------------------------------------------------------------------------------------------------
 
-// PyTorch's stacks by the numbers that they were given: one for each event, as in PyTorch's own histories, since only the
-// recorder knows what is in a stack. A number that nothing refers to any more is forgotten.
+// PyTorch's stacks by number: one for each event, as in PyTorch's own histories, since only the recorder knows the content of a
+// stack. A number without references is removed.
 struct Contexts {
   std::mutex mutex;
   std::unordered_map<uint32_t, std::shared_ptr<c10::GatheredContext>> by_number;
@@ -202,7 +202,7 @@ struct Contexts {
 
   static void forget(void* user, uint32_t stack) {
     auto& self = *static_cast<Contexts*>(user);
-    // Dropped behind the lock: whatever it holds.
+    // Dropped after the lock is released, because destructors may run.
     std::shared_ptr<c10::GatheredContext> dropped;
     std::lock_guard<std::mutex> guard(self.mutex);
     if (const auto found = self.by_number.find(stack); found != self.by_number.end()) {
@@ -245,12 +245,12 @@ TraceEntry entry_of(const thalweg_event& event) {
   return entry;
 }
 
-// Whether this PyTorch has the action: late ones know annotations.
+// Whether this PyTorch has the action: later versions have annotations.
 bool is_known(const thalweg_event& event) {
   return THALWEG_TORCH_2_15 || event.action != THALWEG_ANNOTATE;
 }
 
-// What PyTorch's snapshots say of settings: ours, and of pinned memory, which stays PyTorch's own, PyTorch's.
+// The settings in PyTorch's snapshots: ours, and PyTorch's for pinned memory, which PyTorch still manages.
 void tell_settings(c10::cuda::CUDACachingAllocator::AllocatorConfigInfo& to) {
   using Config = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
   thalweg_configuration from{};

@@ -1,8 +1,8 @@
 //! The allocator of a process: its devices, each opened when it is first named, and the blocks that PyTorch holds.
 //!
-//! Opening a device makes its CUDA context, which takes memory on the GPU, a quarter of a second, and the right to fork. So
-//! nothing is opened before it is used. What is said before (settings, observers, what to record) is kept, and said again to
-//! each device that opens.
+//! Opening a device creates its CUDA context, which takes GPU memory and a quarter of a second, and after which the process must
+//! not fork. So nothing is opened before it is used. Earlier configuration (settings, observers, recording) is kept, and applied
+//! to each device that opens.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -24,59 +24,59 @@ use crate::status::{Error, Result};
 /// PyTorch counts devices in eight bits.
 const MOST_DEVICES: usize = 128;
 
-/// From here on PyTorch has other words for what is too large, which its programs look for.
+/// From this size on PyTorch has a different message for oversize requests, which programs search for.
 const ONE_EXBIBYTE: u64 = 1 << 60;
 
-/// The place where devices come from.
+/// The source of devices.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The GPUs of the machine.
     Cuda,
     /// The process's simulated GPUs.
     Sim,
-    /// These.
+    /// The given devices.
     Devices(Vec<Device>),
-    /// Devices whose work is watched.
+    /// Devices whose work a sanitizer checks.
     Sanitized(Arc<Sanitizer>),
 }
 
-/// The settings and observers of all devices, also of those that are opened later.
+/// The settings and observers of all devices, including those that are opened later.
 #[derive(Default)]
 struct DeviceDefaults {
-    /// Texts of settings, in their order.
+    /// Texts of settings, in the order in which they were set.
     settings: Vec<String>,
     observers: Vec<Observer>,
     history: Option<HistorySettings>,
-    /// Devices reach each other's memory.
+    /// Whether devices can access each other's memory.
     are_peers: bool,
 }
 
 impl DeviceDefaults {
-    /// Returns the settings that come of `first`.
+    /// Returns `first` with all texts applied.
     fn settings(&self, first: &Settings) -> Result<Settings> {
         self.settings.iter().try_fold(first.clone(), |settings, text| Ok(settings.apply(text)?))
     }
 }
 
-/// The allocator behind the C interface. See the [crate's essay](crate).
+/// The allocator that the C interface exposes. See the [crate's overview](crate).
 pub struct Allocator {
     source: Source,
     devices: Box<[OnceLock<Arc<OpenDevice>>]>,
     pub(crate) live: LiveBlocks,
     defaults: Mutex<DeviceDefaults>,
     pub(crate) stacks: Arc<Stacks>,
-    /// The driver of real GPUs: the caller's context is kept there, and asked for.
+    /// The driver of real GPUs: it saves and restores the caller's context.
     cuda: OnceLock<Option<Arc<CudaDriver>>>,
-    /// That opened the first device. Until then a child may as well be the one.
+    /// The process that opened the first device. Until then a forked child may still be that process.
     process: OnceLock<Process>,
 }
 
 impl Allocator {
     /// Creates an allocator that has opened nothing yet. `settings` is a text in the grammar of `PYTORCH_ALLOC_CONF`, which
-    /// goes on top of what the environment says.
+    /// overrides the environment's settings.
     ///
     /// # Errors
-    /// If one of the two texts is wrong, with the place.
+    /// If one of the two texts cannot be parsed, with the position.
     pub fn new(source: Source, settings: &str) -> Result<Self> {
         check_settings(settings)?;
         let allocator = Self {
@@ -103,8 +103,7 @@ impl Allocator {
         self.process.get().is_some_and(|process| process.is_left())
     }
 
-    /// Calls a function with a device, which is opened if it is not open yet. The caller's CUDA context is the same
-    /// afterwards.
+    /// Calls a function with a device, which is opened if it is not open yet. The caller's CUDA context is restored.
     #[inline]
     pub(crate) fn with_device<T>(
         &self,
@@ -116,7 +115,7 @@ impl Allocator {
         body(device)
     }
 
-    /// Returns a device; opened if it is not open yet.
+    /// Returns a device, and opens it first if necessary.
     #[inline]
     pub(crate) fn device(&self, index: i32) -> Result<&Arc<OpenDevice>> {
         let slot = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
@@ -127,8 +126,8 @@ impl Allocator {
         }
     }
 
-    /// Returns a CUDA stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as
-    /// two.
+    /// Returns the runtime's stream for a CUDA stream, for a program that submits work through both. If it were wrapped twice, it
+    /// would count as two streams.
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
@@ -157,7 +156,7 @@ impl Allocator {
         }
         self.process.get_or_init(Process::current);
         let _context = self.keep_context();
-        // Held until the device is there, so that nothing is said in between and lost.
+        // Held until the device is open, so that no setting in between is lost.
         let defaults = self.defaults();
         if let Some(device) = slot.get() {
             return Ok(device);
@@ -174,7 +173,7 @@ impl Allocator {
         let allocator = device.allocator();
         let settings = defaults.settings(&allocator.settings())?;
         allocator.set_settings(settings.with_label(format!("GPU {index}")))?;
-        // Another allocator of this process may have set one before; stacks are then its affair.
+        // Another allocator of this process may have set a recorder before; it then keeps the stacks.
         let _ = allocator.set_stack_source(self.stacks.clone());
         self.stacks.add_device(allocator);
         if let Some(history) = &defaults.history {
@@ -188,7 +187,7 @@ impl Allocator {
         Ok(slot.get_or_init(|| device))
     }
 
-    /// Lets all devices that can do so reach each other's memory, also those that are opened later.
+    /// Enables peer access between all devices that support it, including those that are opened later.
     pub(crate) fn open_to_peers(&self) -> Result<()> {
         let _context = self.keep_context();
         let mut defaults = self.defaults();
@@ -205,15 +204,16 @@ impl Allocator {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
-    /// Keeps the caller's current CUDA context: that of another device, or a green one. Before the first device is open there is
-    /// none to keep, and asking for it would open the driver: a process with an open driver cannot fork.
+    /// Saves the caller's current CUDA context, which may be another device's or a green one, and restores it later. Before the
+    /// first device is open there is no context to save, and querying it would open the driver: a process with an open driver
+    /// cannot fork.
     #[inline]
     pub(crate) fn keep_context(&self) -> Option<ContextGuard<'_>> {
         self.process.get()?;
         self.cuda().map(|driver| driver.keep_context())
     }
 
-    /// Returns the driver of real GPUs, which is opened.
+    /// Returns the driver of real GPUs, and opens it first if necessary.
     #[inline]
     fn cuda(&self) -> Option<&Arc<CudaDriver>> {
         let is_real = match &self.source {
@@ -225,10 +225,10 @@ impl Allocator {
         self.cuda.get_or_init(open).as_ref()
     }
 
-    /// Returns the sanitizer that watches the work of the devices, if there is one.
+    /// Returns the sanitizer that checks the devices' work.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no sanitizer.
     pub(crate) fn sanitizer(&self) -> Result<&Arc<Sanitizer>> {
         match &self.source {
             Source::Sanitized(sanitizer) => Ok(sanitizer),
@@ -238,7 +238,7 @@ impl Allocator {
         }
     }
 
-    /// Tells the sanitizer, while the guard lives, the calling thread's line of Python, if there is one to know it.
+    /// Sets the calling thread's line of Python in the sanitizer, if there is one, while the guard lives.
     fn at_python_line(&self, call: &'static str) -> Option<AtSite> {
         let Source::Sanitized(sanitizer) = &self.source else { return None };
         sanitizer.at_line_of(call, &self.stacks)
@@ -247,7 +247,7 @@ impl Allocator {
     /// Returns at least `bytes` of memory of a device for work on one of its streams, by its `cudaStream_t`; 0 for 0 bytes.
     ///
     /// # Errors
-    /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
+    /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and the driver's errors.
     #[inline]
     pub(crate) fn allocate(&self, device: i32, bytes: u64, stream: u64) -> Result<u64> {
         let _at = self.at_python_line("allocate");
@@ -261,7 +261,7 @@ impl Allocator {
     /// Allocates at an exact address.
     ///
     /// # Errors
-    /// As there; and if the address is not free.
+    /// Those of [`allocate`](Self::allocate); and if the address is not free.
     pub(crate) fn allocate_at(&self, device: i32, address: u64, bytes: u64, stream: u64) -> Result<()> {
         self.with_device(device, |device| device.allocate_at(&self.live, address, bytes, stream))
     }
@@ -281,13 +281,13 @@ impl Allocator {
         let device = self.devices[live.device as usize].get().expect("a live block's device is open");
         device.tell_freed(address);
         let noted = device.note_green_use(&live.block);
-        // The free may call the driver: while the context is kept.
+        // The free may call the driver, so the context must be saved during it.
         drop(live);
         noted
     }
 
-    /// Notes a use of the block that has an address in it on a CUDA stream of `device`: the block's own if negative. Memory
-    /// that is not this allocator's is left alone, as PyTorch leaves it.
+    /// Records a use of the block that contains an address, on a CUDA stream of `device`, or of the block's own device if that is
+    /// negative. Memory that is not this allocator's is ignored, as in PyTorch.
     ///
     /// # Errors
     /// If the driver does not know the stream.
@@ -304,10 +304,11 @@ impl Allocator {
         self.live.with(address, record).unwrap_or(Ok(()))
     }
 
-    /// Changes the settings of all devices by a text in the grammar of `PYTORCH_ALLOC_CONF`. What it does not name stays.
+    /// Changes the settings of all devices by a text in the grammar of `PYTORCH_ALLOC_CONF`. Settings that it does not name are
+    /// unchanged.
     ///
     /// # Errors
-    /// If the text is wrong, or names another backend. Nothing has changed then.
+    /// If the text is invalid, or names another backend. Nothing has changed then.
     pub(crate) fn set_settings(&self, text: &str) -> Result<()> {
         check_settings(text)?;
         let _context = self.keep_context();
@@ -323,10 +324,10 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the settings of a device, or those that it will have.
+    /// Returns the settings of a device, or those that it will have when it opens.
     ///
     /// # Errors
-    /// If the environment's are wrong.
+    /// If the environment's settings are invalid.
     pub(crate) fn settings(&self, device: i32) -> Result<Settings> {
         if let Some(device) = self.opened(device) {
             return Ok(device.allocator().settings());
@@ -334,7 +335,7 @@ impl Allocator {
         self.defaults().settings(&Settings::from_environment(|name| std::env::var(name).ok())?)
     }
 
-    /// Sets what all devices record from now on.
+    /// Sets the events that all devices record from now on.
     pub(crate) fn record_history(&self, settings: HistorySettings) {
         let mut defaults = self.defaults();
         for device in self.open_devices() {
@@ -342,18 +343,18 @@ impl Allocator {
         }
         defaults.history = Some(HistorySettings { clear_history: false, ..settings });
         drop(defaults);
-        // Histories that were forgotten refer to nothing any more.
+        // Cleared histories no longer refer to stacks.
         self.stacks.forget_unused(true);
     }
 
-    /// Adds an observer of all devices, for good.
+    /// Adds an observer of all devices, which cannot be removed.
     pub(crate) fn observe(&self, observer: Observer) {
         let mut defaults = self.defaults();
         self.open_devices().for_each(|device| observer.attach(device));
         defaults.observers.push(observer);
     }
 
-    /// Gives all cached memory that can be spared back to the driver, on all open devices. *Blocks*.
+    /// Releases all unused cached memory to the driver, on all open devices. *Blocks*.
     ///
     /// # Errors
     /// The first that occurs; the other devices are emptied all the same.
@@ -361,8 +362,8 @@ impl Allocator {
         let _context = self.keep_context();
         let mut outcome = Ok(());
         for device in self.open_devices() {
-            // PyTorch gives memory back by cudaFree, which waits for streams too that were not named. A capture that forbids it
-            // is reported by the next call.
+            // PyTorch releases memory with cudaFree, which also waits for streams that were never named. A capture that forbids
+            // it is reported by the next call.
             if !device.is_capturing() {
                 let _ = device.device.synchronize();
             }
@@ -373,7 +374,7 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// Empties the cache of the pools of one name that are no longer held. A graph may live in one that is held.
+    /// Empties the cache of the pools of one name that are no longer held. A pool that is held may contain a graph.
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -391,10 +392,10 @@ impl Allocator {
         outcome
     }
 
-    /// Returns the block that has an address in it: as the C interface returns it.
+    /// Returns the block that contains an address, in the form of the C interface.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such block.
     pub(crate) fn find(&self, address: u64) -> Result<LiveBlockC> {
         let found = self.live.with(address, |live| LiveBlockC {
             address: live.block.address(),
@@ -410,19 +411,19 @@ impl Allocator {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct LiveBlockC {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
-    /// The number of bytes that were asked for.
+    /// The requested size, in bytes.
     pub requested_bytes: u64,
-    /// Of which device.
+    /// The device's number.
     pub device: i32,
 }
 
 impl Drop for Allocator {
     fn drop(&mut self) {
-        // A child has no right to what its parent holds, and may wait for ever at its parent's locks.
+        // A forked child must not use its parent's objects, and may wait forever for its parent's locks.
         if self.is_forked() {
             std::mem::forget(std::mem::take(&mut self.live));
             std::mem::forget(std::mem::take(&mut self.devices));
@@ -432,13 +433,13 @@ impl Drop for Allocator {
     }
 }
 
-/// Lets two devices reach each other's memory, if they can. Others copy by way of the host.
+/// Enables peer access between two devices, if they support it. Other devices copy through the host.
 fn make_peers(one: &OpenDevice, other: &OpenDevice) {
     let _ = one.device.enable_peer_access(&other.device);
     let _ = other.device.enable_peer_access(&one.device);
 }
 
-/// Refuses a text that is wrong, or that changes what is chosen when a device opens.
+/// Rejects a text that is invalid, or that changes settings that are fixed when a device opens.
 fn check_settings(text: &str) -> Result<()> {
     if Settings::parse(text)?.is_set("backend") {
         return Err(Error::invalid(

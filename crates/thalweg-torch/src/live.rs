@@ -1,14 +1,14 @@
-//! The blocks that PyTorch holds, by their addresses: all that it gives back to us is a pointer.
+//! The blocks that PyTorch holds, by address: PyTorch passes only a pointer when it frees one.
 //!
 //! Nearly every call names the first address of a block. The table is ordered, and cut into shards. A shard is chosen by the
-//! upper bits of the address: blocks of one region of memory stand together, and a region belongs to one stream. So threads that
-//! work on streams of their own seldom meet at a shard, and the shard that they use stays in their cache. An address further
-//! inside, or one of memory that is another owner's, takes a look into every shard, one ordered lookup in each.
+//! upper bits of the address: blocks of one region of memory share a shard, and a region belongs to one stream. So threads that
+//! use different streams seldom contend for a shard, and the shard that they use stays in their cache. An address inside a block,
+//! or one of another owner's memory, takes one ordered lookup in every shard.
 //!
 //! # Invariants
 //!
-//! - A block stands under its first address, in the shard of that address.
-//! - No block is dropped with a shard's lock held. It may be *used* there: `record_use` records an event, which takes no lock
+//! - The key of a block is its first address, in the shard of that address.
+//! - No block is dropped while a shard's lock is held. It may be *used* then: `record_use` records an event, which takes no lock
 //!   of this crate.
 
 use std::collections::BTreeMap;
@@ -16,19 +16,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thalweg_memory::Block;
 
-/// A block in PyTorch's hands.
+/// A block that PyTorch holds.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) block: Block,
-    /// The number of its device.
+    /// The number of the block's device.
     pub(crate) device: u32,
 }
 
 const SHARDS: usize = 256;
-/// Neighbours within 2 MiB share a shard: the page of virtual memory, and the segment of small requests.
+/// The shift from an address to its region: addresses within 2 MiB share a shard: the page of virtual memory, and the segment of
+/// small requests.
 const REGION_SHIFT: u32 = 21;
 
-/// A cache line of its own for each lock: neighbours in the array are used by different threads.
+/// A shard with its lock, in its own cache line, since different threads use adjacent shards.
 #[derive(Default)]
 #[repr(align(128))]
 struct Shard(Mutex<BTreeMap<u64, Live>>);
@@ -52,14 +53,14 @@ impl LiveBlocks {
         lock(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
     }
 
-    /// Holds a block; the one that stood at its address before, if any.
+    /// Adds a block, and returns the previous block at its address, if any.
     #[inline]
     pub(crate) fn insert(&self, live: Live) -> Option<Live> {
         let address = live.block.address();
         self.shard(address).insert(address, live)
     }
 
-    /// Lets go of the block that begins at an address.
+    /// Removes and returns the block that begins at an address.
     #[inline]
     pub(crate) fn remove(&self, address: u64) -> Option<Live> {
         self.shard(address).remove(&address)
@@ -71,7 +72,7 @@ impl LiveBlocks {
         if shard.get(&address).is_some_and(condition) { shard.remove(&address) } else { None }
     }
 
-    /// Calls `body` with the block that has an address in it, if there is one.
+    /// Calls `body` with the block that contains an address, if there is one.
     pub(crate) fn with<T>(&self, address: u64, body: impl FnOnce(&Live) -> T) -> Option<T> {
         if let Some(live) = self.shard(address).get(&address) {
             return Some(body(live));
@@ -87,7 +88,7 @@ impl LiveBlocks {
         None
     }
 
-    /// Lets go of everything.
+    /// Removes all blocks.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let blocks = std::mem::take(&mut *lock(shard));

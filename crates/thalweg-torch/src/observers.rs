@@ -1,4 +1,4 @@
-//! Observers of an allocator: functions of the caller's, kept for devices that are opened later.
+//! Observers of an allocator: the caller's functions, which are also kept for devices that are opened later.
 
 use std::sync::{Arc, Weak};
 
@@ -7,25 +7,25 @@ use thalweg_memory::observe::OutOfMemoryEvent;
 
 use crate::open_device::OpenDevice;
 
-/// Told of each event, with the lock of its memory held.
+/// An observer of each event; called with the lock of the event's arena held.
 pub(crate) type EventObserver = Arc<dyn Fn(&OpenDevice, &Event) + Send + Sync>;
-/// Told of each request that fails for lack of memory, with no lock held.
+/// An observer of each request that fails for lack of memory; called with no lock held.
 pub(crate) type OutOfMemoryObserver = Arc<dyn Fn(&OutOfMemoryEvent) + Send + Sync>;
-/// Asked for memory when it is short; whether it freed any.
+/// A function that is called to free memory when it is short, and returns whether it freed any.
 pub(crate) type FreeMemoryCallback = thalweg_memory::FreeMemoryCallback;
 
-/// One that wants to be told.
+/// A registered observer.
 #[derive(Clone)]
 pub(crate) enum Observer {
     Event(EventObserver),
     OutOfMemory(OutOfMemoryObserver),
-    /// Of requests that are refused before anything is tried.
+    /// An observer of requests that are refused without an attempt.
     Rejection(OutOfMemoryObserver),
     FreeMemory(FreeMemoryCallback),
 }
 
 impl Observer {
-    /// Lets the observer observe this device, too.
+    /// Attaches the observer to a device.
     pub(crate) fn attach(&self, device: &Arc<OpenDevice>) {
         let allocator = device.allocator();
         match self {

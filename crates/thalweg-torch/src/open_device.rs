@@ -1,4 +1,4 @@
-//! One device that is in use: its allocator, and the names that PyTorch has for its streams and pools.
+//! An open device: its allocator, and PyTorch's names of its streams and pools.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,9 +23,9 @@ pub(crate) struct OpenDevice {
     pub(crate) pools: Pools,
     /// The driver, if it is a real GPU.
     cuda: Option<Arc<CudaDriver>>,
-    /// Memory of other processes that this process has given up, and that work under way may read still.
+    /// Memory of other processes that this process has closed, but that pending work may still read.
     closing: Mutex<Vec<Arc<SharedMemory>>>,
-    /// The captures that the caller says are under way.
+    /// The captures in progress, as the caller reported them.
     captures: Mutex<Vec<CaptureScope>>,
 }
 
@@ -39,7 +39,7 @@ pub struct Checkpoint {
 /// The effects of restoring a pool, by the addresses of blocks.
 pub(crate) struct PutBack {
     pub(crate) freed: Vec<u64>,
-    /// With their sizes, in bytes.
+    /// Addresses and sizes, in bytes, of the blocks that are live again.
     pub(crate) allocated: Vec<(u64, u64)>,
 }
 
@@ -49,19 +49,19 @@ impl OpenDevice {
         Self { index, device, streams, pools, cuda, closing: Mutex::default(), captures: Mutex::default() }
     }
 
-    /// Notes that A capture begins.
+    /// Records that a capture begins.
     pub(crate) fn begin_capture(&self) {
         let capture = self.allocator().begin_capture();
         self.captures().push(capture);
     }
 
-    /// Notes that A capture has ended.
+    /// Records that a capture has ended.
     pub(crate) fn end_capture(&self) -> Result<()> {
         let ended = self.captures().pop();
         ended.map(drop).ok_or_else(|| Error::invalid("no capture is under way"))
     }
 
-    /// Returns whether a capture is under way, as far as the caller says.
+    /// Returns whether the caller has reported a capture in progress.
     pub(crate) fn is_capturing(&self) -> bool {
         !self.captures().is_empty()
     }
@@ -80,13 +80,13 @@ impl OpenDevice {
         self.streams.id(&self.device, self.named(cuda_stream))
     }
 
-    /// Returns what the caller means by a `cudaStream_t`: the default stream's is that of the green context that is current,
-    /// if there is one.
+    /// Resolves a `cudaStream_t`: for the default stream's handle it returns the default stream of the current green context, if
+    /// there is one.
     #[inline]
     pub(crate) fn named(&self, cuda_stream: u64) -> ExternalStream {
         let cuda = self.cuda.as_ref().filter(|_| cuda_stream <= 1);
-        // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live as long
-        // as the process; those that may not are transient, and are then named only for a caller that names them, as is the current
+        // SAFETY: the header requires live streams of this device, and the driver checks the device. PyTorch's streams live as
+        // long as the process. Streams that may not are transient, and are used only in calls that name them, like the current
         // context's default stream.
         unsafe {
             match cuda.and_then(|driver| driver.green_context(self.index)) {
@@ -102,7 +102,7 @@ impl OpenDevice {
         Ok(())
     }
 
-    /// Returns a block for work on a CUDA stream, held in `live`: its address.
+    /// Allocates a block for work on a CUDA stream, adds it to `live`, and returns its address.
     #[inline]
     pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, cuda_stream: u64) -> Result<u64> {
         let stream = self.stream(cuda_stream)?;
@@ -124,7 +124,7 @@ impl OpenDevice {
         Ok(())
     }
 
-    /// Holds a block in the caller's stead: its address; 0 for a null block, which need not be held.
+    /// Adds a block to `live` for the caller, and returns its address; 0 for a null block, which is not added.
     #[inline]
     fn hold(&self, live: &LiveBlocks, block: Block) -> u64 {
         if block.is_null() {
@@ -154,7 +154,7 @@ impl OpenDevice {
         );
     }
 
-    /// Reports a free before the block goes back: a moment later it may be another owner's.
+    /// Reports a free before the block is returned: afterwards it may at once have another owner.
     #[inline]
     pub(crate) fn tell_freed(&self, address: u64) {
         if let Some(instrument) = self.device.driver().instrument() {
@@ -162,8 +162,8 @@ impl OpenDevice {
         }
     }
 
-    /// Notes a use on the default stream of a current green context: PyTorch takes it for the device's, so memory that is
-    /// freed then may be in use there although no use was recorded.
+    /// Records a use on the default stream of a current green context. PyTorch takes it for the device's default stream, so freed
+    /// memory may be in use there although no use was recorded.
     #[inline]
     pub(crate) fn note_green_use(&self, block: &Block) -> Result<()> {
         if !self.streams.has_green() {
@@ -176,15 +176,15 @@ impl OpenDevice {
         self.record_on(block, self.streams.id(&self.device, current)?, UseKind::SoFar)
     }
 
-    /// Notes a use of a block on a stream of this device, which need not be the block's own.
+    /// Records a use of a block on a stream of this device, which need not be the block's own.
     pub(crate) fn record(&self, block: &Block, cuda_stream: u64, kind: UseKind) -> Result<()> {
         let named = self.named(cuda_stream);
         let stream = self.streams.id(&self.device, named)?;
         if named.context().is_none() || kind == UseKind::SoFar {
             return self.record_on(block, stream, kind);
         }
-        // The context may be gone when the block is freed. What it is given after this is noted if the block is freed before the
-        // context is popped, and behind that the device's default stream waits for it.
+        // The context may be destroyed before the block is freed. Later work in it is recorded if the block is freed before the
+        // context is popped; after that the device's default stream waits for it.
         self.record_on(block, stream, UseKind::SoFar)?;
         // SAFETY: 0 is the default stream of every device.
         let default = self.streams.id(&self.device, unsafe { ExternalStream::new(0) })?;
@@ -203,9 +203,9 @@ impl OpenDevice {
         Ok(())
     }
 
-    /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that it was not told
-    /// us of: with the last reference its memory becomes free for others, so the device is waited for. Waiting would break a
-    /// capture; then the streams that are known stand in for the device.
+    /// Removes a reference to a pool. A graph that was captured into it may still run, on a stream that was never named. With the
+    /// last reference the pool's memory becomes free for others, so this waits for the device. Waiting would break a capture;
+    /// then only the known streams are waited for.
     pub(crate) fn release_pool(&self, name: PoolName) -> Result<()> {
         let (id, allocator) = (self.pools.id(name)?, self.allocator());
         if allocator.pool_use_count(id) > 1 {
@@ -218,9 +218,9 @@ impl OpenDevice {
         self.pools.release(allocator, name)
     }
 
-    /// Lets go of another process's memory. PyTorch gives it up before the work that reads it is through, and names no streams, so
-    /// the device is waited for before the last holder unmaps it. A capture under way would be broken by that: then the memory
-    /// stays until the next is closed.
+    /// Closes another process's memory. PyTorch closes it before the work that reads it is done, and names no streams, so this
+    /// waits for the device before the last holder unmaps it. That would break a capture in progress; then the memory stays until
+    /// the next is closed.
     pub(crate) fn close_shared(&self, memory: Arc<SharedMemory>) {
         let Some(memory) = self.allocator().retire_shared(memory) else { return };
         let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,8 +236,8 @@ impl OpenDevice {
         Ok(Checkpoint { device: self.index, pool, state })
     }
 
-    /// Puts a pool back to a checkpoint. Live blocks of it lose their place in `live`; those that are live in the checkpoint get
-    /// one.
+    /// Restores a pool to a checkpoint. The pool's live blocks are removed from `live`, and those that are live in the checkpoint
+    /// are added.
     pub(crate) fn restore(&self, live: &LiveBlocks, checkpoint: &Checkpoint) -> Result<PutBack> {
         if checkpoint.device != self.index {
             let of = checkpoint.device;
@@ -260,7 +260,7 @@ impl OpenDevice {
         Ok(PutBack { freed: restored.freed, allocated })
     }
 
-    /// Returns the largest request that could be served without giving anything back: from what the driver has left, within
+    /// Returns the largest request that could be served without releasing cached memory: from the driver's free memory, within
     /// the memory fraction, or from the largest free block (`cacheInfo`).
     pub(crate) fn largest_free_bytes(&self) -> Result<u64> {
         let allocator = self.allocator();
@@ -277,7 +277,7 @@ impl OpenDevice {
     }
 }
 
-/// Segments that a function of the caller's gives, for one pool.
+/// A source of segments for one pool, from the caller's function.
 pub(crate) struct CallerSource {
     pub(crate) allocate: Box<dyn Fn(u64, u64) -> u64 + Send + Sync>,
     pub(crate) free: Box<dyn Fn(u64, u64, u64) + Send + Sync>,

@@ -1,14 +1,14 @@
-//! PyTorch's pools: pairs of numbers that it makes up, and our names of them.
+//! PyTorch's pools: pairs of numbers that PyTorch chooses, mapped to the allocator's names.
 //!
-//! PyTorch counts references to a pool by calls that do not say so: the code that begins to allocate to a pool holds it from then on,
-//! also after the end, until it releases it. The first to name a pool makes it. Ours are counted likewise, so the two counts
-//! are one, apart from the reference that an open scope holds.
+//! PyTorch counts references to a pool implicitly: code that begins to allocate to a pool holds a reference from then on, also
+//! after the end of the scope, until it releases it. The first call that names a pool creates it. Our references are counted in
+//! the same way, so both counts agree, except for the reference that an open scope holds.
 //!
-//! A pool that was released for good may have live blocks still, and snapshots name it: so its name is kept until its memory
-//! is gone. If PyTorch names it again, that is a new pool of ours.
+//! A pool whose last reference was released may still have live blocks, and snapshots name it, so its name is kept until its
+//! memory is gone. If PyTorch names it again, a new pool is created.
 //!
-//! Names are asked for by observers of events, with the lock of an arena held. So they stand behind a lock of their own, which is
-//! never held while the allocator is called.
+//! Observers of events look up names while the lock of an arena is held. So names have their own lock, which is never held while
+//! the allocator is called.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -22,7 +22,7 @@ pub type PoolName = (u64, u64);
 
 struct Pool {
     id: PoolId,
-    /// Whether allocations go to it: then the allocator holds a reference, too.
+    /// Whether allocations go to the pool; the allocator then holds a reference, too.
     is_open: bool,
 }
 
@@ -30,11 +30,11 @@ struct Pool {
 #[derive(Default)]
 pub(crate) struct Pools {
     pools: Mutex<FxHashMap<PoolName, Pool>>,
-    /// By our numbers, also of pools that were released.
+    /// The names by the allocator's numbers, including those of released pools.
     names: RwLock<FxHashMap<u64, (PoolId, PoolName)>>,
 }
 
-/// The number of names of released pools that are kept before it is looked which of them still have memory.
+/// The number of names of released pools at which a search for those without memory begins.
 const NAMES_KEPT: usize = 256;
 
 impl Pools {
@@ -46,7 +46,7 @@ impl Pools {
         self.names.write().unwrap_or_else(PoisonError::into_inner).insert(id.raw(), (id, name));
     }
 
-    /// Adds a reference to a pool, which is made if there is none. A source of segments counts for a new pool only.
+    /// Adds a reference to a pool, and creates it if it does not exist. A source of segments is used only for a new pool.
     pub(crate) fn retain(
         &self,
         allocator: &DeviceAllocator,
@@ -59,7 +59,7 @@ impl Pools {
             allocator.retain_pool(pool.id)?;
             return Ok(pool.id);
         }
-        // PyTorch relies on addresses, and on nothing else.
+        // PyTorch relies only on addresses.
         let options = PoolOptions { may_alias: source.is_none(), source, ..PoolOptions::default() };
         let id = allocator.create_pool_with(options);
         pools.insert(name, Pool { id, is_open: false });
@@ -68,7 +68,7 @@ impl Pools {
         Ok(id)
     }
 
-    /// Adds a reference, and sends requests that match `filter` to the pool until [`end`](Self::end).
+    /// Adds a reference, and routes requests that match `filter` to the pool until [`end`](Self::end).
     pub(crate) fn begin(
         &self,
         allocator: &DeviceAllocator,
@@ -86,7 +86,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Ends that. The reference stays.
+    /// Stops routing requests to a pool. The reference stays.
     pub(crate) fn end(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
         let id = self.id(name)?;
         allocator.end_use_pool(id)?;
@@ -96,7 +96,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes a reference away.
+    /// Removes a reference.
     pub(crate) fn release(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
         let mut pools = self.lock();
         let id = pools.get(&name).ok_or_else(|| unknown(name))?.id;
@@ -107,7 +107,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns how many references PyTorch holds; 0 if there is no such pool.
+    /// Returns the number of references that PyTorch holds; 0 if there is no such pool.
     pub(crate) fn use_count(&self, allocator: &DeviceAllocator, name: PoolName) -> usize {
         self.lock().get(&name).map_or(0, |pool| allocator.pool_use_count(pool.id) - usize::from(pool.is_open))
     }
@@ -117,7 +117,7 @@ impl Pools {
         self.lock().get(&name).map(|pool| pool.id).ok_or_else(|| unknown(name))
     }
 
-    /// Returns all that ever had this name and may have memory still.
+    /// Returns all pools that ever had this name and may still have memory.
     pub(crate) fn ids_named(&self, name: PoolName) -> Vec<PoolId> {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut ids: Vec<PoolId> =

@@ -1,15 +1,15 @@
 //! The Python stack of the calling thread, for histories.
 //!
-//! The process may have an interpreter or not; its functions are looked up when a stack is first wanted, among the symbols of
-//! the process. A stack is only taken of a thread that the interpreter knows. PyTorch lets go of the interpreter while it runs an
-//! operator, so as a rule such a thread does not hold it, and takes it for the while, as PyTorch's own allocator does. That may
-//! wait for another thread, which may be waiting for us: so no lock may be held when a stack is asked for. `thalweg_memory` asks
-//! before it takes any; where a function of the caller's is called with a lock held and may free memory, it runs in
-//! [`without_stacks`](crate::stacks::without_stacks).
+//! The process may or may not have an interpreter; its functions are looked up among the symbols of the process when a stack is
+//! first needed. Stacks are only taken of threads that the interpreter knows. PyTorch releases the interpreter's lock while it
+//! runs an operator, so such a thread usually does not hold it, and acquires it for the duration, as PyTorch's own allocator
+//! does. That may wait for another thread, which may be waiting for us, so no lock may be held when a stack is requested.
+//! `thalweg_memory` requests stacks before it takes any lock. A caller's function that is called with a lock held and may free
+//! memory runs in [`without_stacks`](crate::stacks::without_stacks).
 //!
-//! Frames are named when they are first seen, while the interpreter is held: so a snapshot is made without it. A frame is a code
-//! object and a line; the code objects that were seen are kept, so that their addresses name them. What is kept grows with the
-//! program's code, not with time.
+//! Frames get their names when they are first seen, while the interpreter's lock is held, so a snapshot does not need the lock. A
+//! frame is a code object and a line. Seen code objects are kept alive, so that their addresses identify them. That memory grows
+//! with the program's code, not with time.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -23,7 +23,7 @@ type Object = *mut c_void;
 /// The functions of Python's C interface that are used. All are part of it since 3.9.
 struct Interpreter {
     is_initialized: unsafe extern "C" fn() -> c_int,
-    /// Its name changed in Python 3.13.
+    /// Returns whether the interpreter is ending. The function's name changed in Python 3.13.
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
     thread_state: unsafe extern "C" fn() -> Object,
     hold: unsafe extern "C" fn() -> c_int,
@@ -36,7 +36,7 @@ struct Interpreter {
     text: unsafe extern "C" fn(Object) -> *const c_char,
     retain: unsafe extern "C" fn(Object),
     release: unsafe extern "C" fn(Object),
-    /// Takes the exception that the thread has under way, and puts it back.
+    /// Takes the thread's pending exception; `restore_error` sets it again.
     fetch_error: unsafe extern "C" fn(*mut Object, *mut Object, *mut Object),
     restore_error: unsafe extern "C" fn(Object, Object, Object),
 }
@@ -79,17 +79,17 @@ impl Interpreter {
         FOUND.get_or_init(find).as_ref()
     }
 
-    /// Runs `body` while the calling thread holds the interpreter; `None` if it is not a thread of the interpreter's, or there is
-    /// none any more.
+    /// Runs `body` while the calling thread holds the interpreter's lock; `None` if the interpreter does not know the thread, or
+    /// no longer exists.
     fn held<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         struct LetGo<'a>(&'a Interpreter, c_int);
         impl Drop for LetGo<'_> {
             fn drop(&mut self) {
-                // SAFETY: the interpreter was taken, and the answer to that is given back.
+                // SAFETY: the interpreter's lock was acquired, and its state is passed back.
                 unsafe { (self.0.let_go)(self.1) };
             }
         }
-        // SAFETY: these may be called at any time by any thread, and tell whether the rest may be.
+        // SAFETY: any thread may call these at any time; they return whether the other functions may be called.
         let is_known = unsafe {
             let ends = self.is_finalizing.is_some_and(|is_finalizing| is_finalizing() != 0);
             (self.is_initialized)() != 0 && !ends && !(self.thread_state)().is_null()
@@ -97,25 +97,25 @@ impl Interpreter {
         if !is_known {
             return None;
         }
-        // SAFETY: the thread is the interpreter's. Taking what it holds already is allowed.
+        // SAFETY: the thread is the interpreter's. Acquiring the lock recursively is allowed.
         let _held = LetGo(self, unsafe { (self.hold)() });
         let (mut kind, mut value, mut trace) = (null_mut(), null_mut(), null_mut());
-        // A tensor may be freed while an exception travels. It is not ours: we go without, and it goes on behind us.
-        // SAFETY: the interpreter is held, and there are places for the three; they are put back once.
+        // A tensor may be freed while an exception propagates. The exception is not ours: clear it, do our work, and restore it.
+        // SAFETY: the interpreter's lock is held, and there are places for the three objects, which are restored once.
         unsafe { (self.fetch_error)(&raw mut kind, &raw mut value, &raw mut trace) };
         let result = body();
-        // SAFETY: as above. What the body left behind is dropped by it.
+        // SAFETY: as above. It drops an exception that the body left.
         unsafe { (self.restore_error)(kind, value, trace) };
         Some(result)
     }
 
-    /// Returns the code object and the line of each frame, innermost first. The code objects are the caller's to release.
+    /// Returns the code object and the line of each frame, innermost first. The caller must release the code objects.
     ///
     /// # Safety
     /// The calling thread holds the interpreter.
     unsafe fn walk(&self) -> Vec<(Object, u32)> {
         let mut frames = Vec::with_capacity(32);
-        // SAFETY: the interpreter is held. The first frame is borrowed, and retained here; the others are ours.
+        // SAFETY: the interpreter's lock is held. The first frame is borrowed, and retained here; the others are owned.
         unsafe {
             let mut frame = (self.current_frame)();
             if !frame.is_null() {
@@ -132,17 +132,17 @@ impl Interpreter {
         frames
     }
 
-    /// Returns an attribute of an object that is a text.
+    /// Returns an object's attribute that is a string.
     ///
     /// # Safety
     /// The calling thread holds the interpreter, and `object` is one.
     unsafe fn text_of(&self, object: Object, name: &CStr) -> Arc<str> {
-        // SAFETY: the caller's promise; what is returned is ours to release, and the text is copied before.
+        // SAFETY: the caller's promise; the result is owned and released here, after the text is copied.
         unsafe {
             let value = (self.attribute)(object, name.as_ptr());
             let text = if value.is_null() { std::ptr::null() } else { (self.text)(value) };
             let copied = if text.is_null() {
-                // The exception that says why is of no use.
+                // The exception with the reason is not needed.
                 (self.restore_error)(null_mut(), null_mut(), null_mut());
                 Arc::from("?")
             } else {
@@ -164,7 +164,7 @@ pub(crate) struct PythonStacks {
 
 #[derive(Default)]
 struct Seen {
-    /// By code object and line.
+    /// The numbers of frames by code object and line.
     frames: FxHashMap<(usize, u32), u32>,
     frame_texts: Vec<Frame>,
 }
@@ -181,7 +181,7 @@ impl Seen {
         self.frames.get(&(frame.0 as usize, frame.1)).copied()
     }
 
-    /// Returns the number of a frame, with its names in case it is new.
+    /// Returns the number of a frame, which is added with its names if it is new.
     fn add(&mut self, frame: (Object, u32), texts: Frame) -> u32 {
         *self.frames.entry((frame.0 as usize, frame.1)).or_insert_with(|| {
             self.frame_texts.push(texts);
@@ -191,8 +191,8 @@ impl Seen {
 }
 
 impl PythonStacks {
-    /// Returns the numbers of the frames of a stack. No lock is held while the interpreter is asked for anything: whatever
-    /// allocates there may collect garbage, which may free memory of ours and want a stack in turn.
+    /// Returns the numbers of the frames of a stack. No lock is held while the interpreter is called: any allocation there may
+    /// collect garbage, which may free our memory and request a stack in turn.
     ///
     /// # Safety
     /// The calling thread holds the interpreter, and the code objects of `frames` are retained.
@@ -204,7 +204,7 @@ impl PythonStacks {
         let number = |(known, frame): (Option<u32>, &(Object, u32))| {
             known.unwrap_or_else(|| {
                 let (code, line) = *frame;
-                // SAFETY: the caller's promise. The code object is kept for good, so that no other gets its address.
+                // SAFETY: the caller's promise. The code object is kept forever, so that no other gets its address.
                 let texts = unsafe {
                     (interpreter.retain)(code);
                     let filename = interpreter.text_of(code, c"co_filename");
@@ -218,11 +218,11 @@ impl PythonStacks {
 }
 
 impl PythonStacks {
-    /// Returns the numbers of the frames of the calling thread's stack, innermost first; `None` if it is not a thread of the
-    /// interpreter's.
+    /// Returns the numbers of the frames of the calling thread's stack, innermost first; `None` if the interpreter does not know
+    /// the thread.
     pub(crate) fn take(&self) -> Option<Vec<u32>> {
         let interpreter = Interpreter::find()?;
-        // SAFETY: the interpreter is held, and the code objects are released once they are numbered.
+        // SAFETY: the interpreter's lock is held, and the code objects are released after they are numbered.
         interpreter.held(|| unsafe {
             let frames = interpreter.walk();
             let numbers = self.numbers(interpreter, &frames);
@@ -231,7 +231,7 @@ impl PythonStacks {
         })
     }
 
-    /// Returns what these frames are.
+    /// Returns the frames with these numbers.
     pub(crate) fn frames(&self, numbers: &[u32]) -> Vec<Frame> {
         let seen = self.seen();
         numbers.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()

@@ -1,8 +1,8 @@
 //! The sanitizer: a [`SanitizerDriver`] below the allocator, to which the work that PyTorch submits is reported.
 //!
-//! The allocator's own doings (blocks given out, recorded and freed, pages mapped) reach the [`SanitizerDriver`] by themselves. What
-//! PyTorch submits does not: its dispatch mode and its trace of events and streams tell of it (`thalweg_sanitizer_*`). Texts that
-//! they name are operators and lines of the program: kept for good, each once.
+//! The allocator's own operations (blocks allocated, recorded and freed, pages mapped) reach the [`SanitizerDriver`]
+//! automatically. PyTorch's work does not: a dispatch mode and a trace of events and streams report it (`thalweg_sanitizer_*`).
+//! Their texts are operators and lines of the program; each text is kept forever, once.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -17,7 +17,7 @@ use thalweg_snapshot::Frame;
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
-/// A watcher of the work of all devices of a kind.
+/// A sanitizer of the work of all devices of a kind.
 #[derive(Debug)]
 pub struct Sanitizer {
     is_real: bool,
@@ -48,7 +48,7 @@ impl Sanitizer {
         self.is_real
     }
 
-    /// Returns a device, behind the sanitizer.
+    /// Returns a device whose work the sanitizer checks.
     ///
     /// # Errors
     /// If there is no such device, or its driver cannot be opened.
@@ -56,7 +56,7 @@ impl Sanitizer {
         Ok(self.opened()?.devices.get(index)?)
     }
 
-    /// Returns the checked driver, and opens it first if need be.
+    /// Returns the checked driver, and opens it first if necessary.
     pub(crate) fn driver(&self) -> Result<&Arc<SanitizerDriver>> {
         Ok(&self.opened()?.driver)
     }
@@ -73,13 +73,13 @@ impl Sanitizer {
         };
         let driver = SanitizerDriver::new(driver);
         driver.speak_python();
-        // The engine of autograd has threads that wait for one another unseen.
+        // Autograd's engine has threads that wait for each other without reports.
         driver.count_threads_as_one();
         let devices = Devices::new(driver.clone(), Environment::get());
         Ok(self.opened.get_or_init(|| Opened { driver, devices }))
     }
 
-    /// Says where the calling thread is, by its stack, unless it has said so itself.
+    /// Sets the calling thread's location from its stack, unless the thread has set one itself.
     pub(crate) fn at_line_of(&self, call: &'static str, stacks: &Stacks) -> Option<AtSite> {
         if SanitizerDriver::has_told_site() {
             return None;
@@ -92,7 +92,7 @@ impl Sanitizer {
     }
 }
 
-/// While it lives, the site of the calling thread is set. See [`SanitizerDriver::told_site`].
+/// A guard: while it lives, the site of the calling thread is set. See [`SanitizerDriver::told_site`].
 pub(crate) struct AtSite;
 
 impl Drop for AtSite {
@@ -101,13 +101,13 @@ impl Drop for AtSite {
     }
 }
 
-/// Returns whether a frame is neither PyTorch's nor of our package.
+/// Returns whether a frame belongs neither to PyTorch nor to this package.
 fn is_of_program(frame: &Frame) -> bool {
     let is_in = |folder: &str| frame.filename.contains(&format!("/site-packages/{folder}/"));
     !frame.filename.starts_with('<') && !is_in("torch") && !frame.filename.contains("/thalweg_torch/")
 }
 
-/// Returns a text of the program's, kept for good, once.
+/// Returns a program's text as a static string; equal texts are stored once.
 pub(crate) fn kept(text: &str) -> &'static str {
     static TEXTS: Mutex<Option<FxHashSet<&'static str>>> = Mutex::new(None);
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ pub(crate) fn kept(text: &str) -> &'static str {
 /// for write or 2 for both, the number of dimensions, their sizes, and their strides in elements.
 ///
 /// # Errors
-/// If the numbers end within an operand, or make no sense.
+/// If the numbers end within an operand, or are invalid.
 pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
     let wrong = || Error::invalid("the numbers of the accesses do not describe operands");
     let mut accesses = Vec::new();
@@ -148,7 +148,7 @@ pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
     if words.is_empty() { Ok(accesses) } else { Err(wrong()) }
 }
 
-/// Returns how many bytes a strided operand spans, and which of them it touches; `None` where that makes no sense.
+/// Returns the number of bytes that a strided operand spans, and the bytes that it touches; `None` if the layout is invalid.
 fn extent(sizes: &[i64], strides: &[i64], element_bytes: u64) -> Option<(u64, Touch)> {
     let mut dimensions = Vec::with_capacity(sizes.len());
     let mut last: u64 = 0;

@@ -1,7 +1,7 @@
-//! Snapshots in PyTorch's words: `cudaStream_t`s and PyTorch's names of pools, on all devices that are open.
+//! Snapshots with PyTorch's names: `cudaStream_t`s and PyTorch's pool names, of all open devices.
 //!
-//! What is allocated and what happened comes from [`thalweg_snapshot`]; here names are translated, and the whole is
-//! given to C piece by piece ([`visit`]), or as a file ([`Snapshot::to_pickle`]).
+//! The state and the history come from [`thalweg_snapshot`]. Here names are translated, and the snapshot is passed to C piece by
+//! piece ([`visit`]), or as a file ([`Snapshot::to_pickle`]).
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -15,7 +15,7 @@ use crate::pools::PoolName;
 use crate::stacks::as_numbers;
 use crate::status::Result;
 
-/// `thalweg_segment`. What comes after it in a visit, up to the next one, are its blocks.
+/// `thalweg_segment`. The blocks after it in a visit, up to the next segment, are in this segment.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "the header explains each field")]
@@ -89,7 +89,7 @@ pub struct VisitorC {
     pub annotation: unsafe extern "C" fn(*mut c_void, *const AnnotationC),
 }
 
-/// Returns a snapshot of all open devices. With a pool, of its segments only, and of no device's that lacks it.
+/// Returns a snapshot of all open devices. With a pool, it has only the pool's segments, and only devices that have the pool.
 pub(crate) fn take(allocator: &Allocator, pool: PoolName, include_traces: bool) -> Result<Snapshot> {
     let mut all = Snapshot::default();
     for device in allocator.open_devices() {
@@ -125,7 +125,8 @@ fn translate(device: &OpenDevice, snapshot: &mut Snapshot) {
     }
 }
 
-/// Gives a snapshot to C, piece by piece; stacks are the numbers that the caller's recorder was given (`thalweg_record_stacks_by`).
+/// Passes a snapshot to C, piece by piece; stacks are the numbers that the caller's recorder received
+/// (`thalweg_record_stacks_by`).
 ///
 /// # Safety
 /// The visitor's functions can be called with its `user`.
@@ -226,7 +227,7 @@ fn visit_entry(device: i32, entry: &TraceEntry, give: impl FnOnce(&EventC)) {
     });
 }
 
-/// Returns an event as it happens, for an observer. Its time is left for the observer to take.
+/// Returns an event as it happens, for an observer, which must take the time itself.
 pub(crate) fn event_of(device: &OpenDevice, event: &Event) -> EventC {
     let pool = device.pools.name(event.pool_id);
     EventC {

@@ -1,15 +1,16 @@
-//! Where the histories of all devices have their stacks from: a recorder of the caller's, or Python.
+//! The source of stacks for the histories of all devices: the caller's recorder, or Python.
 //!
-//! A recorder ([`Recorder`]; PyTorch's, in the native class) keeps stacks of its own under numbers of ours: each event has a number
-//! of its own, since only the recorder knows what is in a stack (Python's frames, TorchScript's, C++'s). Without one the stacks are
+//! A recorder ([`Recorder`]; PyTorch's, in the native class) keeps its own stacks under our numbers: each event has its own
+//! number, since only the recorder knows the frames of a stack (Python's, TorchScript's, C++'s). Without one the stacks are
 //! Python's ([`PythonStacks`]), and equal ones have the same number.
 //!
-//! Stacks are kept for as long as a block or an event refers to them. These references are not counted: when there are many, a search finds which
-//! numbers are in use, and the others are forgotten. A number that was given out since the last such look is kept, as the caller that was
-//! given it may not have written it down yet.
+//! Stacks are kept for as long as a block or an event refers to them. These references are not counted: when there are many
+//! stacks, a search finds the numbers in use, and the others are removed. A number that was returned since the last search is
+//! kept, because the caller may not have stored it yet.
 //!
-//! An interpreter that ends kills the threads that wait for it, by an unwinding that must not come through Rust. So before it ends it
-//! closes the gate ([`Stacks::stop`]): from then on nothing is called that may wait for it, and those that do are let through.
+//! An interpreter that ends kills the threads that wait for it, by unwinding that must not pass through Rust. So before it ends
+//! it closes the gate ([`Stacks::stop`]): from then on nothing is called that may wait for it, and threads that already wait are
+//! let through.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,10 +26,10 @@ use crate::python::PythonStacks;
 
 /// A recorder that keeps stacks for a caller.
 pub(crate) trait Recorder: Send + Sync {
-    /// Takes the calling thread's stack and keeps it under a number; whether there is one. No lock is held.
+    /// Takes the calling thread's stack and keeps it under a number. Returns whether there is a stack. No lock is held.
     fn take(&self, stack: StackId) -> bool;
 
-    /// Forgets a stack: nothing refers to its number any more. No lock is held.
+    /// Removes a stack, whose number has no references any more. No lock is held.
     fn forget(&self, stack: StackId);
 }
 
@@ -39,36 +40,36 @@ pub(crate) struct Stacks {
     recorder: OnceLock<Box<dyn Recorder>>,
     python: PythonStacks,
     kept: Mutex<Kept>,
-    /// The allocators whose histories refer to them.
+    /// The allocators whose histories refer to the stacks.
     devices: Mutex<Vec<Weak<DeviceAllocator>>>,
 }
 
 #[derive(Default)]
 struct Kept {
-    /// By number; of Python's, the numbers of their frames.
+    /// The stacks by number; Python's stacks with the numbers of their frames.
     stacks: FxHashMap<StackId, One>,
     ids: FxHashMap<Arc<[u32]>, StackId>,
     last: u32,
-    /// The number of looks at which of them are in use.
+    /// The number of searches for stacks in use.
     looks: u32,
-    /// The number that there may be before it is looked again.
+    /// The number of stacks at which the next search begins.
     most: usize,
 }
 
 struct One {
     frames: Option<Arc<[u32]>>,
-    /// `Kept::looks` when it was given out last.
+    /// The value of `Kept::looks` when the number was last returned.
     given_at: u32,
 }
 
-/// The number of stacks that are kept without a look.
+/// The number of stacks that are kept without a search.
 const FEW: usize = 1 << 14;
 
 impl Kept {
     fn new_id(&mut self) -> StackId {
         loop {
             self.last = self.last.wrapping_add(1);
-            // It comes round after 2^32 of them.
+            // The number wraps around after 2^32 stacks.
             if let Some(id) = StackId::new(self.last)
                 && !self.stacks.contains_key(&id)
             {
@@ -100,7 +101,7 @@ impl Kept {
         (id, self.are_many())
     }
 
-    /// Forgets the numbers that are not in use and were not given out since the last look, or all that are not in use. Those of
+    /// Removes the numbers that are not in use, except those returned since the last search unless `also_new`. Returns those of
     /// the recorder.
     fn forget(&mut self, in_use: &FxHashSet<StackId>, also_new: bool) -> Vec<StackId> {
         let (looks, ids) = (self.looks, &mut self.ids);
@@ -153,23 +154,23 @@ impl Stacks {
         self.recorder.set(recorder).is_ok()
     }
 
-    /// Notes that the histories of a device refer to stacks from now on.
+    /// Registers a device whose histories refer to stacks from now on.
     pub(crate) fn add_device(&self, device: &Arc<DeviceAllocator>) {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(device));
     }
 
-    /// Calls what may wait for the interpreter, unless that is ending.
+    /// Calls a function that may wait for the interpreter, unless the interpreter is ending.
     pub(crate) fn pass<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         self.gate.pass(|| Some(body()))
     }
 
-    /// Calls nothing any more that may wait for the interpreter, and waits for the threads that are there: they need the
-    /// interpreter, which the caller must not hold.
+    /// Stops all calls that may wait for the interpreter, and waits for the threads inside such calls: they need the
+    /// interpreter's lock, which the caller must not hold.
     pub(crate) fn stop(&self) {
         self.gate.close();
     }
 
-    /// Forgets what nothing refers to; also what was just given out if `also_new`.
+    /// Removes stacks without references; also those that were just returned if `also_new`.
     pub(crate) fn forget_unused(&self, also_new: bool) {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let devices = devices.iter().filter_map(Weak::upgrade);
@@ -180,7 +181,7 @@ impl Stacks {
         }
     }
 
-    /// Returns the Python stack of the calling thread, no matter what records those of histories.
+    /// Returns the Python stack of the calling thread, regardless of the recorder of histories.
     pub(crate) fn python_stack(&self) -> Option<Vec<Frame>> {
         let take = || Some(self.python.frames(&self.python.take()?));
         if DISABLED.get() { None } else { self.gate.pass(take) }
@@ -226,7 +227,7 @@ impl StackSource for Stacks {
     }
 }
 
-/// The threads at the interpreter, and whether one may go there.
+/// The threads inside the interpreter, and whether more may enter.
 #[derive(Default)]
 struct Gate {
     is_closed: AtomicBool,
@@ -242,14 +243,14 @@ impl Gate {
                 self.0.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        // Counted first and looked second, where `close` closes first and counts second: all four are in one order, so either it
-        // sees us or we see it.
+        // This counts first and checks second, while `close` closes first and reads the count second. All four operations are in
+        // one total order, so either it sees our count or we see that it has closed.
         self.inside.fetch_add(1, Ordering::SeqCst);
         let _inside = Inside(&self.inside);
         if self.is_closed.load(Ordering::SeqCst) { None } else { body() }
     }
 
-    /// Lets no thread in any more, and waits until all are out.
+    /// Closes the gate, and waits until no thread is inside.
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         while self.inside.load(Ordering::SeqCst) > 0 {

@@ -1,4 +1,4 @@
-//! [`DeviceStatistics`] as C has them.
+//! [`DeviceStatistics`] in C's layout.
 
 use thalweg_memory::{ByPool, DeviceStatistics, Statistic};
 
@@ -6,13 +6,13 @@ use thalweg_memory::{ByPool, DeviceStatistics, Statistic};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct StatisticC {
-    /// The value now.
+    /// The current value.
     pub current: i64,
-    /// The most that there was.
+    /// The maximum value.
     pub peak: i64,
-    /// All that was added.
+    /// The sum of all additions.
     pub allocated: i64,
-    /// All that was taken away.
+    /// The sum of all subtractions.
     pub freed: i64,
 }
 
@@ -20,7 +20,7 @@ pub struct StatisticC {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct ByPoolC {
-    /// Both together.
+    /// All requests.
     pub all: StatisticC,
     /// Small requests.
     pub small_pool: StatisticC,
@@ -50,7 +50,7 @@ pub struct StatisticsC {
     pub num_device_alloc: i64,
     pub num_device_free: i64,
     pub num_oom_rejections: i64,
-    /// -1 if it is off, as in PyTorch.
+    /// The largest block that may be split, in bytes; -1 if there is no limit, as in PyTorch.
     pub max_split_size: i64,
     pub pending_use_bytes: i64,
     pub num_cross_stream_waits: i64,

@@ -1,8 +1,8 @@
-//! Errors as C knows them: a status, and the calling thread's last message.
+//! Errors in C's form: a status, and the calling thread's last message.
 //!
-//! [`answer`] stands around every exported function. It turns an error into a status and keeps the message for
-//! `thalweg_error_message`; and it stops panics: nothing unwinds into C. A panic is our bug, so it is reported on the standard
-//! error at once, since a caller may drop statuses.
+//! [`answer`] wraps every exported function. It turns an error into a status and keeps the message for `thalweg_error_message`.
+//! It also catches panics, so that nothing unwinds into C. A panic is our bug, so it is reported on standard error at once, since
+//! a caller may ignore statuses.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -12,27 +12,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_memory::{AllocationError, SettingsError};
 
-/// The answer of an exported function. The numbers are those of the header.
+/// The result of an exported function. The numbers are those of the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum Status {
-    /// It was done.
+    /// Success.
     Ok = 0,
-    /// There was no room: freeing memory and trying again makes sense.
+    /// Out of memory: the caller may free memory and try again.
     OutOfMemory = 1,
-    /// The caller's arguments make no sense.
+    /// Invalid arguments.
     Invalid = 2,
-    /// It is not possible while a capture is under way.
+    /// The call is not possible during a capture.
     Capture = 3,
-    /// The CUDA driver refused.
+    /// The CUDA driver returned an error.
     Driver = 4,
-    /// A bug of this library. The message says where.
+    /// A bug of this library. The message has the location.
     Panic = 5,
     /// The process is a forked child of one that uses CUDA.
     Forked = 6,
 }
 
-/// The reason why something was not done.
+/// The reason why a call failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     status: Status,
@@ -59,12 +59,12 @@ impl Error {
         Self::new(Status::Forked, message)
     }
 
-    /// Returns what kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Returns what happened, for people.
+    /// Returns a message for people.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -78,7 +78,7 @@ impl From<AllocationError> for Error {
             () if error.is_invalid_argument() => Status::Invalid,
             () => Status::Driver,
         };
-        // PyTorch's words: programs look for them.
+        // PyTorch's words, which programs search for.
         let prefix = if status == Status::OutOfMemory { "CUDA " } else { "" };
         Self::new(status, format!("{prefix}{error}"))
     }
@@ -123,8 +123,8 @@ thread_local! {
 /// Runs the body of the exported function `call`.
 #[inline]
 pub(crate) fn answer(call: &'static str, body: impl FnOnce() -> Result<()>) -> Status {
-    // What is left behind by a panic is valid: the allocators see to that themselves, and this crate changes its own tables in
-    // single steps.
+    // The state after a panic is valid: the allocators guarantee that themselves, and this crate changes its own tables in single
+    // steps.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(error)) => refuse(error),
@@ -143,7 +143,7 @@ fn report_panic(call: &str, panic: &(dyn Any + Send)) -> Status {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let message = format!("{call} failed by a bug of Thalweg: {text}. Please report it with this message.");
-    // `eprintln!` would panic where the standard error is not read, and this is outside of what catches panics.
+    // `eprintln!` would panic if standard error is closed, and no code around this catches panics.
     let _ = writeln!(std::io::stderr(), "thalweg: {message}");
     keep_message(message);
     Status::Panic
@@ -161,7 +161,7 @@ pub(crate) fn last_message() -> *const c_char {
     MESSAGE.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
-/// Returns a text that C gave.
+/// Returns a text from C.
 ///
 /// # Safety
 /// `text` is null or points to a text that ends with a zero and does not change while the result is used.

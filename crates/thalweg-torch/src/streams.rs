@@ -1,16 +1,16 @@
-//! PyTorch's streams: a `cudaStream_t` each, and the runtime's stream that wraps it.
+//! PyTorch's streams: each `cudaStream_t` with the runtime's stream that wraps it.
 //!
-//! A CUDA stream is wrapped when it is first named, and for good: PyTorch never destroys the streams of its pools. A stream
-//! that a program made itself (`torch.cuda.ExternalStream`, the streams of a green context) may be destroyed without a word, and
-//! the driver does not survive it to be named then. PyTorch's own allocator names a stream only where it is recorded, so such
-//! streams are [transient](Stream::set_transient): we do the same. The next stream may have the handle of one that was destroyed; both are then
-//! the same stream to us, as they are there.
+//! A CUDA stream is wrapped when it is first named, and stays wrapped: PyTorch never destroys the streams of its pools. A stream
+//! that a program made itself (`torch.cuda.ExternalStream`, the streams of a green context) may be destroyed without notice, and
+//! the driver crashes if it is used afterwards. PyTorch's own allocator uses a stream only when it is recorded. Such streams are
+//! [transient](Stream::set_transient) here, which has the same effect. A new stream may have the handle of a destroyed one; both
+//! are then the same stream here, as in PyTorch.
 //!
-//! The handle of the default stream, 0, is the primary context's, unless a green context is current, which has a default stream
-//! of its own. PyTorch's own allocator takes both for one; since its programs order them only where the context is pushed and
-//! popped, they are two here. The context may go, so its stream is transient.
+//! The handle of the default stream, 0, is the primary context's, unless a green context is current, which has its own default
+//! stream. PyTorch's own allocator takes both for the same stream; since programs order them only when the context is pushed and
+//! popped, they are two here. The context may be destroyed, so its stream is transient.
 //!
-//! The last stream that a thread named is remembered with the thread, so that in steady work nothing shared is touched.
+//! Each thread caches the last stream that it named, so that steady work touches no shared state.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use crate::status::Result;
 
 #[derive(Clone, Copy)]
 struct Recent {
-    /// Of which table.
+    /// The number of the table.
     table: u64,
     cuda_stream: ExternalStream,
     id: StreamId,
@@ -37,10 +37,10 @@ thread_local! {
 /// The streams of one device.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Tells the tables of a process apart.
+    /// The number that distinguishes the tables of a process.
     number: u64,
     known: RwLock<Known>,
-    /// A default stream of a green context was named.
+    /// Whether a default stream of a green context was named.
     has_green: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Streams {
         Ok(id)
     }
 
-    /// Returns the stream itself.
+    /// Returns the runtime's stream, and wraps it first if necessary.
     pub(crate) fn find_or_wrap(&self, device: &Device, cuda_stream: ExternalStream) -> Result<Stream> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
@@ -91,7 +91,7 @@ impl Streams {
             stream.set_transient();
             self.has_green.store(true, Ordering::Relaxed);
         }
-        // PyTorch does not insist on every use being recorded.
+        // PyTorch does not require every use to be recorded.
         device.allocator().add_unrecorded_user(stream.id());
         known.cuda_streams.insert(stream.id(), cuda_stream.cuda_stream());
         known.by_cuda_stream.insert(cuda_stream, stream.clone());

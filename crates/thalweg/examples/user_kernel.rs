@@ -1,4 +1,5 @@
-//! An operator with a kernel of one's own, max(x, 0)²: CUDA C for a GPU, the same work on the host for the simulated one, and its gradient.
+//! An operator with a user's own kernel, max(x, 0)²: CUDA C for a GPU, the same work on the host for the simulated one, and its
+//! gradient.
 //!
 //! ```text
 //! cargo run --release --example user_kernel -- --device sim
@@ -21,7 +22,7 @@ extern \"C\" __global__ void squared_relu(const __grid_constant__ squared_relu_a
     if (n < a.count) { const float x = a.x[n] > 0.0f ? a.x[n] : 0.0f; a.y[n] = x * x; }
 }";
 
-/// A launch: addresses of input and result, and how many elements they have.
+/// A launch: addresses of input and result, and their number of elements.
 struct SquaredRelu(DevicePointer, DevicePointer, u64);
 
 impl NativeKernel for SquaredRelu {

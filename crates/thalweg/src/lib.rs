@@ -1,6 +1,6 @@
-//! Thalweg: the system that PyTorch calls its CUDA backend, in Rust, with a simulated GPU.
+//! Thalweg: PyTorch's CUDA backend in Rust, with a simulated GPU.
 //!
-//! This crate is the facade: it holds no logic, only names. A tensor program needs no more than this:
+//! This crate is the facade: it has no logic and only re-exports names. A tensor program needs no other crate:
 //!
 //! ```
 //! use thalweg::{DType, Device, Tensor};
@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! | to | look at |
+//! | to | see |
 //! |---|---|
 //! | begin | [`prelude`], and [Coming from PyTorch, in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
 //! | compute with tensors and their gradients | [`Tensor`], [`autograd`], [`no_grad`], [`random`], and [`tensor`], which has autocast and graphs of whole steps |
@@ -25,7 +25,7 @@
 //! | order work on a device | [`Device`], [`Stream`], [`Event`], and [`runtime`] |
 //! | capture and replay work | [`Graph`], [`graph`], which has the audit of a capture |
 //! | use several GPUs | [`distributed`] |
-//! | understand where memory went | [`memory`], [`snapshot`], [`memory_tools`] |
+//! | understand the use of memory | [`memory`], [`snapshot`], [`memory_tools`] |
 //! | find races and lifetime bugs without a GPU | [`sim`], over the [`simulator`] and the [`sanitizer`] |
 //! | measure and tune | [`profiler`], [`backends`], [`cuda::tunable`] |
 //! | define an operator or a kernel, and test it | [`dispatch`], the table in [`ops`], [`kernels`], [`ir`], [`testing`] |
@@ -68,7 +68,7 @@ pub use thalweg_runtime::{graph, sim};
 
 pub mod prelude;
 
-/// The guide for those who come from PyTorch, whose program is a test.
+/// The guide for PyTorch users, whose program is a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/rust.md")]
 struct Guide;

@@ -1,4 +1,4 @@
-//! Builds every program of the workspace with one call of Cargo, and learns from its messages where they are.
+//! Builds every program of the workspace with one call of Cargo, and reads their locations from its messages.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,16 +22,16 @@ pub enum Kind {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BuiltProgram {
     pub kind: Kind,
-    /// Its crate.
+    /// The crate of the program.
     pub package: String,
-    /// Its name within the crate.
+    /// The program's name within the crate.
     pub name: String,
-    /// The folder of its crate.
+    /// The folder of the crate.
     pub folder: PathBuf,
     pub executable: PathBuf,
 }
 
-/// Crates that never meet a GPU: their programs would only make the bundle heavier.
+/// Crates that never use a GPU: their programs would only make the bundle larger.
 const WITHOUT_GPUS: [&str; 7] = [
     "xtask",
     "thalweg-derive",
@@ -42,7 +42,7 @@ const WITHOUT_GPUS: [&str; 7] = [
     "thalweg-snapshot",
 ];
 
-/// Builds them, stripped. The library tests, which look into private parts, are not among them.
+/// Builds the programs, stripped, without the library tests, which test private items.
 pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
@@ -67,7 +67,7 @@ pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {
     Ok(programs)
 }
 
-/// Returns the program that a message of Cargo tells about, if it does.
+/// Returns the program that a message of Cargo reports, if any.
 fn program(line: &str) -> Option<BuiltProgram> {
     let message: Value = serde_json::from_str(line).ok()?;
     let executable = PathBuf::from(message["executable"].as_str()?);

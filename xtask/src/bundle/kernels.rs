@@ -1,11 +1,12 @@
 //! The kernels of a bundle: recorded from the programs that use them, then compiled for each architecture.
 //!
-//! The programs run on the simulated GPU with `THALWEG_RECORD_KERNELS` set. The planner chooses a kernel by shapes,
-//! strides and dtypes alone, so a GPU is asked for the same ones. Native kernels are all added: the simulator runs them on
-//! the host, and may not meet each dtype.
+//! The programs run on the simulated GPU with `THALWEG_RECORD_KERNELS` set. The planner chooses a kernel only by shapes, strides
+//! and dtypes, so a GPU needs the same kernels. All native kernels are added: the simulator runs them on the host, and may not
+//! use each dtype.
 //!
-//! The bundle's own `thalweg precompile` compiles them. What is compiled is kept in the target folder, so that the next bundle compiles only what
-//! changed. It travels packed, since machine code shrinks to a fifth; the `run` script unpacks it at its first call.
+//! The bundle's own `thalweg precompile` compiles them. The results are kept in the target folder, so that the next bundle
+//! compiles only what has changed. They are packed in the bundle, since machine code compresses to a fifth; the `run` script
+//! unpacks them on its first call.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::progress::Progress;
 /// The folder of the kernels within the bundle, before it is packed and after it is unpacked.
 const FOLDER: &str = "kernels";
 
-/// Puts the kernels that the programs use into the bundle.
+/// Adds the kernels that the programs use to the bundle.
 pub fn collect(
     root: &Path,
     programs: &[BuiltProgram],
@@ -52,14 +53,14 @@ pub fn collect(
     super::pack(out, FOLDER, "kernels.tar.xz", "xz -9")
 }
 
-/// Returns how a program is called so that it uses the kernels that it uses on a GPU; several ways, or none.
+/// Returns the arguments with which a program uses the same kernels as on a GPU: several calls, or none.
 fn calls(program: &BuiltProgram) -> Vec<&'static [&'static str]> {
     match (program.kind, program.name.as_str()) {
-        // It brings its own kernels, which need no compiler.
+        // This program has its own kernels, which need no compiler.
         (Kind::Example, "conformance") => vec![],
         // A whole epoch: its last batch is smaller than the others.
         (Kind::Example, "digits") => vec![&["--epochs", "1"], &["--epochs", "1", "--graph"]],
-        // The kernels of every part; the page is of no use here.
+        // The kernels of every part; the page is not needed here.
         (Kind::Example, "graph_study") => vec![&["--rounds", "2", "--html", "/dev/null"]],
         (Kind::Example | Kind::Test, _) => vec![&[]],
         (Kind::Bench, _) => vec![&["--bench", "--json"]],
@@ -68,7 +69,7 @@ fn calls(program: &BuiltProgram) -> Vec<&'static [&'static str]> {
     }
 }
 
-/// Runs the programs with recording on. One that fails is reported, and what it recorded is used.
+/// Runs the programs with recording on. A failure is reported, and the kernels recorded before it are used.
 fn record_all(programs: &[BuiltProgram], record: &Path) -> Result<(), String> {
     match fs::remove_dir_all(record) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -86,7 +87,7 @@ fn record_all(programs: &[BuiltProgram], record: &Path) -> Result<(), String> {
         progress.show(done);
         let mut command = Command::new(&program.executable);
         if program.kind == Kind::Test {
-            // Tests that only compile would take minutes and record nothing; without a compiler they skip themselves.
+            // Tests that only compile would take minutes and record nothing; without a compiler they are skipped.
             command.env("THALWEG_NVRTC_LIBRARY", "/nonexistent/libnvrtc.so");
         }
         let output = command

@@ -1,4 +1,4 @@
-//! `cargo xtask bundle`: one folder that shows on a GPU machine without Rust what this checkout does there.
+//! `cargo xtask bundle`: one folder that runs this checkout's programs on a GPU machine without Rust.
 //!
 //! ```text
 //! bundle/run             the one script to call; `./run --help` says what it can do
@@ -7,9 +7,9 @@
 //! bundle/VERSION         which commit this is, and what it was built with
 //! ```
 //!
-//! The programs find CUDA's libraries as they do everywhere: when they run. With the kernels beside them they need no
-//! compiler either. Which kernels those are is not listed anywhere: the programs themselves are run on the simulated GPU,
-//! which records the source of each kernel that it loads ([`kernels`]).
+//! The programs find CUDA's libraries at run time, as everywhere. With the bundled kernels they need no compiler either. There is
+//! no list of these kernels: the programs themselves are run on the simulated GPU, which records the source of each kernel that
+//! it loads ([`kernels`]).
 
 mod build;
 mod kernels;
@@ -24,11 +24,11 @@ use clap::Args;
 
 use build::{BuiltProgram, Kind};
 
-/// The most that a bundle may weigh, packed.
+/// The maximum size of a bundle, packed.
 const LIMIT_BYTES: u64 = 45 * 1000 * 1000;
 
-/// The folder of the programs within the bundle, before it is packed and after it is unpacked. They hold much of the same code, so
-/// that together they shrink to a tenth.
+/// The folder of the programs within the bundle, before it is packed and after it is unpacked. They share much code, so that
+/// together they compress to a tenth.
 const PROGRAMS: &str = "programs";
 
 /// Collect tests, benches, examples, tools and precompiled kernels in a folder that runs on GPU machines without Rust
@@ -59,7 +59,7 @@ fn architecture(name: &str) -> Result<String, String> {
     }
 }
 
-/// Makes the bundle; `false` if it is too heavy.
+/// Makes the bundle; `false` if it is too large.
 pub fn run(options: &BundleArgs) -> Result<bool, String> {
     let root = crate::root();
     let out = root.join(&options.out);
@@ -92,7 +92,7 @@ fn pack(out: &Path, folder: &str, archive: &str, compressor: &str) -> Result<(),
     fs::remove_dir_all(out.join(folder)).map_err(|error| format!("the {folder} cannot be removed: {error}"))
 }
 
-/// Returns where a program lies in the bundle.
+/// Returns the path of a program in the bundle.
 fn place(program: &BuiltProgram) -> PathBuf {
     match program.kind {
         Kind::Tool | Kind::Example => PathBuf::from(&program.name),
@@ -102,7 +102,7 @@ fn place(program: &BuiltProgram) -> PathBuf {
     }
 }
 
-/// Empties the folder of a former bundle. Any other folder that holds something is left alone.
+/// Empties the folder of a previous bundle. Refuses any other folder that is not empty.
 fn clear(out: &Path) -> Result<(), String> {
     let is_empty = fs::read_dir(out).map_or(true, |mut entries| entries.next().is_none());
     let is_bundle = out.join("run").is_file() && out.join("VERSION").is_file();
@@ -137,7 +137,7 @@ fn make_executable(path: &Path) -> Result<(), String> {
         .map_err(|error| format!("{} cannot be made executable: {error}", path.display()))
 }
 
-/// Returns which commit this is and what it was built with: a line each.
+/// Returns the commit and the versions of the build tools, one per line.
 fn version(root: &Path) -> String {
     let answer = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).current_dir(root).output().ok()?;
@@ -156,7 +156,7 @@ fn version(root: &Path) -> String {
     )
 }
 
-/// Prints what each part weighs.
+/// Prints the size of each part.
 fn weigh(out: &Path) -> Result<bool, String> {
     let mut entries: Vec<PathBuf> = fs::read_dir(out)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
@@ -180,7 +180,7 @@ fn weigh(out: &Path) -> Result<bool, String> {
     Ok(total <= LIMIT_BYTES)
 }
 
-/// Returns how many files lie at a path, and how many bytes they have.
+/// Returns the number of files at a path, and their size in bytes.
 fn size(path: &Path) -> std::io::Result<(u64, u64)> {
     let data = fs::symlink_metadata(path)?;
     if !data.is_dir() {
@@ -196,7 +196,7 @@ fn size(path: &Path) -> std::io::Result<(u64, u64)> {
 mod tests {
     use super::*;
 
-    /// A command line of this chore alone.
+    /// A command line of only this task.
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]

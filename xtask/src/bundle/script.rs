@@ -1,4 +1,4 @@
-//! The `run` script of a bundle, and what holds it to its promises.
+//! The `run` script of a bundle, and its tests.
 
 /// The script.
 pub const SCRIPT: &str = include_str!("run.sh");
@@ -12,7 +12,7 @@ mod tests {
     use super::super::make_executable;
     use super::SCRIPT;
 
-    /// A bundle of programs that print what they were given.
+    /// A bundle of programs that print their arguments.
     struct Fake(PathBuf);
 
     impl Fake {
@@ -50,7 +50,7 @@ mod tests {
 
     impl Drop for Fake {
         fn drop(&mut self) {
-            // What is left in the folder of temporary files does no harm.
+            // Files left in the temporary folder are harmless.
             let _ = fs::remove_dir_all(&self.0);
         }
     }

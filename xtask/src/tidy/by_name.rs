@@ -1,8 +1,9 @@
 //! Decisions by an operator's name, in the crates whose operators are entries of tables.
 //!
-//! The entry says what an operator is: it hands a flag, an enum or a function to the code that it shares with other entries. So no line
-//! compares an operator's name with a text, asks what is in it, or matches on it. An operator's name is what [`PATHS`] end with, and a variable
-//! of [`VARIABLES`]. The name of a parameter (`parameter.name == "dtype"`) is another thing, and messages may have names in them.
+//! The entry describes an operator: it passes a flag, an enum or a function to the code that it shares with other entries. So no
+//! line compares an operator's name with a text, searches in it, or matches on it. Expressions that end with one of [`PATHS`],
+//! and variables of [`VARIABLES`], are operators' names. The name of a parameter (`parameter.name == "dtype"`) is allowed, and
+//! messages may contain names.
 
 use super::{Finding, Level};
 
@@ -12,10 +13,10 @@ const FOLDERS: [&str; 3] =
 /// Variables that hold the name of an operator.
 const VARIABLES: [&str; 3] = ["base_name", "name", "operator"];
 
-/// The ends of expressions that are the name of an operator.
+/// The suffixes of expressions that are the name of an operator.
 const PATHS: [&str; 3] = [".base_name()", "operator.name()", "schema().name"];
 
-/// Questions about a text that stands behind them.
+/// Tests of a text that follow an expression.
 const QUESTIONS: [&str; 6] =
     [" == \"", " != \"", ".contains(\"", ".starts_with(\"", ".ends_with(\"", ".eq(\""];
 
@@ -36,14 +37,14 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns whether a line asks one of the questions about a name.
+/// Returns whether a line has one of the tests of a name.
 fn asks(line: &str) -> bool {
     QUESTIONS
         .iter()
         .any(|question| line.match_indices(question).any(|(place, _)| ends_with_name(&line[..place])))
 }
 
-/// Returns whether a line matches on a name: the first arm stands on the line itself, or on the next.
+/// Returns whether a line matches on a name: the first arm is on the same line or on the next.
 fn matches(line: &str, next: &str) -> bool {
     let is_in = |begin: &str, end: &str, next: &str| {
         line.match_indices(begin).any(|(place, _)| {

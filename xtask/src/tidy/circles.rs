@@ -1,14 +1,15 @@
 //! Modules that use each other in a circle.
 //!
-//! A circle of modules can only be understood as a whole, so it is kept small: a hub with spokes at most. What counts is what
-//! a module names by `use`, and by paths from `crate`, `super` and its children, outside of its tests and its documentation. A name that another
-//! module hands on (`pub use`) counts as a use of where it is. A parent that only hands on the names of its children does not use them.
+//! A circle of modules can only be understood together, so it is kept small: at most a hub with spokes. A use is a name in a
+//! `use`, or a path from `crate`, `super` or a child, outside of tests and documentation. A name that another module re-exports
+//! (`pub use`) counts as a use of the module that defines it. A parent that only re-exports the names of its children does not use
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::scan;
 
-/// The most files that may use each other.
+/// The maximum number of files that may use each other.
 pub const MOST: usize = 6;
 
 /// A module by its names from the root of the crate: `[]` is the root.
@@ -61,7 +62,7 @@ fn name_of(file: &str) -> Name {
 /// A path that a module uses, from the root of the crate.
 struct Use {
     path: Name,
-    /// The name by which others call it here.
+    /// The name that this module gives to the path.
     called: String,
     handed_on: bool,
 }
@@ -124,7 +125,7 @@ fn leaves(tree: &str) -> Vec<String> {
     parts.flat_map(|part| leaves(part)).map(|leaf| format!("{}{leaf}", prefix.trim())).collect()
 }
 
-/// Returns a path from the root of the crate; one into another crate is taken for one into the module itself.
+/// Returns a path from the root of the crate; a path into another crate becomes a path into the module itself.
 fn absolute(module: &Name, path: &str) -> Name {
     let mut names = path.split("::").map(str::to_owned).collect::<Vec<_>>();
     let mut base = match names[0].as_str() {

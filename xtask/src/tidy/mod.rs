@@ -1,16 +1,16 @@
-//! `cargo xtask tidy`: what can be seen of the house rules by reading text alone, in well under a second.
+//! `cargo xtask tidy`: checks of the project's rules that need only the text, in well under a second.
 //!
-//! - Every Rust file opens with the essay of its module (`//!`).
+//! - Every Rust file begins with its module's documentation (`//!`).
 //! - No file is longer than [`FILE`], no function longer than [`FUNCTION`].
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
-//! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
-//! - The texts of both licences are there.
-//! - In no crate many modules use each other in a circle ([`circles`]).
+//! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must contain one has the mark `tidy: a made-up path`.
+//! - The texts of both licences exist.
+//! - No crate has a large circle of modules that use each other ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
-//! - The words are those of the glossary, and documentation comments stand by themselves ([`words`], [`openings`]).
+//! - The words are those of the glossary, and each documentation comment is complete ([`words`], [`openings`]).
 //!
-//! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
+//! It reads the files that git tracks or would add, and understands Rust only as far as [`scan`] does.
 
 mod by_name;
 mod circles;
@@ -24,7 +24,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A limit in lines: above the first it is worth a word, above the second an error.
+/// A limit in lines: above the first it is a warning, above the second an error.
 struct Limit {
     warning: usize,
     error: usize,
@@ -43,7 +43,7 @@ const UNDONE: [&str; 6] = [
     concat!("allow(dead", "_code)"),
 ];
 
-/// Folders that exist on one machine and not on the next, put together likewise. A made-up user is called `me`.
+/// Folders that exist on one machine and not on the next, also put together. A made-up user is called `me`.
 const MACHINE_FOLDERS: [&str; 5] = [
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -63,7 +63,7 @@ enum Level {
     Warning,
 }
 
-/// One thing that is not tidy.
+/// A violation of a rule.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Finding {
     level: Level,
@@ -81,7 +81,7 @@ pub fn run() -> Result<bool, String> {
     let mut lines = 0;
     let mut packages: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     for file in &files {
-        // Pictures and archives are not text, and a file that was removed but not yet from git's list is none either.
+        // Pictures and archives are not text; a file that was removed, but is still in git's list, cannot be read.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         lines += text.lines().count();
         check(file, &text, &mut findings);

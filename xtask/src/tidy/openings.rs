@@ -1,23 +1,23 @@
 //! The openings of documentation comments: a function's begins with a verb, a type's and a field's with a noun.
 //!
-//! A machine cannot tell every verb from every noun. So these are refused, and nothing else:
+//! A machine cannot distinguish every verb from every noun. So only these are refused:
 //!
-//! - before a type, a word that asks ([`QUESTIONS`]): "The place where …", not "Where …";
-//! - before a field, a variant, a constant or a static, a word that asks, other than "Whether": of a field that is true or false, that is how
-//!   Rust's own documentation begins;
+//! - before a type, a question word ([`QUESTIONS`]): "The place where …", not "Where …";
+//! - before a field, a variant, a constant or a static, a question word other than "Whether", with which Rust's own documentation
+//!   describes fields that are true or false;
 //! - before a function, a question or an article ([`ARTICLES`]): "Returns the …", not "The …". Getters of Python's properties are
-//!   documented like fields, and the tests and cases of a suite say what they are about: they may begin with an article;
+//!   documented like fields, and the tests and cases of a suite are described by their topics: they may begin with an article;
 //! - before a function that returns nothing, "Returns".
 
 use super::{Finding, Level};
 
-/// Words that ask, and say nothing by themselves.
+/// Question words, which do not name the item.
 const QUESTIONS: [&str; 9] = ["Who", "Whose", "What", "Why", "Where", "When", "How", "Which", "Whether"];
 
-/// Articles, with which a noun begins, and the pointer to another place.
+/// Articles, with which a noun phrase begins, and the word for references.
 const ARTICLES: [&str; 4] = ["The", "A", "An", "See"];
 
-/// Finds the openings in a Rust file that do not go with what they document.
+/// Finds the openings in a Rust file that do not suit their items.
 pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     let is_product = file.contains("/src/") && !file.contains("/tests/") && !file.ends_with("tests.rs");
     if !is_product || !file.ends_with(".rs") {
@@ -54,7 +54,7 @@ enum Item {
 }
 
 impl Item {
-    /// Reads the item that begins behind a comment, its attributes first.
+    /// Reads the item that follows a comment, after its attributes.
     fn after(lines: &[&str]) -> Self {
         let code = lines
             .iter()
@@ -82,7 +82,7 @@ impl Item {
         if is_getter || is_case { Self::Other } else { Self::Function { returns: head.contains("->") } }
     }
 
-    /// Returns what is better than an opening, if it does not go with the item.
+    /// Returns advice for an opening that does not suit the item.
     fn refuses(self, opening: &str) -> Option<&'static str> {
         let word = opening.trim_end_matches(['.', ',', ';', ':']);
         let is_question = QUESTIONS.contains(&word);
@@ -100,7 +100,7 @@ impl Item {
     }
 }
 
-/// Returns a function up to its body or semicolon, which stand outside of round and square brackets; `None` if it goes on further.
+/// Returns a function up to its body or semicolon outside of round and square brackets; `None` if the text ends before.
 fn head(text: &str) -> Option<&str> {
     let mut depth = 0_usize;
     for (place, character) in text.char_indices() {

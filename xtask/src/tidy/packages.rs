@@ -1,13 +1,14 @@
-//! The requirements of a registry for the crates that are published: each can be packed alone, and its page there says what it is.
+//! The requirements of a registry for the crates that are published: each can be packed separately, and its page there describes
+//! it.
 //!
-//! It reads manifests by their lines, as this workspace writes them: one key a line, in `[package]` at the top.
+//! It reads manifests by their lines, as this workspace writes them: one key per line, in `[package]` at the top.
 
 use std::fs;
 use std::path::Path;
 
 use super::{Finding, LICENCES, Level};
 
-/// The keys of `[package]` that every published crate has, with what they are for.
+/// The keys of `[package]` that every published crate has, with their purposes.
 const KEYS: [(&str, &str); 6] = [
     ("description", "what the crate is"),
     ("keywords", "how it is found"),
@@ -95,7 +96,7 @@ fn lacks(manifest: &str) -> Vec<String> {
     if !manifest.contains("\n[package.metadata.docs.rs]\n") {
         lacks.push("has no [package.metadata.docs.rs]: how its documentation is built".to_owned());
     }
-    // A development dependency may go round in a circle: without a version a registry does not hear of it.
+    // Development dependencies may be circular: without a version they are not published to a registry.
     let shipped = manifest.split("\n[dev-dependencies]").next().unwrap_or_default();
     if shipped.lines().any(|line| line.contains("path = \"../")) {
         lacks.push("names a crate by its path: take it from the workspace, with its version".to_owned());
@@ -103,7 +104,8 @@ fn lacks(manifest: &str) -> Vec<String> {
     lacks
 }
 
-/// Returns the targets of Markdown links and pictures that are neither whole addresses nor places in the same page, with lines.
+/// Returns the targets of Markdown links and pictures that are neither absolute addresses nor anchors in the same page, with
+/// lines.
 fn relative_links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

@@ -1,7 +1,7 @@
-//! Finds functions in Rust's text, by brackets: no parser, so that it stays small and knows every edition.
+//! Finds functions in Rust's text, by brackets, without a parser, so that it stays small and supports every edition.
 //!
-//! Comments and the insides of strings and characters are blanked first ([`blank`]); what is left has its brackets in
-//! pairs. Functions that a macro makes are not seen.
+//! Comments and the insides of strings and characters are blanked first ([`blank`]); the brackets of the rest are in pairs.
+//! Functions that macros generate are not found.
 
 /// A function with a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -9,7 +9,7 @@ pub struct Function {
     pub name: String,
     /// The line of its `fn`, from 1.
     pub line: usize,
-    /// From that line to the one of the closing bracket, both counted.
+    /// The number of lines from that line to the one of the closing bracket, both included.
     pub lines: usize,
 }
 
@@ -37,7 +37,7 @@ pub fn functions(source: &str) -> Vec<Function> {
     functions
 }
 
-/// Returns where the body of the function at `start` closes; `None` where it has none (`fn f();`).
+/// Returns where the body of the function at `start` closes; `None` if it has no body (`fn f();`).
 fn body_end(code: &[u8], start: usize) -> Option<usize> {
     let mut round_and_square = 0_usize;
     let mut curly = 0_usize;
@@ -45,7 +45,7 @@ fn body_end(code: &[u8], start: usize) -> Option<usize> {
         match byte {
             b'(' | b'[' => round_and_square += 1,
             b')' | b']' => round_and_square = round_and_square.checked_sub(1)?,
-            // The `;` of `[u8; 4]` and of statements ends nothing.
+            // The `;` of `[u8; 4]` and of statements does not end the signature.
             b';' if curly == 0 && round_and_square == 0 => return None,
             // Brackets inside the signature (`[u8; { N + 1 }]`) are not a body.
             b'{' if round_and_square == 0 || curly > 0 => curly += 1,
@@ -65,7 +65,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// Returns the source with spaces in the place of comments and of what stands in quotes. Line breaks stay.
+/// Returns the source with comments and quoted text replaced by spaces. Line breaks stay.
 pub fn blank(source: &str) -> Vec<u8> {
     let mut code = source.as_bytes().to_vec();
     let mut place = 0;
@@ -106,7 +106,7 @@ fn end_of_text(code: &[u8], place: usize) -> Option<usize> {
         }
     }
     if rest[0] == b'\'' {
-        // A character, and no lifetime: `'\…'`, or one character and the closing quote.
+        // A character, not a lifetime: `'\…'`, or one character and the closing quote.
         let character = rest.get(1) == Some(&b'\\');
         let length = rest.get(1).map_or(1, |&lead| utf8_length(lead));
         if character || rest.get(1 + length) == Some(&b'\'') {

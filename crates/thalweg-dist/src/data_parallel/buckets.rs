@@ -1,4 +1,4 @@
-//! Which parameters share a bucket.
+//! The assignment of parameters to buckets.
 
 use thalweg_ir::DType;
 
@@ -18,8 +18,8 @@ pub(super) fn whole(sizes: &[Size]) -> Vec<Vec<usize>> {
     of((0..sizes.len()).rev(), sizes, usize::MAX, usize::MAX)
 }
 
-/// Returns the buckets for gradients that come in this order, by the parameters in them: those of a dtype that come after each
-/// other, until a bucket has reached its size.
+/// Returns the parameters of each bucket, for gradients that become ready in this order. A bucket collects consecutive parameters
+/// of one dtype until it reaches its size.
 pub(super) fn ordered(order: &[usize], sizes: &[Size], cap_bytes: usize) -> Vec<Vec<usize>> {
     of(order.iter().copied(), sizes, FIRST_BUCKET_BYTES.min(cap_bytes), cap_bytes)
 }
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(whole(&sizes(&list)), [vec![5, 4, 3, 2, 1, 0]]);
         let mixed = sizes(&[(DType::F32, 8), (DType::Bf16, 4), (DType::F32, 8)]);
         assert_eq!(ordered(&[0, 1, 2], &mixed, 25 * mib), [vec![0, 2], vec![1]]);
-        // A parameter that is larger than a bucket has one for itself.
+        // A parameter that is larger than a bucket has its own.
         assert_eq!(ordered(&[1, 0], &sizes(&[(DType::F32, 8), (DType::F32, 90)]), 16), [vec![1], vec![0]]);
     }
 }

@@ -1,7 +1,8 @@
-//! The join of ranks whose inputs differ in number (`Join`).
+//! Training of ranks that have different numbers of inputs (`Join`).
 //!
-//! Before each pass of a join the ranks sum a *notice*: which ranks still have inputs, and what kind of pass comes. A rank that is through reads it and
-//! does the same collectives as the others, with zeros. So buckets, buffers and the rest meet as ever.
+//! Before each pass of a join the ranks sum a *notice*: which ranks still have inputs, and what kind of pass follows. A rank that
+//! has no more inputs reads it and runs the same collectives as the others, with zeros. So the collectives of all ranks match, as
+//! in a pass without a join.
 //!
 //! ```text
 //! rank 0:  notice  forward  backward: buckets   notice  forward  backward: buckets   notice (no rank is active): the end
@@ -20,9 +21,10 @@ use crate::ReduceOp;
 /// The options of [`DistributedDataParallel::join`](super::DistributedDataParallel::join), with PyTorch's names and defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JoinOptions {
-    /// Whether gradients are divided by the number of all ranks, and not of those that still have inputs. All samples have the same weight then.
+    /// Whether gradients are divided by the number of all ranks instead of the number of ranks that still have inputs. All
+    /// samples then have the same weight.
     pub divide_by_initial_world_size: bool,
-    /// Whether all ranks get an error as soon as one is through before the others.
+    /// Whether all ranks return an error as soon as one runs out of inputs before the others.
     pub throw_on_early_termination: bool,
 }
 
@@ -32,12 +34,13 @@ impl Default for JoinOptions {
     }
 }
 
-/// A join under way.
+/// A join in progress.
 pub(super) struct Joining {
     options: JoinOptions,
     /// The sum of the notices before the latest pass.
     notice: Option<Tensor>,
-    /// The number of all ranks by that of those with inputs, by which means are multiplied; `None` where they stay.
+    /// The number of all ranks divided by the number of ranks with inputs, by which means are multiplied; `None` if they are not
+    /// scaled.
     scale: Option<Tensor>,
 }
 
@@ -56,21 +59,21 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// The places of a notice before those of the ranks: whether the order of the buckets is known, whether gradients are reduced, and whether the
-/// module is in training mode.
+/// The entries of a notice before the ranks' entries: whether the order of the buckets is known, whether gradients are reduced,
+/// and whether the module is in training mode.
 const READY: usize = 0;
 const SYNCING: usize = 1;
 const TRAINING: usize = 2;
 const RANKS: usize = 3;
 
-/// Reads a notice on the host: its first places, and the ranks that have inputs. *Blocks*.
+/// Reads a notice on the host: its first entries, and the ranks that have inputs. *Blocks*.
 fn read(notice: &Tensor) -> Result<([i64; RANKS], Vec<u32>)> {
     let all = notice.to_vec::<i64>()?;
     let active = (0..).zip(&all[RANKS..]).filter(|(_, has_inputs)| **has_inputs > 0).map(|(rank, _)| rank);
     Ok(([all[READY], all[SYNCING], all[TRAINING]], active.collect()))
 }
 
-/// Returns the rank whose values count: the last one that has inputs.
+/// Returns the rank whose values all ranks take: the last one that has inputs.
 fn authority(active: &[u32]) -> u32 {
     active.last().copied().unwrap_or(0)
 }
@@ -107,7 +110,7 @@ impl Reducer {
         Ok(notice)
     }
 
-    /// Says that this rank has inputs, and returns the rank whose buffers count.
+    /// Announces that this rank has inputs, and returns the rank whose buffers all ranks take.
     pub(super) fn join_pass(&self, state: &mut State, is_training: bool) -> Result<u32> {
         let notice = no_grad(|| self.notify(state, true, is_training))?;
         let ranks = self.group.size();
@@ -122,7 +125,7 @@ impl Reducer {
         let has_buffers =
             state.is_syncing && self.options.broadcast_buffers && is_training && !self.buffers.is_empty();
         let mut source = 0;
-        // The host reads it only where something depends on it.
+        // The host reads it only if a decision depends on it.
         if options.throw_on_early_termination || has_buffers || self.can_rebuild(state) {
             let (flags, active) = read(&notice)?;
             if options.throw_on_early_termination && active.len() < ranks as usize {
@@ -137,7 +140,7 @@ impl Reducer {
         Ok(source)
     }
 
-    /// Takes part in the passes of ranks that still have inputs, until there are none. *Blocks*.
+    /// Takes part in the passes of the other ranks until none has inputs. *Blocks*.
     pub(super) fn shadow(&self) -> Result<()> {
         let mut state = self.state();
         let options = state.join.as_ref().map(|join| join.options).unwrap_or_default();
@@ -164,14 +167,14 @@ impl Reducer {
             }
             last = Some(active);
         }
-        // Ranks that have not seen a whole pass know no order, so no rank takes its own.
+        // Ranks that have not run a complete pass know no order, so no rank uses its own.
         state.begin();
         let Some(active) = last else { return Ok(()) };
         let all: Vec<Tensor> = self.parameters.iter().chain(&self.buffers).map(Tensor::detach).collect();
         broadcast(&self.group, &all, authority(&active))
     }
 
-    /// Does the collectives of a backward pass, with zeros.
+    /// Runs the collectives of a backward pass, with zeros.
     fn reduce_zeros(&self, state: &mut State) -> Result<()> {
         if self.sends_map(state) {
             let map = UsedMap::send(&self.group, vec![false; self.parameters.len()])?;

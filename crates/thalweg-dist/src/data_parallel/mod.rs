@@ -1,15 +1,16 @@
-//! [`DistributedDataParallel`]: every rank has the whole module and a part of the batch.
+//! [`DistributedDataParallel`]: every rank has the complete module and a part of the batch.
 //!
 //! Backward passes call the `reducer` as gradients become ready. It collects them in buckets, and reduces a bucket as soon as it
-//! is full, while the pass goes on; when the last bucket is on its way, every parameter's gradient becomes a view of the reduced
-//! bucket, behind which the pass's stream is ordered. So the optimizer needs to know nothing. One that does steps a bucket's parameters while later buckets are
-//! on their way (`register_fused_optim`).
+//! is full, while the pass continues. When the reduction of the last bucket has started, every parameter's gradient becomes a
+//! view of its reduced bucket, and the pass's stream waits for the reductions. So an ordinary optimizer works unchanged. A
+//! registered one steps a bucket's parameters while later buckets are still being reduced (`register_fused_optim`).
 //!
-//! Buckets hold parameters in the order in which their gradients came in the first pass, as rank 0 saw it; before, all that
-//! have a dtype are one bucket. With `find_unused_parameters` they hold them in reversed order from the first pass on.
+//! Buckets hold parameters in the order in which their gradients became ready in the first pass on rank 0. In that first pass all
+//! parameters of one dtype are one bucket. With `find_unused_parameters` the order is the reverse of the module's, from the first
+//! pass on.
 //!
-//! This module is a hub: `reducer` and `join` use its options and its broadcast, and each other: uneven inputs answer for the reducer's
-//! buckets, and the reducer asks whether ranks have joined.
+//! This module is a hub: `reducer` and `join` use its options and its broadcast, and each other: a join runs the collectives of
+//! the reducer's buckets, and the reducer checks whether ranks have joined.
 
 mod buckets;
 mod join;
@@ -30,26 +31,27 @@ pub use self::join::JoinOptions;
 use self::reducer::Reducer;
 use crate::{ProcessGroup, ReduceOp, Work};
 
-/// A function that reduces a bucket in another way (`register_comm_hook`). It gets the bucket's gradients, one after the other in one
-/// dimension, and returns work that is under way and the tensor that will hold the mean over the ranks: of the same number of
-/// elements, in any dtype of floats.
+/// A function that reduces a bucket in another way (`register_comm_hook`). It gets the bucket's gradients, concatenated in one
+/// dimension. It returns the work in progress and the tensor that will hold the mean over the ranks, which has as many elements,
+/// in any floating-point dtype.
 pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> + Send + Sync;
 
 /// The options of data parallel training, with PyTorch's names and defaults.
 #[derive(Clone)]
 pub struct DataParallelOptions {
-    /// The size of a bucket in bytes: 25 MiB. The first bucket is full at 1 MiB, so that reductions begin early.
+    /// The size of a bucket in bytes; the default is 25 MiB. The first bucket is full at 1 MiB, so that reductions begin early.
     pub bucket_cap_bytes: usize,
-    /// Whether a forward pass in training mode first gives the module's buffers rank 0's values.
+    /// Whether a forward pass in training mode first copies rank 0's values to the module's buffers.
     pub broadcast_buffers: bool,
-    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and the ranks reduce a map of
-    /// those that are used. A backward pass of a rank that leaves some out *blocks* until that map has come, which is queued before the
-    /// pass's first bucket. Gradients of parameters that no rank uses stay as they are.
+    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and the ranks
+    /// reduce a map of those that are used. If a rank leaves some out, its backward pass *blocks* until that map has arrived,
+    /// which is queued before the pass's first bucket. Gradients of parameters that no rank uses are unchanged.
     pub find_unused_parameters: bool,
-    /// Whether all passes use the same parameters. Those that get no gradient are found in the first one, as with
-    /// `find_unused_parameters`, which has no effect beside this; later passes do not wait on the host, can be captured, and are errors where they use others.
+    /// Whether all passes use the same parameters. Parameters that get no gradient are found in the first pass, as with
+    /// `find_unused_parameters`, which has no effect if this is set. Later passes do not wait on the host and can be captured;
+    /// using other parameters is an error.
     pub static_graph: bool,
-    /// The way in which a bucket is reduced; `None` is the mean by `all_reduce`.
+    /// The function that reduces a bucket; `None` computes the mean with `all_reduce`.
     pub hook: Option<Arc<BucketHook>>,
 }
 
@@ -65,7 +67,7 @@ impl Default for DataParallelOptions {
     }
 }
 
-/// Reduces a bucket in bfloat16, which halves what travels (`bf16_compress_hook`).
+/// Reduces a bucket in bfloat16, which halves the bytes sent (`bf16_compress_hook`).
 ///
 /// # Errors
 /// Those of a collective.
@@ -74,11 +76,12 @@ pub fn bf16_compress_hook(group: &ProcessGroup, bucket: &Tensor) -> Result<(Work
     Ok((group.all_reduce(&narrow, ReduceOp::Avg)?, narrow))
 }
 
-/// A module whose gradients are the means over all ranks (`torch.nn.parallel.DistributedDataParallel`): with a loss that is a mean
-/// over the samples and equal parts of the batch, the gradients of the whole batch. As a module it has one part, `module`.
+/// A module whose gradients are the means over all ranks (`torch.nn.parallel.DistributedDataParallel`): if the loss is a mean
+/// over the samples and all ranks have equal parts of the batch, they are the gradients of the full batch. As a module it has one
+/// part, `module`.
 ///
-/// Its forward passes go through [`Forward::forward`] or [`run`](Self::run). After each, one backward pass gives gradients to all
-/// parameters, unless the options say otherwise.
+/// Its forward passes go through [`Forward::forward`] or [`run`](Self::run). After each, one backward pass must compute gradients
+/// of all parameters, unless an option allows otherwise.
 pub struct DistributedDataParallel<M> {
     module: M,
     reducer: Arc<Reducer>,
@@ -86,7 +89,7 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Wraps a module, and gives its parameters and buffers rank 0's values. *Blocks* until the ranks have compared shapes.
+    /// Wraps a module, and copies rank 0's values to its parameters and buffers. *Blocks* until the ranks have compared shapes.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if no parameter requires a gradient, a parameter is on another device than the group, or the
@@ -126,11 +129,11 @@ impl<M: Module> DistributedDataParallel<M> {
         self.reducer.group()
     }
 
-    /// Runs a forward pass of any form, and returns what it returns; the second of the pair are the tensors that the backward pass
-    /// will start from. Gradients are reduced in the backward pass that follows.
+    /// Runs a forward pass of any form, and returns its result. The closure returns a pair: the result, and the tensors that the
+    /// backward pass will start from. Gradients are reduced in the backward pass that follows.
     ///
     /// # Errors
-    /// Those of the pass; [`Error::is_invalid_argument`] if the backward pass before gave no gradient to some parameter.
+    /// Those of the pass; [`Error::is_invalid_argument`] if the previous backward pass computed no gradient for some parameter.
     #[track_caller]
     pub fn run<T>(&self, forward: impl FnOnce(&M) -> Result<(T, Vec<Tensor>)>) -> Result<T> {
         at_line(Location::caller(), || self.reducer.prepare(self.module.is_training()))?;
@@ -139,8 +142,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(result)
     }
 
-    /// Runs what is in `passes` without any reduction: gradients accumulate on each rank by itself, until a backward pass outside
-    /// reduces their sum (`no_sync`). Forward passes belong inside as well.
+    /// Runs `passes` without reductions: gradients accumulate locally on each rank, until a backward pass outside reduces their
+    /// sum (`no_sync`). The forward passes must be inside as well.
     pub fn no_sync<T>(&self, passes: impl FnOnce(&Self) -> T) -> T {
         let former = self.reducer.exchange_sync(false);
         let result = passes(self);
@@ -148,30 +151,32 @@ impl<M: Module> DistributedDataParallel<M> {
         result
     }
 
-    /// Runs a loop of training steps whose number may differ from rank to rank (`join`): a rank that is through takes part in the others' reductions
-    /// with zeros, until all are. Then the module has the parameters and buffers of the last rank. *All* ranks call it. Each forward pass inside is followed by
-    /// a backward pass; it *blocks* where the module has buffers, and *blocks* at the end until all ranks are through.
+    /// Runs a loop of training steps whose number may differ from rank to rank (`join`): a rank that has finished takes part in
+    /// the others' reductions with zeros, until all have finished. Then the module has the parameters and buffers of the last
+    /// rank. *All* ranks call it. Each forward pass inside must be followed by a backward pass. A forward pass *blocks* if the
+    /// module has buffers, and the call *blocks* at the end until all ranks have finished.
     ///
     /// # Errors
     /// The loop's, without waiting for the others; those of collectives; [`Error::is_distributed`] with
-    /// [`JoinOptions::throw_on_early_termination`] if a rank is through before others.
+    /// [`JoinOptions::throw_on_early_termination`] if a rank finishes before others.
     #[track_caller]
     pub fn join<T>(&self, options: JoinOptions, steps: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let location = Location::caller();
         at_line(location, || self.reducer.begin_join(options))?;
-        // Whatever becomes of the loop, later passes are none of the join.
+        // Even if the loop fails, later passes are not part of the join.
         let _inside = join::Inside(&self.reducer);
         let result = steps(self)?;
         at_line(location, || no_grad(|| self.reducer.shadow()))?;
         Ok(result)
     }
 
-    /// Has an optimizer step the parameters of each bucket at the end of the backward pass, as soon as the bucket has been reduced and while later ones are on their way
-    /// (`_register_fused_optim`): a training step is then a forward and a backward pass, and calls no `step`. Nothing can change the gradients in between, so there is no clipping
-    /// and no scaler.
+    /// Has an optimizer step the parameters of each bucket at the end of the backward pass, as soon as the bucket has been
+    /// reduced and while later ones are still being reduced (`_register_fused_optim`): a training step is then a forward and a
+    /// backward pass, and calls no `step`. Nothing can change the gradients in between, so there is no clipping and no scaler.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the optimizer has a parameter that gets no gradient here, or there is such an optimizer already.
+    /// [`Error::is_invalid_argument`] if the optimizer has a parameter that gets no gradient here, or an optimizer is registered
+    /// already.
     #[track_caller]
     pub fn register_fused_optim<O: OptimizerOptions + 'static>(
         &self,
@@ -195,7 +200,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Returns how many bytes of gradients each bucket has, in the order of their reductions.
+    /// Returns the bytes of gradients in each bucket, in the order of their reductions.
     pub fn bucket_bytes(&self) -> Vec<usize> {
         self.reducer.bucket_bytes()
     }
@@ -265,7 +270,7 @@ fn verify_same(group: &ProcessGroup, named: &[(String, Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// Gives tensors the values of rank `src`. Asynchronous.
+/// Overwrites tensors with the values of rank `src`. Asynchronous.
 fn broadcast(group: &ProcessGroup, tensors: &[Tensor], src: u32) -> Result<()> {
     if tensors.is_empty() {
         return Ok(());

@@ -1,10 +1,10 @@
-//! The reducer: collects gradients in buckets and reduces them while the backward pass goes on.
+//! The reducer: collects gradients in buckets and reduces them during the backward pass.
 //!
 //! # Invariants
-//! - Buckets are reduced in their order on every rank, whatever the order in which gradients come.
+//! - Every rank reduces the buckets in the same order, regardless of the order in which gradients become ready.
 //! - A parameter is ready at most once between two forward passes.
 //! - Where parameters may be unused, the map of those that are used is reduced before the first bucket.
-//! - While a pass is under way the state is changed by hooks of that pass alone, which run one after the other.
+//! - During a pass only the hooks of that pass change the state. They run one after the other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,40 +28,40 @@ pub(super) struct Reducer {
     state: Mutex<State>,
 }
 
-/// A step of parameters whose gradients have been reduced.
+/// A function that steps parameters whose gradients have been reduced.
 pub(super) type FusedStep = Arc<dyn Fn(&[Tensor]) -> Result<()> + Send + Sync>;
 
 pub(super) struct State {
     pub(super) buckets: Vec<Vec<usize>>,
     /// The bucket of each parameter.
     bucket_of: Vec<usize>,
-    /// Whether the buckets are in the order in which gradients come.
+    /// Whether the buckets are in the order in which gradients become ready.
     pub(super) is_rebuilt: bool,
     pub(super) is_syncing: bool,
-    /// Whether a pass is expected, or under way.
+    /// Whether a pass is expected or in progress.
     is_expecting: bool,
-    /// Parameters that get no gradient on this rank, where that is known: in this pass, with a static graph in every one.
+    /// Per parameter whether it gets no gradient on this rank, if known: in this pass, or in every pass with a static graph.
     unused: Option<Vec<bool>>,
-    /// Parameters that got gradients without a reduction since the last one.
+    /// Per parameter whether it has got a gradient without a reduction since the last reduction.
     accumulated: Vec<bool>,
     /// The map of used parameters of this pass.
     map: Option<UsedMap>,
-    /// Parameters that any rank uses in every pass, once the first pass of a static graph has shown it.
+    /// Per parameter whether any rank uses it; known after the first pass of a static graph.
     pub(super) used: Option<Vec<bool>>,
-    /// Parameters that have got theirs in this pass.
+    /// Per parameter whether its gradient is ready in this pass.
     is_ready: Vec<bool>,
-    /// The order in which they came.
+    /// The parameters in the order in which their gradients became ready.
     order: Vec<usize>,
-    /// The number of parameters of each bucket that are still to come.
+    /// The number of parameters of each bucket whose gradients are not ready yet.
     missing: Vec<usize>,
-    /// The number of buckets that are on their way, from the first on.
+    /// The number of buckets whose reductions have started, counted from the first.
     launched: usize,
     flights: Vec<Flight>,
     /// Streams on which gradients became ready.
     streams: SmallVec<[Stream; 2]>,
-    /// The join of ranks with inputs of different numbers, inside of one.
+    /// The current join of ranks with different numbers of inputs.
     pub(super) join: Option<Joining>,
-    /// The optimizer that steps each bucket when it has been reduced.
+    /// The optimizer that steps the parameters of each bucket when it has been reduced.
     pub(super) fused: Option<FusedStep>,
 }
 
@@ -82,7 +82,7 @@ impl Reducer {
     ) -> Self {
         let sizes = sizes(&parameters);
         let buckets = match options.find_unused_parameters && !options.static_graph {
-            // They stay: which gradients come differs from pass to pass.
+            // The buckets stay: the gradients that become ready differ from pass to pass.
             true => {
                 let order: Vec<usize> = (0..parameters.len()).rev().collect();
                 ordered(&order, &sizes, options.bucket_cap_bytes)
@@ -130,7 +130,7 @@ impl Reducer {
         self.state().buckets.iter().map(bytes).collect()
     }
 
-    /// Registers what tells this reducer that a gradient is ready.
+    /// Registers the hooks that notify this reducer of ready gradients.
     pub(super) fn register(self: &Arc<Self>) -> Result<Vec<HookHandle>> {
         let register = |(number, parameter): (usize, &Tensor)| {
             let reducer = Arc::downgrade(self);
@@ -182,9 +182,9 @@ impl Reducer {
         ))
     }
 
-    /// Returns whether the order of the buckets is to be taken from the pass before.
+    /// Returns whether the buckets are to be rebuilt in the order of the previous pass.
     pub(super) fn can_rebuild(&self, state: &State) -> bool {
-        // Where parameters are left out by some passes, no order holds for all.
+        // If some passes leave out parameters, no order is right for all passes.
         let is_steady = self.options.static_graph || !self.options.find_unused_parameters;
         is_steady && !state.is_rebuilt && state.is_complete()
     }
@@ -197,7 +197,8 @@ impl Reducer {
         }
     }
 
-    /// Takes the order in which gradients came on rank 0 for that of the buckets; parameters that it does not use come last.
+    /// Rebuilds the buckets in the order in which gradients became ready on rank 0. Parameters that rank 0 does not use come
+    /// last.
     pub(super) fn rebuild(&self, state: &mut State) -> Result<()> {
         let unused = (0..self.parameters.len()).filter(|&number| state.is_unused(number));
         let order = state.order.iter().copied().chain(unused);
@@ -210,14 +211,14 @@ impl Reducer {
         Ok(())
     }
 
-    /// Notes what the backward pass will start from, and finds the parameters that it does not come to.
+    /// Records the tensors that the backward pass will start from, and finds the parameters that it does not reach.
     pub(super) fn expect(&self, outputs: &[Tensor]) -> Result<()> {
         let mut state = self.state();
         if !state.is_syncing {
             return Ok(());
         }
         state.is_expecting = true;
-        // Until a backward pass has shown what all ranks use.
+        // Until a backward pass has shown which parameters all ranks use.
         let is_known = self.options.static_graph && state.unused.is_some() && state.used.is_some();
         if (self.options.find_unused_parameters || self.options.static_graph) && !is_known {
             let used = reached(outputs, &self.parameters);
@@ -226,7 +227,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Takes a gradient that has become ready on the current stream.
+    /// Accepts a gradient that has become ready on the current stream.
     fn ready(&self, number: usize) -> Result<()> {
         let mut state = self.state();
         if !state.is_syncing || !state.is_expecting {
@@ -265,7 +266,7 @@ impl Reducer {
         })
     }
 
-    /// Sends the map of used parameters on its way, and takes those that this rank does not use for ready as they are.
+    /// Starts to reduce the map of used parameters, and marks the parameters that this rank does not use as ready.
     fn begin_backward(&self, state: &mut State) -> Result<()> {
         let State { unused: Some(unused), is_ready, missing, bucket_of, .. } = state else { return Ok(()) };
         for number in (0..unused.len()).filter(|&number| unused[number]) {
@@ -293,7 +294,7 @@ impl Reducer {
         })
     }
 
-    /// Sends the next bucket on its way.
+    /// Starts the reduction of the next bucket.
     fn launch(&self, state: &State) -> Result<Flight> {
         let current = self.group.device().current_stream();
         for stream in state.streams.iter().filter(|stream| **stream != current) {
@@ -307,12 +308,12 @@ impl Reducer {
                     gradient.record_use(&current);
                     gradient.detach().contiguous()?.reshape(&[parameter.elements()])?
                 }
-                // Other ranks may have one.
+                // Other ranks may have a gradient.
                 None => Tensor::zeros(&[parameter.elements()], parameter.dtype(), parameter.device())?,
             });
         }
         let flat = Tensor::cat(&pieces, 0)?;
-        // What was read of other streams' memory has been read.
+        // The memory of other streams has been read.
         pieces.iter().for_each(|piece| piece.record_use(&current));
         self.reduce(&flat)
     }
@@ -334,7 +335,7 @@ impl Reducer {
         Ok(Flight { work, mean, dtype })
     }
 
-    /// Gives every parameter its part of the reduced buckets.
+    /// Makes every parameter's gradient its part of the reduced buckets.
     fn finish(&self, state: &mut State) -> Result<()> {
         let used = match state.map.take() {
             Some(map) => Some(map.by_any_rank(&self.group)?),
@@ -360,13 +361,13 @@ impl Reducer {
                 let count = parameter.elements();
                 let part = flat.narrow(0, start, count)?;
                 start += count;
-                // What no rank has used stays as it is.
+                // Gradients of parameters that no rank has used are unchanged.
                 if used.as_ref().is_none_or(|used| used[number]) {
                     parameter.set_grad(Some(part.reshape(parameter.shape())?))?;
                 }
             }
             if let Some(step) = &state.fused {
-                // While later buckets are on their way.
+                // Runs while later buckets are still being reduced.
                 let members: Vec<Tensor> =
                     bucket.iter().map(|&number| self.parameters[number].clone()).collect();
                 step(&members)?;
@@ -404,7 +405,7 @@ impl State {
         self.unused.as_ref().is_some_and(|unused| unused[number])
     }
 
-    /// Returns whether a backward pass has come to all parameters that it comes to.
+    /// Returns whether the backward pass has reached all the parameters that it is expected to reach.
     fn is_complete(&self) -> bool {
         let unused = self.unused.iter().flatten().filter(|is_unused| **is_unused).count();
         !self.order.is_empty() && self.order.len() + unused == self.is_ready.len()

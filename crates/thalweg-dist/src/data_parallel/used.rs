@@ -1,4 +1,4 @@
-//! Which parameters the ranks use in a pass: a byte per parameter, reduced on the device.
+//! The map of the parameters that the ranks use in a pass: one byte per parameter, reduced on the device.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Event, Result};
@@ -6,15 +6,15 @@ use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::{ProcessGroup, ReduceOp};
 
-/// A map of the parameters that a pass uses, which the ranks reduce while the pass goes on.
+/// A map of the parameters that a pass uses, which the ranks reduce during the pass.
 pub(super) struct UsedMap {
     own: Vec<bool>,
-    /// The map of all ranks in host memory, with an event behind its copy there. A rank that uses all parameters reads none.
+    /// The map of all ranks in host memory, with an event after its copy. A rank that uses all parameters does not read it.
     reduced: Option<(HostTensor, Event)>,
 }
 
 impl UsedMap {
-    /// Reduces this rank's map with those of the others. Asynchronous.
+    /// Reduces the maps of all ranks. Asynchronous.
     pub(super) fn send(group: &ProcessGroup, own: Vec<bool>) -> Result<Self> {
         if group.device().current_stream().is_capturing()? {
             return Err(Error::invalid(
@@ -28,7 +28,7 @@ impl UsedMap {
         if !own.contains(&false) {
             return Ok(Self { own, reduced: None });
         }
-        // On the group's stream, so that the host waits for none of the pass's later work.
+        // On the group's stream, so that the host does not wait for later work of the pass.
         let stream = group.stream();
         let _on_group = stream.make_current();
         work.wait()?;
@@ -40,8 +40,8 @@ impl UsedMap {
         Ok(Self { own, reduced: Some((host, copied)) })
     }
 
-    /// Returns the parameters that any rank uses. Where this rank uses all it knows the answer; else it *blocks* until the map has come to
-    /// the host, which was queued before the pass's first bucket.
+    /// Returns the parameters that any rank uses. If this rank uses all parameters it knows the answer. Otherwise it *blocks*
+    /// until the map has arrived on the host; its copy was queued before the pass's first bucket.
     pub(super) fn by_any_rank(&self, group: &ProcessGroup) -> Result<Vec<bool>> {
         let Some((host, copied)) = &self.reduced else { return Ok(self.own.clone()) };
         copied.synchronize().map_err(|error| group.explain(error))?;

@@ -1,11 +1,11 @@
-//! A call of a flight record, and its text: a line that programs read back.
+//! A call of a flight record, and its text form: one line that can be parsed back.
 
 use std::fmt;
 
 use thalweg_ir::{DType, Shape};
 use thalweg_tensor::Tensor;
 
-/// Calls for which all ranks give tensors of the same dtypes and numbers of elements.
+/// Operations for which all ranks pass tensors of the same dtypes and numbers of elements.
 const SYMMETRIC: [&str; 5] =
     ["all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"];
 
@@ -15,13 +15,13 @@ const NOTHING: &str = "nothing";
 /// The progress of a call of a flight record when it was written (PyTorch's flight recorder: `state`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlightState {
-    /// It waits for earlier work of its rank.
+    /// The call waits for earlier work of its rank.
     Scheduled,
-    /// It runs, or waits for other ranks.
+    /// The call runs, or waits for other ranks.
     Started,
-    /// It is done.
+    /// The call is done.
     Completed,
-    /// It is a part of a graph; the graph's replays are calls of their own.
+    /// The call is a part of a graph. Replays of the graph are calls of their own.
     Captured,
 }
 
@@ -82,23 +82,23 @@ impl fmt::Display for FlightTensor {
     }
 }
 
-/// A call of a rank in its group. As text it has its operation and line, its tensors and how far it had come, where that is known.
+/// A call of a rank in its group. Its text form has the operation and line, the tensors, and the progress if known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FlightCall {
-    /// Operation and line.
+    /// The operation and its source line.
     pub label: String,
-    /// The ranks that it goes from and to, of a message.
+    /// The sender and the receiver, if the call is a message.
     pub message: Option<[u32; 2]>,
-    /// The tensors that it reads, the first eight of them. What a call changes in place is among the inputs and the outputs.
+    /// The first eight tensors that the call reads. A tensor that it changes in place is in the inputs and in the outputs.
     pub inputs: Vec<FlightTensor>,
-    /// The tensors that it writes, the first eight of them.
+    /// The first eight tensors that the call writes.
     pub outputs: Vec<FlightTensor>,
-    /// The stage that it had reached; `None` of a call of a rank that has not written its record, of which the label alone is known.
+    /// The progress of the call; `None` if its rank has not written its record, so that only the label is known.
     pub state: Option<FlightState>,
 }
 
 impl FlightCall {
-    /// Returns a call of which the label alone is known.
+    /// Returns a call of which only the label is known.
     pub(super) fn labelled(label: &str) -> Self {
         Self { label: label.to_owned(), message: None, inputs: Vec::new(), outputs: Vec::new(), state: None }
     }
@@ -108,8 +108,8 @@ impl FlightCall {
         self.label.split_once(" at ").map_or(&self.label, |(operation, _)| operation)
     }
 
-    /// Returns whether this call of one rank and another rank's cannot be the same collective: their operations differ, or the dtypes or
-    /// sizes of an operation for which all ranks give the same.
+    /// Returns whether this call of one rank and another rank's cannot be the same collective: their operations differ, or the
+    /// dtypes or sizes differ although the operation needs the same on all ranks.
     pub fn differs(&self, other: &Self) -> bool {
         if self.operation() != other.operation() {
             return true;
@@ -133,7 +133,7 @@ impl FlightCall {
         format!("call {sequence} is {}; {}; {state}", self.label, self.what_moves())
     }
 
-    /// Returns from where to where a message goes, and the tensors.
+    /// Returns the text of the sender and the receiver, if it is a message, and of the tensors.
     fn what_moves(&self) -> String {
         let tensors = format!("{} -> {}", list(&self.inputs), list(&self.outputs));
         match self.message {
@@ -225,7 +225,7 @@ mod tests {
         assert!(reduced(six).differs(&call("broadcast", &[six], &[six])));
         let root = call("reduce", &[six], &[six]);
         assert!(!root.differs(&call("reduce", &[flat], &[])) && root.differs(&call("reduce", &[seven], &[])));
-        // Lists are the root's alone, and splits differ.
+        // Only the root has lists, and splits differ.
         assert!(!call("gather", &[six], &[]).differs(&call("gather", &[six], &[seven])));
         assert!(!FlightCall::labelled("all_reduce at file.rs:1").differs(&reduced(six)));
     }

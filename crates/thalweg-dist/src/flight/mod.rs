@@ -1,4 +1,4 @@
-//! The flight recorder: the last collectives of a rank, and how far each rank has come.
+//! The flight recorder: the last collectives of a rank, and the progress of each.
 
 mod call;
 mod summary;
@@ -17,17 +17,17 @@ pub use self::summary::{FlightSummary, RankFlight};
 /// The number of collectives that are remembered.
 const REMEMBERED: usize = 64;
 
-/// The number of tensors of a collective that are remembered, of those that it reads and of those that it writes.
+/// The number of inputs, and of outputs, of a collective that are remembered.
 const TENSORS: usize = 8;
 
 /// A collective that a rank has submitted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// Its number among those of the group, from 1 on.
+    /// The collective's number in the group, from 1.
     pub(crate) sequence: u64,
-    /// Operation and line.
+    /// The operation and its source line.
     pub(crate) label: Label,
-    /// The ranks that a message goes from and to.
+    /// The sender and the receiver, if it is a message.
     pub(crate) message: Option<[u32; 2]>,
 }
 
@@ -42,10 +42,10 @@ impl fmt::Display for Entry {
     }
 }
 
-/// The tensors that a collective reads and those that it writes. What it does in place is both.
+/// The tensors that a collective reads and those that it writes. A tensor that it changes in place is in both.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Tensors {
-    /// The ranks that a message goes from and to.
+    /// The sender and the receiver, if it is a message.
     pub(crate) message: Option<[u32; 2]>,
     pub(crate) inputs: Vec<FlightTensor>,
     pub(crate) outputs: Vec<FlightTensor>,
@@ -62,16 +62,16 @@ impl Tensors {
     }
 }
 
-/// The place where a remembered collective is.
+/// The progress of a remembered collective.
 #[derive(Clone, Debug)]
 enum Place {
-    /// It is being submitted.
+    /// The collective is being submitted.
     Begun,
-    /// It was captured.
+    /// The collective was captured.
     Graph,
-    /// It is on the group's stream: behind the first event, where the stream has waited for one, and in front of the second.
+    /// The collective is on the group's stream: after the first event, if the stream has waited for one, and before the second.
     Stream(Option<Arc<Event>>, Arc<Event>),
-    /// It is known to be done, also where its device has been lost since.
+    /// The collective is known to be done, even if its device has been lost since.
     Done,
 }
 
@@ -107,17 +107,17 @@ impl FlightRecorder {
         }
     }
 
-    /// Notes that a collective is a part of a graph.
+    /// Records that a collective is a part of a graph.
     pub(crate) fn captured(&mut self, entry: Entry) {
         self.put(entry, Place::Graph);
     }
 
-    /// Notes that a collective is on a stream, between two events.
+    /// Records that a collective is on a stream, between two events.
     pub(crate) fn submitted(&mut self, entry: Entry, ready: Option<Arc<Event>>, done: Arc<Event>) {
         self.put(entry, Place::Stream(ready, done));
     }
 
-    /// Notes that a collective is done.
+    /// Records that a collective is done.
     pub(crate) fn completed(&mut self, entry: Entry) {
         self.put(entry, Place::Done);
     }
@@ -126,7 +126,7 @@ impl FlightRecorder {
         self.entries.back().map(|recorded| recorded.entry)
     }
 
-    /// Returns the remembered collectives, to look at their events without this recorder's lock.
+    /// Returns the remembered collectives, to query their events without this recorder's lock.
     pub(crate) fn remembered(&self) -> Remembered {
         Remembered(self.entries.iter().cloned().collect())
     }
@@ -136,14 +136,16 @@ impl FlightRecorder {
 pub(crate) struct Remembered(Vec<Recorded>);
 
 impl Remembered {
-    /// Returns the collectives and how far each has come, one per line, the latest last.
+    /// Returns the collectives with their progress, one per line, the latest last.
     pub(crate) fn dump(&self, device: &Device) -> String {
         let driver = device.driver();
-        // An event may be asked for in another thread's capture; where that cannot be had, the answer is an error like any other.
+        // Events may be queried during another thread's capture. If that cannot be allowed, the query returns an error like any
+        // other.
         let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed);
         let mut is_former_done = true;
         let line = |recorded: &Recorded| {
-            // A device that was lost says nothing: what is not known to be done is not, and the first such call had started.
+            // A lost device cannot be queried. Calls that are not known to be done are taken as not done, and the first of them
+            // as started.
             let is_done = |event: &Event| event.query().unwrap_or(false);
             let is_ready = |event: &Arc<Event>| event.query().unwrap_or(true);
             let state = match &recorded.place {

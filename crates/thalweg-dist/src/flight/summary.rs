@@ -1,4 +1,4 @@
-//! The calls of all ranks side by side: which rank is missing in which call, and where calls differ.
+//! A comparison of the calls of all ranks: which rank is missing in which call, and where calls differ.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,25 @@ use thalweg_runtime::Result;
 use super::call::FlightCall;
 use crate::ProcessGroup;
 
-/// The interval at which a rank that waits for the records of others looks.
+/// The interval at which a rank that waits for the records of others checks for them.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The collectives of a rank, as far as it has said them.
+/// The collectives of a rank, as far as it has published them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RankFlight {
-    /// The number of collectives that the rank was given.
+    /// The number of collectives that the rank has called.
     pub made: u64,
-    /// The latest one.
+    /// The latest collective.
     pub last: Option<FlightCall>,
-    /// Whether the rank has said its calls since the group failed. One that is dead has not, and neither has one that has not learnt of it.
+    /// Whether the rank has published its calls since the group failed. A rank that is dead, or does not know of the failure yet,
+    /// has not.
     pub has_spoken: bool,
-    /// Its latest calls by their numbers, as far as they are known.
+    /// The rank's latest calls by their numbers, as far as known.
     pub calls: BTreeMap<u64, FlightCall>,
 }
 
-/// The calls of all ranks of a group, and what is wrong with them; [`ProcessGroup::flight_summary`] makes it. As text it has a line per rank.
+/// The calls of all ranks of a group, and the differences between them; [`ProcessGroup::flight_summary`] makes it. Its text form
+/// has one line per rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FlightSummary {
     /// The name of the group.
@@ -35,8 +37,8 @@ pub struct FlightSummary {
 }
 
 impl ProcessGroup {
-    /// Returns the calls of all ranks side by side, once the group has failed: each rank says its own when it learns of the failure, by its watchdog. *Blocks*
-    /// until all have, at most so long.
+    /// Returns the calls of all ranks, after the group has failed: each rank's watchdog publishes its calls when it learns of the
+    /// failure. *Blocks* until all have, for at most `wait`.
     ///
     /// # Errors
     /// [`Error::is_distributed`](thalweg_runtime::Error::is_distributed) if the store cannot be reached.
@@ -58,7 +60,7 @@ impl ProcessGroup {
 }
 
 impl RankFlight {
-    /// Reads what a rank said while it went on (number and label of its latest call), and its record.
+    /// Parses a rank's progress (the number and label of its latest call), which it publishes while it runs, and its record.
     fn new(progress: Option<&str>, record: Option<&str>) -> Self {
         let mut calls: BTreeMap<u64, FlightCall> =
             record.unwrap_or_default().lines().filter_map(FlightCall::parse).collect();
@@ -81,7 +83,7 @@ impl FlightSummary {
         self.ranks.iter().map(|rank| rank.made).max().unwrap_or(0)
     }
 
-    /// Returns the ranks that have made fewer calls than others, each with the number of the call that it is missing in.
+    /// Returns the ranks that have made fewer calls than others, each with the number of the first call that it has not made.
     pub fn missing(&self) -> Vec<(u32, u64)> {
         let front = self.front();
         let behind = (0..).zip(&self.ranks).filter(|(_, rank)| rank.made < front);
@@ -99,7 +101,7 @@ impl FlightSummary {
         })
     }
 
-    /// Returns a call as a rank that has made it says it, with that rank.
+    /// Returns a call as recorded by a rank that has made it, with that rank.
     fn call(&self, call: u64) -> Option<(u32, &FlightCall)> {
         (0..).zip(&self.ranks).find_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?)))
     }

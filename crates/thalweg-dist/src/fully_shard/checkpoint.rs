@@ -1,8 +1,8 @@
-//! Checkpoints in parts: each rank writes its rows, and any number of ranks reads them.
+//! Sharded checkpoints: each rank writes its rows, and any number of ranks can read them.
 //!
-//! A checkpoint is a folder with a `safetensors` file per rank, whose notes say, per tensor, the shape of the whole and the first row of
-//! the part. It is written beside its place, under the name with `.partial` behind it, and renamed when all ranks have written: a folder
-//! of its name is whole.
+//! A checkpoint is a folder with a `safetensors` file per rank, whose metadata has, per tensor, the full shape and the first row
+//! of the part. It is written under its name with the suffix `.partial`, and renamed when all ranks have written: a folder with
+//! the final name is complete.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,17 +19,17 @@ use super::FullyShard;
 use super::unit::Sharded;
 use crate::ProcessGroup;
 
-/// The note that says how many files there are.
+/// The metadata key of the number of files.
 const RANKS: &str = "ranks";
 
-/// A tensor of this rank, and where it lies in the whole.
+/// A tensor of this rank, and its place in the full tensor.
 struct Part<'m> {
     tensor: Tensor,
-    /// The parameter and its rows with those behind them, where it is in host memory: the tensor is a view of these.
+    /// The parameter and its padded rows, if it is in host memory: the tensor is a view of these.
     offloaded: Option<(&'m Sharded, Tensor)>,
     shape: Vec<usize>,
     first: usize,
-    /// Whether the other ranks have the rest of it; else all have all of it.
+    /// Whether the other ranks have the rest of the tensor; otherwise all ranks have the full tensor.
     is_sharded: bool,
 }
 
@@ -44,7 +44,7 @@ impl Part<'_> {
     }
 }
 
-/// Returns shape and first row of a note.
+/// Parses the full shape and the first row from a metadata entry.
 fn read_note(note: &str) -> Option<(Vec<usize>, usize)> {
     let (shape, first) = note.split_once(';')?;
     let shape: Option<Vec<usize>> =
@@ -62,7 +62,7 @@ fn partial(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Exchanges how a piece of work went on each rank: an error names the first rank on which it failed.
+/// Exchanges the outcome of an operation on each rank: an error names the first rank on which it failed.
 fn agree(group: &ProcessGroup, what: &str, own: Result<()>) -> Result<()> {
     let text = own.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let all = group.all_gather_object(text.as_bytes())?;
@@ -80,12 +80,12 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 impl<M: Module> FullyShard<M> {
-    /// Writes this rank's rows of the parameters, with the buffers and the states of an optimizer over [`Module::parameters`], as a
-    /// folder that all ranks see. The options of the optimizer are not written. All ranks call it; it *blocks*. Of replicas the first ones write. Whatever goes wrong, the
-    /// folder is there as a whole or not at all.
+    /// Writes this rank's rows of the parameters, with the buffers and the states of an optimizer over [`Module::parameters`], as
+    /// a folder that all ranks see. The options of the optimizer are not written. All ranks call it; it *blocks*. Among replicas
+    /// only the first writes. After any error the folder is either complete or absent.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] on every rank with the rank that could not write, and why; those of collectives.
+    /// [`Error::is_distributed`] on every rank with the rank that could not write, and the reason; those of collectives.
     #[track_caller]
     pub fn save_sharded(&self, path: impl AsRef<Path>, optimizer: Option<&OptimizerState>) -> Result<()> {
         at_line(std::panic::Location::caller(), || {
@@ -109,7 +109,7 @@ impl<M: Module> FullyShard<M> {
         let written = self.write_part(&partial.join(file_name(group.rank())), optimizer);
         let all_written = agree(group, "write its part of a checkpoint", written);
         if all_written.is_err() && is_first {
-            // The error says more than what is left.
+            // The error is more useful than a failure to clean up.
             let _ = fs::remove_dir_all(&partial);
         }
         all_written?;
@@ -139,8 +139,8 @@ impl<M: Module> FullyShard<M> {
     /// has written. All ranks call it; it *blocks*.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] on every rank with the rank that could not read, and why: a file or a tensor is missing, or a shape is
-    /// another. Where a tensor is missing or of another shape, nothing has changed.
+    /// [`Error::is_distributed`] on every rank with the rank that could not read, and the reason: a file or a tensor is missing,
+    /// or a shape differs. If a tensor is missing or its shape differs, nothing has changed.
     #[track_caller]
     pub fn load_sharded(&self, path: impl AsRef<Path>, optimizer: Option<&OptimizerState>) -> Result<()> {
         let path = path.as_ref();
@@ -156,7 +156,7 @@ impl<M: Module> FullyShard<M> {
         })
     }
 
-    /// Opens all files, and checks names and shapes.
+    /// Opens all files, and checks the names and shapes of their tensors.
     fn open_checkpoint(&self, path: &Path, optimizer: Option<&OptimizerState>) -> Result<Vec<Opened>> {
         let mut files = vec![Opened::new(&path.join(file_name(0)))?];
         let ranks = files[0].notes.get(RANKS).and_then(|count| count.parse::<u32>().ok());
@@ -209,7 +209,7 @@ impl<M: Module> FullyShard<M> {
         self.group().device().current_stream().synchronize()
     }
 
-    /// Returns what a checkpoint has of this rank, by name.
+    /// Returns this rank's parts of a checkpoint, by name.
     fn checkpoint_parts(&self, optimizer: Option<&OptimizerState>) -> Result<Vec<(String, Part<'_>)>> {
         let whole = |tensor: &Tensor| Part {
             tensor: tensor.clone(),

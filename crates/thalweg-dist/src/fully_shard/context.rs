@@ -1,4 +1,4 @@
-//! The units of one model: their order, and the reductions that are under way.
+//! The units of one model: their order, and the reductions in progress.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +8,7 @@ use thalweg_tensor::Tensor;
 
 use super::unit::{Note, Reduction, Unit};
 
-/// The order of one model's units, and their reductions.
+/// The order of one model's units, and their reductions in progress.
 #[derive(Default)]
 pub(super) struct Context(Mutex<State>);
 
@@ -16,11 +16,11 @@ pub(super) struct Context(Mutex<State>);
 struct State {
     /// All units.
     units: Vec<Weak<Unit>>,
-    /// The units of the forward passes since the last backward pass was over, in their order.
+    /// The units of the forward passes since the last backward pass ended, in the order of execution.
     order: Vec<Weak<Unit>>,
-    /// The units of the time before that.
+    /// The value of `order` before the last backward pass ended.
     former: Vec<Weak<Unit>>,
-    /// The units that are in a forward pass, the innermost last.
+    /// The units that are in a forward pass, innermost last.
     inside: Vec<Arc<Unit>>,
     /// The number of recorded forward passes of units that have no backward pass yet.
     recorded: usize,
@@ -66,17 +66,17 @@ impl Context {
             if idle { state.units.iter().filter_map(Weak::upgrade).collect() } else { Vec::new() };
         drop(state);
         let inside = Inside(self);
-        // What stayed whole since the pass before may be older than the shards.
+        // Parameters that stayed gathered since the previous pass may be older than the shards.
         units.iter().try_for_each(|unit| unit.reshard_left())?;
         if is_outermost {
-            // What the optimizer has written is there before it is gathered.
+            // The gather follows the writes of the optimizer.
             let group = unit.group();
             group.stream().wait_stream(&group.device().current_stream())?;
         }
         Ok(inside)
     }
 
-    /// Gathers the units that came behind this one in the pass before.
+    /// Gathers the units that followed this one in the previous pass.
     pub(super) fn prefetch_forward(&self, unit: &Arc<Unit>) -> Result<()> {
         let count = unit.options().prefetch;
         let next: Vec<Arc<Unit>> = {
@@ -87,7 +87,7 @@ impl Context {
         next.iter().try_for_each(|unit| unit.gather())
     }
 
-    /// Gathers the units whose backward passes come next behind that of this one, if they will need their parameters.
+    /// Gathers the units whose backward passes follow that of this one, if they will need their parameters.
     pub(super) fn prefetch_backward(&self, unit: &Arc<Unit>) -> Result<()> {
         let count = unit.options().prefetch;
         let next: Vec<Arc<Unit>> = {
@@ -105,18 +105,18 @@ impl Context {
         next.iter().try_for_each(|unit| unit.gather())
     }
 
-    /// Returns where to find a tensor again that is a part of a whole parameter; `None` of others.
+    /// Returns a note of where to find a tensor again that is a part of a gathered parameter; `None` for other tensors.
     pub(super) fn note(&self, tensor: &Tensor) -> Option<Note> {
         let inside = self.state().inside.clone();
         inside.iter().rev().find_map(|unit| unit.note(tensor))
     }
 
-    /// Notes that a forward pass of a unit was recorded.
+    /// Counts a recorded forward pass of a unit.
     pub(super) fn recorded(&self) {
         self.state().recorded += 1;
     }
 
-    /// Notes that a recorded pass has had its backward pass, or is forgotten.
+    /// Counts down when a recorded pass has had its backward pass or was dropped.
     pub(super) fn is_over(&self) {
         let mut state = self.state();
         state.recorded = state.recorded.saturating_sub(1);
@@ -126,8 +126,8 @@ impl Context {
         self.state().reductions.push_back((unit.clone(), reduction));
     }
 
-    /// Hands out the gradients of the units before the last: the computation has gone on while they were reduced. Behind the last
-    /// backward pass, those of all.
+    /// Adds the reduced gradients of all units but the last to their shards, since the computation has continued while they were
+    /// reduced. After the last backward pass it does so for all units.
     pub(super) fn hand_out(&self) -> Result<()> {
         loop {
             let (unit, reduction) = {
@@ -142,7 +142,7 @@ impl Context {
         }
     }
 
-    /// Hands out all gradients.
+    /// Adds all reduced gradients to their shards.
     pub(super) fn finish(&self) -> Result<()> {
         self.state().recorded = 0;
         self.hand_out()

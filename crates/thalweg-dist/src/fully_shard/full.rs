@@ -1,4 +1,4 @@
-//! The whole of the parameters: state dictionaries that do not depend on the number of ranks.
+//! Full parameters: state dictionaries that do not depend on the number of ranks.
 
 use std::panic::Location;
 
@@ -11,7 +11,7 @@ use super::FullyShard;
 use super::unit::Sharded;
 
 impl<M: Module> FullyShard<M> {
-    /// Returns the whole parameters and the buffers by their names, on every rank (`get_model_state_dict` with `full_state_dict`). All
+    /// Returns the full parameters and the buffers by name, on every rank (`get_model_state_dict` with `full_state_dict`). All
     /// ranks call it. [`Module::state_dict`] has this rank's shards. Asynchronous.
     ///
     /// # Errors
@@ -35,8 +35,8 @@ impl<M: Module> FullyShard<M> {
         })
     }
 
-    /// Overwrites this rank's shards and the buffers with whole ones of the same names (`set_model_state_dict` with
-    /// `full_state_dict`). Every rank has the whole dictionary. Asynchronous.
+    /// Overwrites this rank's shards and the buffers from full tensors of the same names (`set_model_state_dict` with
+    /// `full_state_dict`). Every rank passes the full dictionary. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if names are missing or unknown, or shapes differ. Then nothing has changed.
@@ -69,7 +69,7 @@ impl<M: Module> FullyShard<M> {
         })
     }
 
-    /// Returns the parameter that a tensor over a shard's memory is of.
+    /// Returns the parameter whose shard's memory a tensor shares.
     pub(super) fn sharded(&self, tensor: &Tensor) -> Option<&Sharded> {
         let mut all = self.units().flat_map(|unit| unit.parameters());
         all.find(|sharded| sharded.shard.shares_storage_with(tensor))
@@ -77,7 +77,7 @@ impl<M: Module> FullyShard<M> {
 }
 
 impl Sharded {
-    /// Returns the rows of a whole parameter that are this rank's.
+    /// Returns this rank's rows of a full parameter.
     pub(super) fn rows_of(&self, whole: &Tensor) -> Result<Tensor> {
         whole.narrow(0, self.first, self.shard.shape()[0])
     }

@@ -1,9 +1,10 @@
-//! [`FullyShard`]: modules whose parameters lie in parts on all ranks, and are whole only while they are used (FSDP2).
+//! [`FullyShard`]: modules whose parameters are sharded over all ranks, and gathered only while they are used (FSDP2).
 //!
-//! A *unit* is a module with its parameters, but those of the units within it. Each rank keeps its rows of each parameter, the *shard*,
-//! which is what the optimizer sees. A forward pass gathers the unit's parameters, runs with them in the module's fields, puts the
-//! shards back and lets the whole go; what operators save of it is a note where to find it. The backward pass gathers again when the first
-//! node asks for a parameter. When all gradients of a unit have come, they are reduced, and each rank gets those of its rows.
+//! A *unit* is a module with its parameters, except those of the units within it. Each rank keeps its rows of each parameter, the
+//! *shard*, which is what the optimizer sees. A forward pass gathers the unit's parameters, runs with them in the module's
+//! fields, puts the shards back and frees the full parameters; operators save a note of where to find a parameter instead of the
+//! parameter. The backward pass gathers again when the first node needs a parameter. When all gradients of a unit are ready, they
+//! are reduced, and each rank gets those of its rows.
 //!
 //! ```text
 //! gathers:       0  1  2        2  1  0          on the group's stream, one unit ahead of the computation
@@ -11,19 +12,21 @@
 //! reductions:                         2  1  0    on the group's stream
 //! ```
 //!
-//! Whole parameters belong to the group's stream; the streams that used them are recorded as they are let go
-//! ([`Tensor::record_use`]), so the next gather takes their place as soon as the computation is past them, and the host waits for nothing.
+//! Full parameters belong to the group's stream. The streams that used them are recorded when they are freed
+//! ([`Tensor::record_use`]), so the next gather reuses their memory as soon as the computation no longer needs it, and the host
+//! never waits.
 //!
-//! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the
-//! parameters, `checkpoint` files in parts. Shards may be in host memory: `offloaded` is such a tensor, and `offload` steps them.
+//! `unit` gathers, reduces and frees; `context` has the order of the units of one model; `full` has state dictionaries of full
+//! parameters, and `checkpoint` sharded files. Shards may be in host memory: `offloaded` is such a tensor, and `offload` steps
+//! them.
 //!
 //! # Invariants
 //! - Outside a forward pass the module's fields hold the shards.
-//! - All ranks run the same units in the same order, so their collectives meet.
-//! - Gradients of all units are there when the backward pass is over.
+//! - All ranks run the same units in the same order, so their collectives match.
+//! - The gradients of all units are complete when the backward pass ends.
 //!
-//! This module is a hub: `unit`, `checkpoint`, `full` and `offload` use its options and its module. `unit` and `context` use each other: a
-//! unit asks for the next ones, and the context keeps what it notes.
+//! This module is a hub: `unit`, `checkpoint`, `full` and `offload` use its options and its module. `unit` and `context` use each
+//! other: a unit prefetches the next ones, and the context keeps the units' notes.
 
 mod checkpoint;
 mod context;
@@ -50,13 +53,13 @@ use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 /// The dtypes in which a unit computes (`MixedPrecisionPolicy`). Shards and their gradients keep the dtype of the parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MixedPrecision {
-    /// The dtype of whole parameters, and so of the computation; `None`: that of the shards.
+    /// The dtype of gathered parameters, and so of the computation; `None`: the dtype of the shards.
     pub param_dtype: Option<DType>,
-    /// The dtype in which gradients are reduced; `None`: that of the whole parameters.
+    /// The dtype in which gradients are reduced; `None`: the dtype of the gathered parameters.
     pub reduce_dtype: Option<DType>,
-    /// The dtype to which [`Forward::forward`] converts its result; `None`: as it is.
+    /// The dtype to which [`Forward::forward`] converts its result; `None`: no conversion.
     pub output_dtype: Option<DType>,
-    /// Whether [`Forward::forward`] converts its input to `param_dtype`, if it is of floats.
+    /// Whether [`Forward::forward`] converts a floating-point input to `param_dtype`.
     pub cast_forward_inputs: bool,
 }
 
@@ -66,29 +69,31 @@ impl Default for MixedPrecision {
     }
 }
 
-/// The place where a unit keeps its shards, their gradients and the states of their optimizer.
+/// The memory in which a unit keeps its shards, their gradients and the states of their optimizer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OffloadPolicy {
-    /// On the device.
+    /// Device memory.
     #[default]
     None,
-    /// In pinned host memory (`CPUOffloadPolicy`). Rows come to the device before each gather, and the gradients leave it behind their
-    /// reduction, on a stream of copies. The module's parameters are tensors of the meta device then, which have shapes and no elements, and
-    /// [`OffloadedOptimizer`] steps them; [`FullyShard::full_state_dict`] and [`FullyShard::save_sharded`] have the values. Cannot be captured.
+    /// In pinned host memory (`CPUOffloadPolicy`). Rows are copied to the device before each gather, and gradients to the host
+    /// after their reduction, on a stream of copies. The module's parameters are then tensors of the meta device, which have
+    /// shapes and no elements, and [`OffloadedOptimizer`] steps them; [`FullyShard::full_state_dict`] and
+    /// [`FullyShard::save_sharded`] have the values. Passes cannot be captured.
     Cpu,
 }
 
 /// The options of [`fully_shard`], with PyTorch's names and defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FullyShardOptions {
-    /// Whether the whole parameters are let go behind a forward pass, and gathered again for the backward pass. `None`: but for the
-    /// outermost unit, whose backward pass comes next.
+    /// Whether the full parameters are freed after a forward pass, and gathered again for the backward pass. `None`: yes, except
+    /// for the outermost unit, whose backward pass follows immediately.
     pub reshard_after_forward: Option<bool>,
     /// The dtypes of the computation.
     pub mixed_precision: MixedPrecision,
-    /// The number of units that are gathered before they are used, in the order of the pass before. 1; 0 gathers each when it is asked for.
+    /// The number of units that are gathered before they are used, in the order of the previous pass. The default is 1; 0 gathers
+    /// each unit when it is needed.
     pub prefetch: usize,
-    /// The place where the shards are kept.
+    /// The memory in which the shards are kept.
     pub offload_policy: OffloadPolicy,
 }
 
@@ -103,14 +108,15 @@ impl Default for FullyShardOptions {
     }
 }
 
-/// A module whose parameters lie in parts on all ranks (`torch.distributed.fsdp.fully_shard`). [`fully_shard`] makes it.
+/// A module whose parameters are sharded over all ranks (`torch.distributed.fsdp.fully_shard`). [`fully_shard`] makes it.
 ///
-/// As a module it has the parts of the module within, under the same names; its parameters are this rank's shards. Forward passes go
-/// through [`Forward::forward`] or [`run`](Self::run); one at a time. Convert a module to another device or dtype before it is sharded.
+/// As a module it has the parts of the wrapped module, under the same names; its parameters are this rank's shards. Forward
+/// passes go through [`Forward::forward`] or [`run`](Self::run), one at a time. Convert a module to another device or dtype
+/// before sharding it.
 pub struct FullyShard<M> {
     module: Mutex<M>,
     unit: Arc<Unit>,
-    /// The units within.
+    /// The units within this one.
     nested: Vec<Arc<Unit>>,
     /// The parts of the module, with the tensors that its fields hold outside a forward pass.
     parts: Vec<(String, Part)>,
@@ -122,10 +128,10 @@ enum Part {
     Buffer(Tensor),
 }
 
-/// A unit, with the address of its group's state: others are not touched.
+/// A unit, with the address of its group's state, by which units of other groups are skipped.
 type Registered = (usize, Weak<Unit>);
 
-/// The units of this process, by which those within a module are found.
+/// All units of this process, in which the units within a module are found.
 static UNITS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 fn registered() -> MutexGuard<'static, Vec<Registered>> {
@@ -143,9 +149,9 @@ fn units_of(group: &ProcessGroup) -> Vec<Arc<Unit>> {
     units.iter().filter(|(of, _)| *of == address(group)).filter_map(|(_, unit)| unit.upgrade()).collect()
 }
 
-/// Shards the parameters of a module over the ranks of a group, by their rows: rank r of n keeps the r-th of n equal parts of
-/// dimension 0, of which the last may be smaller, or empty. They get rank 0's values. Modules within that are sharded already keep their
-/// parameters: shard the layers of a network, and then the network. *Blocks* where device memory must be waited for.
+/// Shards the parameters of a module over the ranks of a group, by rows: rank r of n keeps the r-th of n equal parts of dimension
+/// 0, of which the last may be smaller, or empty. The parameters get rank 0's values. Modules within that are sharded already
+/// keep their parameters: shard the layers of a network, and then the network. *Blocks* if it must wait for device memory.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if a parameter is on another device than the group, or is a scalar; and those of collectives.
@@ -158,8 +164,9 @@ pub fn fully_shard<M: Module>(
     at_line(Location::caller(), || shard(module, (group, None), options))
 }
 
-/// Shards the parameters of a module as [`fully_shard`] does along the last dimension of a mesh; along the first of two all ranks have the same
-/// rows (`HSDP`). Gradients are reduced along both, so each batch is a part of one for all ranks. Shard modules within on the same mesh.
+/// Shards the parameters of a module, as [`fully_shard`] does, along the last dimension of a mesh; along the first of two
+/// dimensions all ranks have the same rows (`HSDP`). Gradients are reduced along both, so the ranks' batches are parts of one
+/// batch. Shard modules within it on the same mesh.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the mesh has more than two dimensions; else those of [`fully_shard`].
@@ -183,7 +190,7 @@ pub fn fully_shard_on_mesh<M: Module>(
     })
 }
 
-/// Shards the parameters of a module over a group, of which there may be replicas.
+/// Shards the parameters of a module over a group, which may have replicas.
 fn shard<M: Module>(
     mut module: M,
     (group, replicas): (&ProcessGroup, Option<&ProcessGroup>),
@@ -206,11 +213,11 @@ fn shard<M: Module>(
 }
 
 impl<M: Module> FullyShard<M> {
-    /// Runs a forward pass of any form with whole parameters in the module, and returns what it returns.
+    /// Runs a forward pass of any form with gathered parameters in the module, and returns its result.
     ///
     /// # Errors
-    /// Those of the pass and of collectives; [`Error::is_invalid_argument`] if the module is in a forward pass already, or a backward pass
-    /// did not come to all units ([`finish_backward`](Self::finish_backward)).
+    /// Those of the pass and of collectives; [`Error::is_invalid_argument`] if the module is in a forward pass already, or a
+    /// backward pass did not reach all units ([`finish_backward`](Self::finish_backward)).
     #[track_caller]
     pub fn run<T>(&self, forward: impl FnOnce(&M) -> Result<T>) -> Result<T> {
         at_line(Location::caller(), || {
@@ -237,12 +244,12 @@ impl<M: Module> FullyShard<M> {
         self.unit.group()
     }
 
-    /// Returns the ranks that have the same rows as this one, where the mesh has two dimensions.
+    /// Returns the ranks that have the same rows as this one, if the mesh has two dimensions.
     pub fn replicas(&self) -> Option<&ProcessGroup> {
         self.unit.replicas()
     }
 
-    /// Gathers the whole parameters, which stay until [`reshard`](Self::reshard) or the next pass lets them go: a forward pass then
+    /// Gathers the full parameters, which stay until [`reshard`](Self::reshard) or the next pass frees them. A forward pass then
     /// need not wait for them. Asynchronous.
     ///
     /// # Errors
@@ -252,7 +259,7 @@ impl<M: Module> FullyShard<M> {
         at_line(Location::caller(), || self.unit.gather_behind_current())
     }
 
-    /// Lets the whole parameters go. Asynchronous.
+    /// Frees the full parameters. Asynchronous.
     ///
     /// # Errors
     /// Those of the driver.
@@ -260,19 +267,19 @@ impl<M: Module> FullyShard<M> {
         self.unit.reshard()
     }
 
-    /// Sets whether backward passes reduce gradients: without, those of whole parameters add up on each rank, to be reduced with the
-    /// next that are. Counts for the units within as well.
+    /// Sets whether backward passes reduce gradients. If not, gradients of full parameters accumulate on each rank, and are
+    /// reduced in the next pass that reduces. Applies to the units within as well.
     pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.units().for_each(|unit| unit.set_syncs(requires_gradient_sync));
     }
 
-    /// Sets whether the whole parameters are let go behind a forward pass, here and in the units within.
+    /// Sets whether the full parameters are freed after a forward pass, here and in the units within.
     pub fn set_reshard_after_forward(&self, reshard_after_forward: bool) {
         self.units().for_each(|unit| unit.set_reshards_after_forward(reshard_after_forward));
     }
 
-    /// Ends a backward pass that did not come to all units whose forward pass was recorded: the gradients that were still being reduced
-    /// are added to those of the shards. Other passes end by themselves.
+    /// Ends a backward pass that did not reach all units whose forward pass was recorded: the gradients that were still being
+    /// reduced are added to those of the shards. Other passes end without this call.
     ///
     /// # Errors
     /// Those of collectives.
@@ -281,8 +288,8 @@ impl<M: Module> FullyShard<M> {
         at_line(Location::caller(), || self.unit.context().finish())
     }
 
-    /// Scales the gradients of all shards so that their norm over all ranks is at most `max_norm`, and returns the norm that they had
-    /// (`clip_grad_norm_`). All ranks call it. Asynchronous.
+    /// Scales the gradients of all shards so that their norm over all ranks is at most `max_norm`, and returns the norm before
+    /// scaling (`clip_grad_norm_`). All ranks call it. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; and those of collectives.
@@ -336,7 +343,7 @@ impl<M: Module> FullyShard<M> {
     }
 }
 
-/// A guard: while it lives, a module's fields hold whole parameters.
+/// A guard: while it lives, a module's fields hold full parameters.
 struct Exchanged<'m, M: Module> {
     module: &'m mut M,
     shards: Vec<Tensor>,
@@ -362,7 +369,7 @@ impl<M: Module> Drop for Exchanged<'_, M> {
     }
 }
 
-/// Puts other tensors in the place of some parameters of a module, and returns how many places there were.
+/// Replaces some parameters of a module by other tensors, and returns the number of replacements.
 fn exchange<M: Module>(module: &mut M, from: &[Tensor], to: &[Tensor]) -> usize {
     let mut found = 0;
     walk_mut(module, &mut |entry| {
@@ -376,7 +383,7 @@ fn exchange<M: Module>(module: &mut M, from: &[Tensor], to: &[Tensor]) -> usize 
     found
 }
 
-/// Returns the parts of a module with their whole names, in their order.
+/// Returns the parts of a module with their full names, in order.
 fn parts_of<M: Module>(module: &M) -> Vec<(String, Part)> {
     let mut parts = Vec::new();
     walk(module, "", &mut |name, entry| match entry {

@@ -1,4 +1,4 @@
-//! [`OffloadedOptimizer`]: steps of parameters whose rows, gradients and states are in host memory, a unit at a time.
+//! [`OffloadedOptimizer`]: steps parameters whose rows, gradients and states are in host memory, one unit at a time.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -18,8 +18,8 @@ use super::unit::{Sharded, Unit};
 
 /// An optimizer of the parameters of a [`FullyShard`] with [`OffloadPolicy::Cpu`](super::OffloadPolicy::Cpu). Its states are in pinned host memory.
 ///
-/// A step brings the rows, gradients and states of one unit after the other to the device, steps them there with the kernels of
-/// [`Optimizer`], and copies them back; the copies of neighbours overlap. PyTorch steps on the CPU instead.
+/// A step copies the rows, gradients and states of one unit after the other to the device, steps them there with the kernels of
+/// [`Optimizer`], and copies them back; the copies of consecutive units overlap. PyTorch steps on the CPU instead.
 pub struct OffloadedOptimizer<O> {
     options: Mutex<O>,
     windows: Vec<Window>,
@@ -33,9 +33,9 @@ struct Window {
 
 /// A parameter with its states.
 struct Member {
-    /// Its place in its unit.
+    /// The parameter's index in its unit.
     place: usize,
-    /// Its number among [`Module::parameters`].
+    /// The parameter's index in [`Module::parameters`].
     number: usize,
     states: BTreeMap<String, OffloadedTensor>,
 }
@@ -43,7 +43,7 @@ struct Member {
 /// Parameters that are on the device for a step.
 struct Present<O> {
     optimizer: Optimizer<O>,
-    /// The rows with those behind them, of which the optimizer has the rows.
+    /// The padded rows; the optimizer has the rows without the padding.
     padded: Vec<Tensor>,
 }
 
@@ -52,7 +52,7 @@ impl Window {
         &self.unit.parameters()[member.place]
     }
 
-    /// Brings some parameters to the device, with an optimizer whose states are those of no step.
+    /// Copies some parameters to the device, with an optimizer whose states are those before the first step.
     fn bring<O: OptimizerOptions>(&self, members: &[&Member], options: O) -> Result<Present<O>> {
         let (mut padded, mut rows) = (Vec::new(), Vec::new());
         for member in members {
@@ -81,10 +81,11 @@ impl Window {
 }
 
 impl<O: OptimizerOptions> OffloadedOptimizer<O> {
-    /// Makes an optimizer of all parameters of a module. *Blocks* while its states go to host memory.
+    /// Makes an optimizer of all parameters of a module. *Blocks* until its states are in host memory.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a parameter is not in host memory, or an option is out of its bounds; and those of memory.
+    /// [`Error::is_invalid_argument`] if a parameter is not in host memory, or an option is out of range; and errors of
+    /// allocation.
     #[track_caller]
     pub fn new<M: Module>(module: &FullyShard<M>, options: O) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -114,10 +115,10 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
         *self.options.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the learning rate of later steps.
+    /// Sets the learning rate for later steps.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is not at least 0.
+    /// [`Error::is_invalid_argument`] if the rate is negative or NaN.
     #[track_caller]
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         at_line(Location::caller(), || {
@@ -129,18 +130,18 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
         })
     }
 
-    /// Forgets all gradients.
+    /// Drops all gradients.
     pub fn zero_grad(&self) {
         for window in &self.windows {
             window.members.iter().for_each(|member| window.sharded(member).shard.zero_grad());
         }
     }
 
-    /// Updates every parameter that has a gradient. *Blocks* while the copies of more than two units are under way, so the device holds two
-    /// units' rows, gradients and states at most.
+    /// Updates every parameter that has a gradient. *Blocks* while the copies of more than two units are in progress, so the
+    /// device holds the rows, gradients and states of at most two units.
     ///
     /// # Errors
-    /// Those of memory and of copies. Units before that have been stepped then.
+    /// Those of allocation and of copies. The units before the error have then been stepped.
     #[track_caller]
     pub fn step(&self) -> Result<()> {
         at_line(Location::caller(), || {
@@ -160,11 +161,11 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
         })
     }
 
-    /// Returns the states and options, by the numbers of [`Module::parameters`], as [`Optimizer::state_dict`] does. The states are copies on the
-    /// device: give changed ones back with [`load_state_dict`](Self::load_state_dict).
+    /// Returns the states and options, by the index in [`Module::parameters`], as [`Optimizer::state_dict`] does. The states are
+    /// copies on the device: load changed ones with [`load_state_dict`](Self::load_state_dict).
     ///
     /// # Errors
-    /// Those of memory.
+    /// Those of allocation.
     #[track_caller]
     pub fn state_dict(&self) -> Result<OptimizerState> {
         at_line(Location::caller(), || {
@@ -190,7 +191,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     /// Overwrites states and options with saved ones, as [`Optimizer::load_state_dict`] does.
     ///
     /// # Errors
-    /// Those of [`Optimizer::load_state_dict`]; where a state does not fit, those of units before have been overwritten.
+    /// Those of [`Optimizer::load_state_dict`]; if a state does not fit, the states of earlier units have been overwritten.
     #[track_caller]
     pub fn load_state_dict(&self, saved: &OptimizerState) -> Result<()> {
         at_line(Location::caller(), || {
@@ -237,7 +238,7 @@ fn start<O: OptimizerOptions>(window: &mut Window, options: O) -> Result<()> {
             member.states.insert(name, OffloadedTensor::of(&state, &copies)?);
         }
     }
-    // The next window's states need not lie beside these.
+    // The next window's states need not be on the device at the same time.
     copies.departures().synchronize()
 }
 
@@ -267,7 +268,7 @@ fn leave<O: OptimizerOptions>(members: &[&Member], present: &Present<O>) -> Resu
     Ok(())
 }
 
-/// Returns the norm of the gradients of units in host memory, a tensor per unit that has any.
+/// Returns the norms of the gradients of units in host memory, one tensor per unit that has gradients.
 pub(super) fn norms<'u>(units: impl Iterator<Item = &'u Arc<Unit>>, norm_type: f64) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();
     each(units, |_, gradients| {
@@ -277,7 +278,7 @@ pub(super) fn norms<'u>(units: impl Iterator<Item = &'u Arc<Unit>>, norm_type: f
     Ok(all)
 }
 
-/// Scales the gradients of units in host memory, as `clip_grads_with_norm_` does those on the device.
+/// Scales the gradients of units in host memory, as `clip_grads_with_norm_` does for those on the device.
 pub(super) fn clip<'u>(
     units: impl Iterator<Item = &'u Arc<Unit>>,
     max_norm: f64,
@@ -293,7 +294,8 @@ pub(super) fn clip<'u>(
     })
 }
 
-/// Calls a function with the parameters of each unit in host memory that have gradients, and these on the device.
+/// Calls a function, for each unit in host memory, with the parameters that have gradients, and with their gradients on the
+/// device.
 fn each<'u>(
     units: impl Iterator<Item = &'u Arc<Unit>>,
     mut with: impl FnMut(&[&Sharded], &[Tensor]) -> Result<()>,

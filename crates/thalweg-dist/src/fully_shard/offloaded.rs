@@ -1,4 +1,4 @@
-//! [`OffloadedTensor`]: tensors in pinned host memory, which come to the device for a while.
+//! [`OffloadedTensor`]: tensors in pinned host memory, which are copied to the device while they are needed.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -9,9 +9,10 @@ use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::ProcessGroup;
 
-/// The streams of a unit's copies between host and device memory, of which both directions go on at once. What arrives has its memory on a stream of several
-/// units, where it is bounded as other memory that streams hand over is: a copy waits on the device until an earlier one has been used. There are two such
-/// streams, and units take turns, so that a unit's copies wait for none of its neighbour's uses.
+/// The streams of a unit's copies between host and device memory; both directions run at once. Copies to the device allocate on a
+/// stream that several units share, so that their memory is bounded as for other streams: a copy waits on the device until an
+/// earlier one has been used. There are two such streams, and units alternate between them, so that a unit's copies do not wait
+/// for the uses of its neighbour's.
 #[derive(Clone, Debug)]
 pub(super) struct Copies {
     arrivals: Stream,
@@ -31,25 +32,25 @@ impl Copies {
     }
 }
 
-/// A tensor in pinned host memory. A copy of it comes behind the one before, in whichever direction.
+/// A tensor in pinned host memory. Each copy from or to it follows the previous one.
 #[derive(Debug)]
 pub(super) struct OffloadedTensor {
     host: HostTensor,
     device: Device,
     copies: Copies,
-    /// Recorded behind the last copy.
+    /// The event that was recorded after the last copy.
     last: Mutex<Event>,
 }
 
 impl OffloadedTensor {
-    /// Allocates the memory, whose elements are anything.
+    /// Allocates the memory, whose elements are uninitialized.
     pub(super) fn new(shape: &[usize], dtype: DType, copies: &Copies) -> Result<Self> {
         let device = copies.arrivals.device().clone();
         let host = HostTensor::pinned(shape, dtype, &device)?;
         Ok(Self { host, device, copies: copies.clone(), last: Mutex::default() })
     }
 
-    /// Allocates memory for what a tensor holds, and copies it there.
+    /// Allocates memory for a tensor's elements, and copies them there.
     pub(super) fn of(tensor: &Tensor, copies: &Copies) -> Result<Self> {
         let offloaded = Self::new(tensor.shape(), tensor.dtype(), copies)?;
         offloaded.leave(tensor)?;
@@ -60,7 +61,7 @@ impl OffloadedTensor {
         &self.copies
     }
 
-    /// Makes a copy on a stream, behind the last one.
+    /// Makes a copy on a stream, after the last one.
     fn copy<T>(&self, stream: &Stream, copy: impl FnOnce() -> Result<T>) -> Result<T> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         stream.wait_event(&last)?;
@@ -72,8 +73,8 @@ impl OffloadedTensor {
         Ok(copied)
     }
 
-    /// Returns a copy on the device, in memory of the stream of arrivals, that work of the current stream can use; record its uses.
-    /// Asynchronous.
+    /// Returns a copy on the device that work of the current stream can use. Its memory belongs to the stream of arrivals, so
+    /// record its uses. Asynchronous.
     pub(super) fn arrive(&self) -> Result<Tensor> {
         let current = self.device.current_stream();
         if current.is_capturing()? {
@@ -86,7 +87,7 @@ impl OffloadedTensor {
         Ok(tensor)
     }
 
-    /// Copies what a tensor holds behind the current stream's work so far. Asynchronous.
+    /// Copies a tensor's elements to this memory, after the current stream's work so far. Asynchronous.
     pub(super) fn leave(&self, tensor: &Tensor) -> Result<()> {
         let (source, departures) = (tensor.detach().contiguous()?, &self.copies.departures);
         departures.wait_stream(&self.device.current_stream())?;
@@ -96,12 +97,12 @@ impl OffloadedTensor {
     }
 }
 
-/// A limit of how far the host is ahead of copies, whose memory on the device is free behind them.
+/// A limit on how far the host runs ahead of copies, whose device memory is free after them.
 #[derive(Default)]
 pub(super) struct Ahead(VecDeque<Event>);
 
 impl Ahead {
-    /// The number of pieces of work that may be under way before another one begins.
+    /// The number of pieces of work that may be in progress when another one begins.
     const PIECES: usize = 1;
 
     /// *Blocks* until another piece of work may begin.
@@ -112,7 +113,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Notes that a piece of work ends with what a stream has now.
+    /// Records that a piece of work ends with the stream's work so far.
     pub(super) fn end(&mut self, stream: &Stream) -> Result<()> {
         self.0.push_back(stream.record_event()?);
         Ok(())

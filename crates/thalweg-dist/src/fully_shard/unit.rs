@@ -1,4 +1,4 @@
-//! [`Unit`]: a module's parameters, in parts or whole.
+//! [`Unit`]: a module's parameters, sharded or gathered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,19 +14,20 @@ use super::offloaded::{Copies, OffloadedTensor};
 use super::{FullyShardOptions, OffloadPolicy};
 use crate::{ProcessGroup, ReduceOp, Work};
 
-/// A parameter of which this rank has some rows.
+/// A parameter of which this rank has a shard.
 pub(super) struct Sharded {
-    /// The shape of the whole.
+    /// The shape of the full parameter.
     pub(super) shape: Vec<usize>,
-    /// The first of this rank's rows.
+    /// The index of this rank's first row.
     pub(super) first: usize,
-    /// This rank's rows, with as many behind them as make all ranks' parts equal.
+    /// This rank's rows, padded so that all ranks' parts have equal sizes.
     rows: Rows,
-    /// The shape of these.
+    /// The shape of the padded rows.
     padded_shape: Vec<usize>,
-    /// This rank's rows, a leaf; without elements where they are in host memory. Then its gradient is so as well, and says whether there is one.
+    /// This rank's rows, a leaf tensor. If they are in host memory it has no elements. Its gradient then has none either, and
+    /// only shows whether there is a gradient.
     pub(super) shard: Tensor,
-    /// The tensor that autograd takes for the shard: itself, or one element on the device.
+    /// The tensor that represents the shard in autograd: the shard itself, or a tensor of one element on the device.
     source: Tensor,
     /// The gradient in host memory.
     gradient: OnceLock<OffloadedTensor>,
@@ -38,15 +39,15 @@ enum Rows {
     Host(OffloadedTensor),
 }
 
-/// The parameters of a module that are gathered and let go together.
+/// The parameters of a module that are gathered and freed together.
 pub(super) struct Unit {
     group: ProcessGroup,
-    /// The ranks that have the same rows in other groups.
+    /// The ranks of other groups that have the same rows.
     replicas: Option<ProcessGroup>,
     parameters: Vec<Sharded>,
     options: FullyShardOptions,
     context: Mutex<Arc<Context>>,
-    /// The streams of copies from and to host memory, where the parameters are there.
+    /// The streams of copies from and to host memory, if the parameters are there.
     copies: Option<Copies>,
     is_root: AtomicBool,
     syncs: AtomicBool,
@@ -59,32 +60,32 @@ struct State {
     whole: Option<Whole>,
     /// The number of recorded forward passes that have had no backward pass yet.
     recorded: usize,
-    /// Whether such a pass has saved parts of parameters.
+    /// Whether a recorded pass has saved parts of parameters.
     has_notes: bool,
-    /// Whether the backward pass has asked for parameters since they were gathered.
+    /// Whether the backward pass has used the parameters since they were gathered.
     is_asked: bool,
-    /// Gradients of whole parameters that were not reduced.
+    /// The gradients of full parameters that were not reduced.
     accumulated: Vec<Option<Tensor>>,
 }
 
-/// Whole parameters, in the memory of the group's stream.
+/// Full parameters, in the memory of the group's stream.
 struct Whole {
     tensors: Vec<Tensor>,
     work: Work,
-    /// The streams that use them.
+    /// The streams that use the parameters.
     streams: SmallVec<[Stream; 2]>,
-    /// Whether the program asked for them, before the pass.
+    /// Whether the program requested the parameters before the pass.
     is_kept: bool,
 }
 
-/// Gradients of shards that are under way.
+/// Gradients of shards that are being reduced.
 pub(super) struct Reduction {
     work: Work,
-    /// The parameter's place, and this rank's rows with those behind them.
+    /// The indices of the parameters, each with this rank's padded rows of its gradient.
     gradients: Vec<(usize, Tensor)>,
 }
 
-/// The place of a part of a whole parameter.
+/// The location of a part of a full parameter.
 pub(super) struct Note {
     unit: Arc<Unit>,
     parameter: usize,
@@ -142,7 +143,7 @@ impl Sharded {
         Ok(Self { shape, first, rows, padded_shape, shard, source, gradient: OnceLock::new() })
     }
 
-    /// Returns this rank's rows with those behind them, for work of the current stream; record its use. Asynchronous.
+    /// Returns this rank's padded rows, for work of the current stream; record its use. Asynchronous.
     pub(super) fn padded(&self) -> Result<Tensor> {
         match &self.rows {
             Rows::Device(padded) => Ok(padded.clone()),
@@ -150,7 +151,7 @@ impl Sharded {
         }
     }
 
-    /// Copies rows with those behind them to host memory, if this rank's are there. Asynchronous.
+    /// Copies padded rows to host memory, if this rank's rows are there. Asynchronous.
     pub(super) fn leave(&self, padded: &Tensor) -> Result<()> {
         match &self.rows {
             Rows::Device(_) => Ok(()),
@@ -163,7 +164,7 @@ impl Sharded {
         matches!(self.rows, Rows::Host(_))
     }
 
-    /// Returns this rank's rows with those behind them for as long as the result lives, and the rows alone.
+    /// Returns this rank's padded rows, which are valid as long as the result lives, and the rows without padding.
     pub(super) fn present(&self) -> Result<[Tensor; 2]> {
         let padded = self.padded()?;
         padded.record_stream(&padded.device().current_stream());
@@ -200,11 +201,12 @@ impl Sharded {
         shape
     }
 
-    /// Starts to gather the parameter in a dtype, and returns it with what lies behind its rows. The current stream is the group's.
+    /// Starts to gather the parameter in a dtype, and returns the gathered parameter with its padding. The current stream must be
+    /// the group's.
     pub(super) fn gather(&self, all: &mut crate::Coalescing<'_>, ranks: u32, dtype: DType) -> Result<Tensor> {
         let padded = self.padded()?;
         let input = padded.to_dtype(dtype)?;
-        // A copy in another dtype was read here.
+        // A copy in another dtype was read on this stream.
         padded.record_use(&input.device().current_stream());
         let output = Tensor::empty(&self.gathered_shape(ranks), dtype, input.device())?;
         all.all_gather_into_tensor(&output, &input)?;
@@ -274,12 +276,12 @@ impl Unit {
         self.place(tensor).is_some()
     }
 
-    /// Returns the place of the parameter that a tensor is the shard of.
+    /// Returns the index of the parameter that a tensor is the shard of.
     pub(super) fn place(&self, tensor: &Tensor) -> Option<usize> {
         self.parameters.iter().position(|parameter| parameter.shard.is_same(tensor))
     }
 
-    /// Returns the streams of copies from and to host memory, where the parameters are there.
+    /// Returns the streams of copies from and to host memory, if the parameters are there.
     pub(super) fn copies(&self) -> Option<&Copies> {
         self.copies.as_ref()
     }
@@ -288,7 +290,7 @@ impl Unit {
         self.context.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes the units within a module units of its context.
+    /// Adds the units within a module to this unit's context.
     pub(super) fn take_in(&self, nested: &[Arc<Self>]) {
         let context = self.context();
         for unit in nested {
@@ -313,7 +315,8 @@ impl Unit {
 
     // ---- Whole parameters -----------------------------------------------------------------------------------------
 
-    /// Starts to gather the parameters, if they are not whole. The group's stream is behind the last writes of the shards.
+    /// Starts to gather the parameters, if they are not gathered. The group's stream must already wait for the last writes of the
+    /// shards.
     pub(super) fn gather(&self) -> Result<()> {
         let mut state = self.state();
         if state.whole.is_some() || self.parameters.is_empty() {
@@ -334,7 +337,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Starts to gather the parameters for the program, behind what the current stream has now.
+    /// Starts to gather the parameters for the program, after the current stream's work so far.
     pub(super) fn gather_behind_current(&self) -> Result<()> {
         self.group.stream().wait_stream(&self.group.device().current_stream())?;
         self.gather()?;
@@ -344,13 +347,13 @@ impl Unit {
         Ok(())
     }
 
-    /// Lets parameters go that stayed whole since an earlier pass.
+    /// Frees parameters that stayed gathered since an earlier pass.
     pub(super) fn reshard_left(&self) -> Result<()> {
         let is_left = self.state().whole.as_ref().is_some_and(|whole| !whole.is_kept);
         if is_left { self.reshard() } else { Ok(()) }
     }
 
-    /// Returns the whole parameters, for work on the current stream.
+    /// Returns the full parameters, for work on the current stream.
     pub(super) fn gathered(&self) -> Result<Vec<Tensor>> {
         self.gather()?;
         let mut state = self.state();
@@ -364,12 +367,12 @@ impl Unit {
         Ok(whole.tensors.clone())
     }
 
-    /// Lets the whole parameters go.
+    /// Frees the full parameters.
     pub(super) fn reshard(&self) -> Result<()> {
         let whole = self.state().whole.take();
         let Some(whole) = whole else { return Ok(()) };
         if whole.streams.is_empty() {
-            // What writes the shards next comes behind a gather that no stream has waited for.
+            // The next writes of the shards must follow a gather that no stream has waited for.
             return whole.work.wait();
         }
         for stream in &whole.streams {
@@ -378,7 +381,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Returns where to find a part of a whole parameter again, if the tensor is one.
+    /// Returns a note of where to find the tensor again, if it is a part of a full parameter.
     pub(super) fn note(self: &Arc<Self>, tensor: &Tensor) -> Option<Note> {
         let mut state = self.state();
         let mut tensors = state.whole.iter().flat_map(|whole| &whole.tensors);
@@ -389,7 +392,7 @@ impl Unit {
 
     // ---- Backward passes ------------------------------------------------------------------------------------------
 
-    /// Returns whole parameters as results of a node that reduces their gradients.
+    /// Returns full parameters as results of a node that reduces their gradients.
     pub(super) fn recorded(self: &Arc<Self>, whole: Vec<Tensor>) -> Vec<Tensor> {
         let inputs: Vec<&Tensor> = self.parameters.iter().map(|parameter| &parameter.source).collect();
         if !thalweg_tensor::autograd::is_grad_enabled() || !inputs.iter().any(|source| source.requires_grad())
@@ -406,7 +409,7 @@ impl Unit {
         recorded
     }
 
-    /// Returns whether a backward pass will ask for the parameters.
+    /// Returns whether a backward pass will need the parameters.
     pub(super) fn awaits_backward(&self) -> bool {
         let state = self.state();
         state.recorded > 0 && state.has_notes
@@ -421,7 +424,7 @@ impl Unit {
         self.context().is_over();
     }
 
-    /// Takes the gradients of whole parameters: sends them on their way, or adds them up.
+    /// Accepts the gradients of full parameters: starts to reduce them, or accumulates them.
     fn reduce(self: &Arc<Self>, gradients: &[Option<Tensor>]) -> Result<()> {
         let syncs = self.syncs.load(Ordering::Relaxed);
         let current = self.group.device().current_stream();
@@ -458,17 +461,17 @@ impl Unit {
         Ok(())
     }
 
-    /// Starts to reduce gradients over the replicas, behind the work that reduces them within the group.
+    /// Starts to reduce gradients over the replicas, after the work that reduces them within the group.
     fn replicated(&self, work: Work, gradients: &[(usize, Tensor)]) -> Result<Work> {
         let Some(replicas) = &self.replicas else { return Ok(work) };
-        // The computation waits for neither.
+        // The computation waits for neither reduction.
         let _behind = self.group.stream().make_current();
         let mut all = replicas.coalescing();
         gradients.iter().try_for_each(|(_, gradient)| all.all_reduce(gradient, ReduceOp::Avg))?;
         all.submit()
     }
 
-    /// Adds gradients that were reduced to those of the shards, on the current stream.
+    /// Adds reduced gradients to those of the shards, on the current stream.
     pub(super) fn take_gradients(&self, reduction: Reduction) -> Result<()> {
         let Reduction { work, gradients } = reduction;
         work.wait()?;
@@ -493,7 +496,8 @@ impl Unit {
 }
 
 impl Sharded {
-    /// Returns a gradient of the whole with rows behind it that make all ranks' parts equal; zeros where there is none.
+    /// Returns a full parameter's gradient, padded with rows so that all ranks' parts have equal sizes; zeros if there is no
+    /// gradient.
     fn padded_gradient(&self, gradient: Option<Tensor>, ranks: u32, dtype: DType) -> Result<Tensor> {
         let shape = self.gathered_shape(ranks);
         match gradient {
@@ -524,7 +528,7 @@ impl Note {
     }
 }
 
-/// The node of a gather: it reduces the gradients of the whole parameters, and lets those go.
+/// The node of a gather: it reduces the gradients of the full parameters, and frees the parameters.
 struct GatherBackward {
     unit: Arc<Unit>,
     is_over: AtomicBool,
@@ -549,7 +553,7 @@ impl Backward for GatherBackward {
         unit.reshard()?;
         self.over();
         unit.context().hand_out()?;
-        // The shards get theirs when the reduction is done.
+        // The shards get their gradients when the reduction is done.
         Ok(Gradients::from_elem(None, unit.parameters.len()))
     }
 

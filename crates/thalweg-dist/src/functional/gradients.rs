@@ -1,4 +1,4 @@
-//! The gradients of the functional collectives: collectives again.
+//! The gradients of the functional collectives, which are collectives themselves.
 
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
@@ -24,15 +24,15 @@ pub(super) fn record(kind: Kind, call: &Call<'_>) -> Result<Tensors> {
     Ok(record_function(Box::new(node), call.tensors, results.into_vec()).into())
 }
 
-/// A way of a gradient to the input.
+/// The computation of the input's gradient.
 enum WayBack {
     AllReduce(ReduceOp),
-    /// Its sum goes to this rank.
+    /// The sum of all ranks' gradients, for this rank.
     Reduce(i64),
     ReduceScatter,
-    /// Of a reduction by this.
+    /// An all-gather, of a reduction by this operation.
     AllGather(ReduceOp),
-    /// Rows from and to each rank.
+    /// The rows back, from and to each rank.
     AllToAll {
         from: Vec<usize>,
         to: Vec<usize>,
@@ -83,7 +83,7 @@ impl Backward for CollectiveBackward {
         Ok(Gradients::from_iter([Some(result)]))
     }
 
-    /// Returns `false` of a broadcast: its gradient comes to the source alone, so that a gradient of it would not run on all ranks.
+    /// Returns `false` for a broadcast: only the source has its gradient, so a gradient of that would not run on all ranks.
     fn is_recorded(&self) -> bool {
         !matches!(self.way_back, WayBack::Reduce(_))
     }

@@ -1,8 +1,8 @@
 //! Functional collectives (`torch.distributed._functional_collectives`): they return new tensors, and gradients flow through them.
 //!
-//! Each is an operator of the table, `_c10d_functional::name`, which names its group by [`ProcessGroup::group_name`]; so calls can be
-//! traced, captured, and made by name. The collective runs on the group's stream, behind what the current stream has at the call, and the
-//! current stream is ordered behind it when the call returns: the host waits for nothing.
+//! Each is an operator of the table, `_c10d_functional::name`, whose argument names the group by [`ProcessGroup::group_name`]. So
+//! calls can be traced, captured, and made by name. The collective runs on the group's stream, after the current stream's work so
+//! far, and the current stream waits for it: the host does not block.
 //!
 //! | forward | backward |
 //! |---|---|
@@ -12,10 +12,12 @@
 //! | [`all_to_all_single`] | the way back |
 //! | [`broadcast`] | their sum on the source, and 0 elsewhere |
 //!
-//! As in PyTorch these are the gradients of the sum of all ranks' results: of a loss that every rank computes from the same numbers, `n` ranks give `n` times
-//! its gradient. [`redistribute`](crate::tensor_parallel::redistribute) has the gradients of one loss that all ranks compute together.
+//! As in PyTorch these are the gradients of the sum of all ranks' results: if every rank computes the loss from the same numbers,
+//! `n` ranks result in `n` times its gradient. [`redistribute`](crate::tensor_parallel::redistribute) computes the gradients of
+//! one loss that all ranks compute together.
 //!
-//! This module, `operators` and `gradients` use each other: a gradient of a collective is a collective, which is recorded likewise.
+//! This module, `operators` and `gradients` use each other: the gradient of a collective is a collective, which is recorded as
+//! well.
 
 mod gradients;
 mod operators;
@@ -30,7 +32,7 @@ use thalweg_tensor::dispatch::{Argument, as_ints};
 use self::operators::{Kind, operator};
 use crate::{ProcessGroup, ReduceOp};
 
-/// Defines the operators, so that they are found by name. Each function of this module does it by itself.
+/// Defines the operators, so that they can be called by name. Each function of this module does so automatically.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the program has defined others of these names.
@@ -47,8 +49,8 @@ fn call(kind: Kind, arguments: &[Argument<'_>], location: &'static Location<'sta
 /// Returns the reduction of the tensors of all ranks.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or the reduction is none for its dtype; why the group failed,
-/// if it did.
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or its dtype does not support the reduction;
+/// the reason why the group failed, if it has.
 #[track_caller]
 pub fn all_reduce(input: &Tensor, operation: ReduceOp, group: &ProcessGroup) -> Result<Tensor> {
     let arguments = [input.into(), operation.name().into(), group.group_name().into()];
@@ -58,17 +60,19 @@ pub fn all_reduce(input: &Tensor, operation: ReduceOp, group: &ProcessGroup) -> 
 /// Returns the tensor of rank `src`.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or there is no such rank; why the group failed, if it did.
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or there is no such rank; the reason why the
+/// group failed, if it has.
 #[track_caller]
 pub fn broadcast(input: &Tensor, src: u32, group: &ProcessGroup) -> Result<Tensor> {
     let arguments = [input.into(), i64::from(src).into(), group.group_name().into()];
     call(Kind::Broadcast, &arguments, Location::caller())
 }
 
-/// Returns the tensors of all ranks, of equal shapes, one behind the other along a dimension.
+/// Returns the tensors of all ranks, of equal shapes, concatenated along a dimension.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or has no such dimension; why the group failed, if it did.
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or has no such dimension; the reason why the
+/// group failed, if it has.
 #[track_caller]
 pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) -> Result<Tensor> {
     let location = Location::caller();
@@ -83,8 +87,8 @@ pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) 
 /// Returns this rank's part of the reduction of the tensors of all ranks, which are divided along a dimension.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, has no such dimension, or the ranks do not divide it; why the
-/// group failed, if it did.
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, has no such dimension, or its size is not a
+/// multiple of the number of ranks; the reason why the group failed, if it has.
 #[track_caller]
 pub fn reduce_scatter_tensor(
     input: &Tensor,
@@ -108,12 +112,12 @@ pub fn reduce_scatter_tensor(
     })
 }
 
-/// Sends rows of dimension 0 to all ranks, and returns those that they send: the splits say how many from and to each rank; `None` of both
-/// divides evenly.
+/// Sends rows of dimension 0 to all ranks, and returns the rows that they send. The splits are the numbers of rows from and to
+/// each rank; `None` for both divides evenly.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, one of the splits alone is `None`, or they do not fit; why the
-/// group failed, if it did.
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, only one of the splits is `None`, or they do
+/// not fit; the reason why the group failed, if it has.
 #[track_caller]
 pub fn all_to_all_single(
     input: &Tensor,
@@ -142,7 +146,7 @@ pub fn all_to_all_single(
     })
 }
 
-/// Returns the equal parts of a dimension one behind the other along dimension 0.
+/// Returns the equal parts of a dimension concatenated along dimension 0.
 pub(crate) fn stacked(tensor: &Tensor, dim: usize, parts: usize) -> Result<Tensor> {
     if dim == 0 {
         return Ok(tensor.clone());
@@ -156,7 +160,7 @@ pub(crate) fn stacked(tensor: &Tensor, dim: usize, parts: usize) -> Result<Tenso
     tensor.reshape(&split)?.permute(&order)?.reshape(&shape)
 }
 
-/// Returns parts that lie one behind the other along dimension 0 as those of another dimension.
+/// Returns parts that are concatenated along dimension 0 concatenated along another dimension instead.
 pub(crate) fn side_by_side(tensor: &Tensor, dim: usize, parts: usize) -> Result<Tensor> {
     if dim == 0 {
         return Ok(tensor.clone());
@@ -169,7 +173,7 @@ pub(crate) fn side_by_side(tensor: &Tensor, dim: usize, parts: usize) -> Result<
     tensor.reshape(&split)?.permute(&order)?.reshape(&shape)
 }
 
-/// Returns the place of a dimension, negative ones counted from the end.
+/// Returns the index of a dimension; negative ones count from the end.
 pub(crate) fn dimension(tensor: &Tensor, dim: i64) -> Result<usize> {
     let rank = tensor.rank() as i64;
     if (-rank..rank).contains(&dim) {

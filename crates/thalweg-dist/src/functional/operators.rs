@@ -20,7 +20,7 @@ pub(super) enum Kind {
     AllToAll,
 }
 
-/// The kinds with PyTorch's schemas, in the order of the former.
+/// The kinds with PyTorch's schemas, in the order of [`Kind`].
 const SCHEMAS: [(Kind, &str); 5] = [
     (Kind::AllReduce, "all_reduce(Tensor input, str reduce_op, str group_name)"),
     (Kind::Broadcast, "broadcast(Tensor input, int src, str group_name)"),
@@ -35,7 +35,7 @@ const SCHEMAS: [(Kind, &str); 5] = [
     ),
 ];
 
-/// Returns the operators, which the first call defines.
+/// Returns the operators; the first call defines them.
 pub(super) fn operators() -> Result<&'static [&'static Operator]> {
     static OPERATORS: OnceLock<Result<Vec<&'static Operator>>> = OnceLock::new();
     let defined =

@@ -1,18 +1,18 @@
-//! [`LockstepGraph`]: a region that all ranks of a group capture together, or none.
+//! [`LockstepGraph`]: a region that either all ranks of a group capture together, or none.
 //!
-//! A graph of one rank that another has not, or with collectives in another order, hangs at its first replay without a word. So
-//! ranks tell each other through the store what they captured, before anything is instantiated:
+//! If one rank has a graph that another does not have, or their collectives are in different orders, the first replay hangs
+//! without a message. So ranks exchange through the store what they captured, before anything is instantiated:
 //!
 //! ```text
 //! capture the region ─► say a hash of its collectives, or what went wrong ─► read those of all ─► instantiate ─► say so ─► wait for all
 //!                                                                            └ they differ, or a rank failed: no graph, on any rank
 //! ```
 //!
-//! The hashes are compared group by group (a mesh has several), messages pair by pair. Where they differ, the lists are
-//! read, and the error names the first call that does, with both ranks' lines. Computation may differ from rank to rank.
+//! The hashes are compared group by group (a mesh has several), messages pair by pair. If they differ, the lists are read, and
+//! the error names the first call that differs, with both ranks' source lines. Computation may differ from rank to rank.
 //!
-//! In the store a capture has the keys `lockstep/N/captured/R`, `…/calls/R` and `…/ready/R` of each rank R, and a
-//! verification `…/replays/V/R`.
+//! In the store, a capture has the keys `lockstep/N/captured/R`, `…/calls/R` and `…/ready/R` of each rank R, and a verification
+//! `…/replays/V/R`.
 
 pub(crate) mod record;
 
@@ -32,38 +32,40 @@ use crate::ProcessGroup;
 use crate::flight::Tensors;
 use crate::store::Store;
 
-/// The interval at which a rank that waits for others looks whether the group has failed.
+/// The interval at which a rank that waits for others checks whether the group has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The word of a rank where nothing went wrong.
+/// The message of a rank that succeeded.
 const DONE: &str = "done";
 
-/// The word before the reason where something did.
+/// The prefix of the message of a rank that failed, before the reason.
 const FAILED: &str = "failed: ";
 
-/// A graph that all ranks of a group captured in lockstep, and replay as often. Each rank has its own, with the same number.
+/// A graph that all ranks of a group captured in lockstep, and must replay equally often. Each rank has its own graph, with the
+/// same number.
 pub struct LockstepGraph {
     graph: Graph,
     group: ProcessGroup,
     number: u64,
     replays: AtomicU64,
     verifications: AtomicU64,
-    /// The latest replay's line.
+    /// The source line of the latest replay.
     last: Mutex<Option<Label>>,
 }
 
 impl LockstepGraph {
-    /// Captures a region on all ranks of a group, and gives each its graph with the region's result. *All* ranks call it; it *blocks*
-    /// until they have.
+    /// Captures a region on all ranks of a group, and returns each rank's graph with the region's result. *All* ranks call it; it
+    /// *blocks* until they have.
     ///
-    /// The capture forbids calls of its own thread alone ([`CaptureMode::ThreadLocal`]), so that ranks may be threads of one process.
-    /// Run the region once beforehand, so that kernels are compiled and connections made. Cached memory goes back first, as by `torch.cuda.graph`.
+    /// The capture only forbids calls of its own thread ([`CaptureMode::ThreadLocal`]), so that ranks may be threads of one
+    /// process. Run the region once beforehand, so that kernels are compiled and connections made. Cached memory is released
+    /// first, as `torch.cuda.graph` does.
     ///
     /// # Errors
-    /// The region's own error on the rank where it failed, and there those of [`Graph::capture`]. On all others
-    /// [`Error::is_distributed`] with that rank and its error. On all ranks [`Error::is_distributed`] if they captured
-    /// collectives in another order, of another kind, size or dtype, with the first that differs and both ranks' lines; and if a rank
-    /// does not come within the group's timeout, with its number. No rank has a graph then; memory and streams are as they were before.
+    /// On the rank that failed, the region's own error or those of [`Graph::capture`]. On all others [`Error::is_distributed`]
+    /// with that rank and its error. On all ranks [`Error::is_distributed`] if they captured collectives in another order, of
+    /// another kind, size or dtype, with the first that differs and both ranks' lines; and if a rank does not make the call
+    /// within the group's timeout, with its number. After an error no rank has a graph; memory and streams are as before.
     #[track_caller]
     pub fn capture<T>(
         group: &ProcessGroup,
@@ -74,7 +76,7 @@ impl LockstepGraph {
         let number = group.0.captures.fetch_add(1, Ordering::Relaxed);
         let meeting = Meeting { group, number };
         let captured = {
-            // A region that panics leaves the others with a word. Its calls have their own lines.
+            // If the region panics, the others are notified. Its calls have their own source lines.
             let mut word = Word { meeting: &meeting, is_said: false };
             record::begin();
             let captured = group.check().and_then(|()| capture_locally(group, options, region));
@@ -104,18 +106,18 @@ impl LockstepGraph {
         Ok((state, result))
     }
 
-    /// Queues the graph on the current stream, and counts. All ranks replay the same graphs in the same order: where the group has a
-    /// watchdog, a rank that does not come to a replay is named when the others have waited as long as the timeout.
+    /// Queues the graph on the current stream, and counts the replay. All ranks must replay the same graphs in the same order. If
+    /// the group has a watchdog, a rank that does not replay is named when the others have waited for the timeout.
     ///
     /// # Errors
-    /// Those of [`Graph::replay`], and why the group failed, if it did.
+    /// Those of [`Graph::replay`], and the reason why the group failed, if it has.
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
         self.group.check()?;
         let label = label_at("lockstep replay", Location::caller());
         let entry = self.group.note(label, Tensors::default());
         let submission = self.group.has_watchdog().then(|| self.group.0.outstanding.begin(entry));
-        // Outside of any closure, so that it has the caller's line.
+        // Outside of any closure, so that it has the caller's source line.
         let replayed = self.graph.replay();
         replayed.map_err(|error| self.group.explain(error))?;
         self.replays.fetch_add(1, Ordering::Relaxed);
@@ -128,11 +130,12 @@ impl LockstepGraph {
         Ok(())
     }
 
-    /// Checks that all ranks have replayed the graph as often. *All* ranks call it; it *blocks* until they have, but not for the replays.
+    /// Checks that all ranks have replayed the graph equally often. *All* ranks call it; it *blocks* until they have, but not for
+    /// the replays.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] on all ranks if they have not, with the ranks, their counts and the lines of their last replays; and if
-    /// a rank does not come within the group's timeout, with its number.
+    /// [`Error::is_distributed`] on all ranks if the counts differ, with the ranks, their counts and the lines of their last
+    /// replays; and if a rank does not make the call within the group's timeout, with its number.
     #[track_caller]
     pub fn verify(&self) -> Result<()> {
         at_line(Location::caller(), || {
@@ -149,7 +152,7 @@ impl LockstepGraph {
             if counts.len() <= 1 {
                 return Ok(());
             }
-            // Most ranks are in step; of two halves the first one is.
+            // The count of most ranks is taken as right; of two halves, that of the first.
             let votes = |count: &str| all.iter().filter(|(other, _)| *other == count).count();
             let usual =
                 all.iter().rev().map(|(count, _)| *count).max_by_key(|count| votes(count)).unwrap_or("0");
@@ -172,12 +175,12 @@ impl LockstepGraph {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// Returns the graph's number among those that the group captured in lockstep, the same on all ranks, from 0 on.
+    /// Returns the graph's number among those that the group captured in lockstep, the same on all ranks, from 0.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns the graph, to look at it; its own replays are not counted.
+    /// Returns the graph, for inspection; replays through it are not counted.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
@@ -195,7 +198,7 @@ fn capture_locally<T>(
     options: CaptureOptions,
     region: impl FnOnce() -> Result<T>,
 ) -> Result<(thalweg_runtime::graph::CapturedGraph, T)> {
-    // The graph's pool is not to lie beside what eager steps have left cached.
+    // The graph's pool should not add to the memory that eager steps have left cached.
     group.device().empty_cache()?;
     let options = CaptureOptions { mode: CaptureMode::ThreadLocal, ..options };
     let capture = Graph::capture_begin(group.device(), options)?;
@@ -206,7 +209,7 @@ fn capture_locally<T>(
     Ok((capture.end()?, result))
 }
 
-/// The ranks' meeting over a graph, in the store.
+/// The exchange of the ranks about one graph, through the store.
 struct Meeting<'g> {
     group: &'g ProcessGroup,
     number: u64,
@@ -225,7 +228,7 @@ impl Meeting<'_> {
         self.store().set(&self.key(self.number, what, self.group.rank()), text.as_bytes())
     }
 
-    /// Returns what a rank says, for which it waits as long as the group's timeout.
+    /// Returns a rank's message, for which it waits at most the group's timeout.
     fn of(&self, what: &str, rank: u32) -> Result<String> {
         let (key, begin) = (self.key(self.number, what, rank), Instant::now());
         let timeout = self.group.0.options.timeout;
@@ -243,16 +246,16 @@ impl Meeting<'_> {
                     self.group.who_is_missing(self.group.last_call().map_or(0, |last| last.sequence))
                 )));
             }
-            // It says no more than the next look.
+            // The error says no more than the next check.
             let _ = self.store().wait(&[&key], left.min(LOOK));
         }
         Ok(String::from_utf8_lossy(&self.store().get(&key)?).into_owned())
     }
 
-    /// Returns what all ranks say.
+    /// Returns the messages of all ranks.
     ///
     /// # Errors
-    /// If one says that it failed, or says nothing in time.
+    /// If a rank reports a failure, or sends no message in time.
     fn all(&self, what: &str) -> Result<Vec<String>> {
         let all = (0..self.group.size()).map(|rank| self.of(what, rank)).collect::<Result<Vec<_>>>()?;
         for (rank, text) in all.iter().enumerate() {
@@ -266,7 +269,7 @@ impl Meeting<'_> {
         Ok(all)
     }
 
-    /// Compares what all ranks have captured.
+    /// Compares the captures of all ranks.
     fn compare(&self) -> Result<()> {
         let all = self.all("captured")?;
         let nonsense =
@@ -276,7 +279,7 @@ impl Meeting<'_> {
         let sequences: BTreeSet<&Sequence> = all.iter().flat_map(BTreeMap::keys).collect();
         for sequence in sequences {
             let place = |member: &u32| self.group.global_ranks().iter().position(|rank| rank == member);
-            // A rank that is not in this group is not asked.
+            // Ranks that are not in this group are not compared.
             let members: Vec<usize> = sequence.members.iter().filter_map(place).collect();
             let digest = |rank: usize| all[rank].get(sequence).copied().unwrap_or_default();
             let Some((&first, others)) = members.split_first() else { continue };
@@ -293,18 +296,18 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Removes this rank's entries of a capture that all ranks have left behind.
+    /// Removes this rank's entries of an earlier capture, which all ranks have finished.
     fn forget_former(&self) {
         if let Some(former) = self.number.checked_sub(2) {
             for what in ["captured", "calls", "ready"] {
-                // What stays takes room and no more.
+                // An entry that stays only takes space.
                 let _ = self.store().delete_key(&self.key(former, what, self.group.rank()));
             }
         }
     }
 }
 
-/// The word of a rank about its capture, which it also gives where its region panics.
+/// The message of a rank about its capture, which is also sent if its region panics.
 struct Word<'g> {
     meeting: &'g Meeting<'g>,
     is_said: bool,
@@ -328,7 +331,7 @@ impl Drop for Word<'_> {
     fn drop(&mut self) {
         if !self.is_said {
             drop(record::end());
-            // There is no one to report the store's answer to.
+            // An error of the store cannot be reported to any caller.
             let _ = self.meeting.say("captured", &format!("{FAILED}it panicked"));
         }
     }

@@ -1,7 +1,7 @@
 //! The collectives that a rank captured, group by group, and hashes of them.
 //!
-//! Collectives proper are compared between all members of a group, in their order. Messages are compared between the two that they
-//! are between: what one sends to another, with what that receives.
+//! Collectives proper are compared between all members of a group, in their order. Messages are compared between sender and
+//! receiver.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,22 +13,22 @@ use thalweg_runtime::CollectivePart;
 use crate::ProcessGroup;
 
 thread_local! {
-    /// The collectives that this thread captures in lockstep, if it does.
+    /// The collectives that this thread captures in lockstep, if a capture is in progress.
     static RECORD: RefCell<Option<Record>> = const { RefCell::new(None) };
 }
 
-/// A sequence of calls that must be the same on several ranks: its group, and its direction where it is of messages.
+/// A sequence of calls that must be the same on several ranks: its group, and the direction if it is of messages.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Sequence {
     /// The name of the group.
     pub(super) group: String,
     /// The ranks that must agree, as the first group numbers them.
     pub(super) members: Vec<u32>,
-    /// Whether it is of messages from the first of the two members to the second.
+    /// Whether the sequence is of messages from the first of two members to the second.
     pub(super) is_messages: bool,
 }
 
-/// The calls of a rank, in their order, each with its line.
+/// The calls of a rank, in order, each with its source line.
 #[derive(Default, Debug)]
 pub(super) struct Record(BTreeMap<Sequence, Vec<Call>>);
 
@@ -36,7 +36,7 @@ pub(super) struct Record(BTreeMap<Sequence, Vec<Call>>);
 struct Call {
     /// The part that all ranks have in common.
     content: String,
-    /// Operation and line.
+    /// The operation and its source line.
     text: String,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Digest {
     hash: u64,
 }
 
-/// Begins to record what this thread submits.
+/// Begins to record the collectives that this thread submits.
 pub(super) fn begin() {
     RECORD.with(|record| *record.borrow_mut() = Some(Record::default()));
 }
@@ -57,7 +57,7 @@ pub(super) fn end() -> Record {
     RECORD.with(|record| record.borrow_mut().take()).unwrap_or_default()
 }
 
-/// Notes collectives that are submitted, where this thread captures in lockstep.
+/// Records submitted collectives, if this thread captures in lockstep.
 pub(crate) fn note(group: &ProcessGroup, parts: &[CollectivePart]) {
     RECORD.with(|record| {
         if let Some(record) = &mut *record.borrow_mut() {
@@ -85,7 +85,7 @@ impl Record {
         self.0.entry(sequence).or_default().push(Call { content, text });
     }
 
-    /// Writes counts and hashes, a line per sequence.
+    /// Writes counts and hashes, one line per sequence.
     pub(super) fn digests(&self) -> String {
         let line = |(sequence, calls): (&Sequence, &Vec<Call>)| {
             let hash = calls.iter().fold(OFFSET, |hash, call| hashed(hash, call.content.as_bytes()));
@@ -96,7 +96,7 @@ impl Record {
         self.0.iter().map(line).collect()
     }
 
-    /// Writes the calls, a line each: its sequence, what is compared, and its text.
+    /// Writes the calls, one per line: the sequence, the content that is compared, and the text.
     pub(super) fn calls(&self) -> String {
         let mut text = String::new();
         for (sequence, calls) in &self.0 {
@@ -111,12 +111,12 @@ impl Record {
 }
 
 impl Sequence {
-    /// Returns what tells it from the others in a list of calls.
+    /// Returns the key that identifies the sequence in a list of calls.
     fn key(&self) -> String {
         format!("{} {:?} {}", self.group, self.members, self.is_messages)
     }
 
-    /// Finds its calls in a list that [`Record::calls`] wrote: what is compared, and the text.
+    /// Finds the sequence's calls in a list that [`Record::calls`] wrote: the content that is compared, and the text.
     fn calls_in<'t>(&self, list: &'t str) -> Vec<(&'t str, &'t str)> {
         let key = self.key();
         let own = |line: &'t str| line.strip_prefix(&key)?.strip_prefix('\t')?.split_once('\t');
@@ -149,7 +149,7 @@ impl Sequence {
     }
 }
 
-/// Reads what [`Record::digests`] wrote.
+/// Parses the output of [`Record::digests`].
 pub(super) fn parse(text: &str) -> Option<BTreeMap<Sequence, Digest>> {
     let mut found = BTreeMap::new();
     for line in text.lines() {
@@ -168,6 +168,6 @@ const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn hashed(hash: u64, bytes: &[u8]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    // A byte that no text has keeps texts apart.
+    // A byte that no text contains separates the texts.
     bytes.iter().chain(&[0xff]).fold(hash, step)
 }

@@ -1,4 +1,4 @@
-//! [`Action`]: one thing that a rank does in a pipeline.
+//! [`Action`]: an operation of a rank in a pipeline.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,30 +10,30 @@ use thalweg_runtime::{Error, Result};
 pub enum Computation {
     /// `F`: the forward pass.
     Forward,
-    /// `I`: the part of the backward pass that the stage before waits for, which is the gradient of the stage's input.
+    /// `I`: the part of the backward pass that the previous stage waits for: the gradient of the stage's input.
     BackwardInput,
-    /// `W`: the rest of the backward pass, which are the gradients of the weights.
+    /// `W`: the rest of the backward pass: the gradients of the weights.
     BackwardWeight,
     /// `B`: the whole backward pass.
     FullBackward,
     /// `UNSHARD`: the gather of a sharded stage's parameters.
     Unshard,
-    /// `RESHARD`: the end of that.
+    /// `RESHARD`: the release of a sharded stage's gathered parameters.
     Reshard,
-    /// `SEND_F`: an activation goes to the next stage.
+    /// `SEND_F`: an activation is sent to the next stage.
     SendForward,
-    /// `RECV_F`: an activation comes from the stage before.
+    /// `RECV_F`: an activation is received from the previous stage.
     ReceiveForward,
-    /// `SEND_B`: a gradient goes to the stage before.
+    /// `SEND_B`: a gradient is sent to the previous stage.
     SendBackward,
-    /// `RECV_B`: a gradient comes from the next stage.
+    /// `RECV_B`: a gradient is received from the next stage.
     ReceiveBackward,
-    /// `REDUCE_GRAD`: the gradients of all microbatches become those of the batch.
+    /// `REDUCE_GRAD`: the gradients of the microbatches are combined to those of the batch.
     ReduceGradients,
 }
 
 impl Computation {
-    /// All of them.
+    /// All kinds of work.
     pub const ALL: [Self; 11] = [
         Self::Forward,
         Self::BackwardInput,
@@ -65,18 +65,18 @@ impl Computation {
         }
     }
 
-    /// Returns whether it computes with a microbatch.
+    /// Returns whether the work is a computation with a microbatch.
     pub const fn is_compute(self) -> bool {
         matches!(self, Self::Forward | Self::BackwardInput | Self::BackwardWeight | Self::FullBackward)
     }
 
-    /// Returns whether it is of one microbatch, not of a stage as a whole.
+    /// Returns whether the work belongs to one microbatch, not to the stage as a whole.
     pub const fn has_microbatch(self) -> bool {
         !matches!(self, Self::Unshard | Self::Reshard | Self::ReduceGradients)
     }
 }
 
-/// One thing that a rank does in a pipeline (`_Action` of PyTorch's pipelining), written as there: `0F0` is the forward pass of
+/// An operation of a rank in a pipeline (`_Action` of PyTorch's pipelining), written as there: `0F0` is the forward pass of
 /// microbatch 0 in stage 0, `1SEND_B2` the gradient of microbatch 2 that leaves stage 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
@@ -84,7 +84,7 @@ pub struct Action {
     pub stage: usize,
     /// The work that is done.
     pub computation: Computation,
-    /// The microbatch; `None` of what is done to a stage as a whole.
+    /// The microbatch; `None` if the action belongs to the stage as a whole.
     pub microbatch: Option<usize>,
 }
 

@@ -1,5 +1,5 @@
-//! The known schedules. All but one are cases of one function: a rank does its forward passes in one order and its backward passes in
-//! another, a number of forward passes ahead of the first backward pass, and then by turns.
+//! The known schedules. All but one are cases of one function: a rank has one order of forward passes and one of backward passes.
+//! It runs some forward passes before the first backward pass, and then alternates.
 
 use thalweg_runtime::{Error, Result};
 
@@ -10,7 +10,7 @@ struct Turns {
     ranks: usize,
     stages_per_rank: usize,
     microbatches: usize,
-    /// The number of microbatches that go through a stage before the next one of the rank has its turn.
+    /// The number of microbatches that go through a stage before the rank's next stage has its turn.
     round: usize,
 }
 
@@ -35,8 +35,8 @@ impl Turns {
         self.stages_per_rank * self.microbatches
     }
 
-    /// Returns the number of forward passes before the first backward pass, which comes back so many steps after it left for each rank
-    /// behind this one.
+    /// Returns the number of forward passes before the first backward pass, which arrives `steps` steps later for each rank after
+    /// this one.
     fn warmup(&self, rank: usize, steps: usize) -> usize {
         let ahead = (self.stages_per_rank - 1) * self.round + steps * (self.ranks - 1 - rank);
         ahead.min(self.passes())
@@ -52,8 +52,8 @@ impl Turns {
         Action::new(chunk * self.ranks + rank, computation, microbatch)
     }
 
-    /// Makes the schedule from the number of forward passes ahead on each rank. With the number of backward passes that those of the
-    /// weights are behind, they are passes of their own.
+    /// Makes the schedule from the number of forward passes ahead on each rank. If a delay of the weights' gradients is given, in
+    /// backward passes, these are separate passes.
     fn schedule(
         &self,
         ahead: impl Fn(usize) -> usize,
@@ -85,10 +85,10 @@ impl Turns {
 }
 
 impl Schedule {
-    /// Makes the schedule of an evaluation or of inference: forward passes alone, the stages of a rank in turns.
+    /// Makes the schedule of an evaluation or of inference: only forward passes, with the stages of a rank in turn.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a number is 0, or the rounds do not divide the microbatches.
+    /// [`Error::is_invalid_argument`] if a number is 0, or the microbatches are not a multiple of the rounds.
     pub fn forward_only(ranks: usize, stages_per_rank: usize, microbatches: usize) -> Result<Self> {
         let turns = Turns::new("ForwardOnly", ranks, stages_per_rank, microbatches)?;
         let row =
@@ -96,8 +96,8 @@ impl Schedule {
         Ok(Self::new((0..ranks).map(row).collect()))
     }
 
-    /// Makes GPipe (`ScheduleGPipe`): all forward passes, then all backward passes. Of `(microbatches + ranks − 1)` steps a rank idles
-    /// `ranks − 1`, and keeps the activations of all microbatches.
+    /// Makes GPipe (`ScheduleGPipe`): all forward passes, then all backward passes. A rank idles for `ranks − 1` of
+    /// `(microbatches + ranks − 1)` steps, and keeps the activations of all microbatches.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0.
@@ -106,8 +106,8 @@ impl Schedule {
         Ok(turns.schedule(|_| turns.passes(), None))
     }
 
-    /// Makes 1F1B (`Schedule1F1B`, PipeDream-Flush): as soon as it can a rank does backward and forward passes by turns. It idles as long
-    /// as in GPipe, and rank `r` keeps the activations of at most `ranks − r` microbatches.
+    /// Makes 1F1B (`Schedule1F1B`, PipeDream-Flush): as soon as possible, a rank alternates backward and forward passes. It idles
+    /// as long as in GPipe, and rank `r` keeps the activations of at most `ranks − r` microbatches.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0.
@@ -125,7 +125,7 @@ impl Schedule {
         turns.stages_per_rank = stages_per_rank;
         let mut schedule = turns.schedule(|_| turns.passes(), None);
         for action in schedule.rows.iter_mut().flatten() {
-            // The microbatch whose forward pass came last is the first to go back.
+            // The microbatch whose forward pass was last has the first backward pass.
             if action.computation == Computation::FullBackward {
                 action.microbatch = action.microbatch.map(|microbatch| microbatches - 1 - microbatch);
             }
@@ -133,8 +133,8 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Makes interleaved 1F1B (`ScheduleInterleaved1F1B`, of Megatron-LM): rank `r` has the stages `r`, `r + ranks`, …, so that a rank idles
-    /// for a part of the time only that it does in 1F1B: as many times less as it has stages.
+    /// Makes interleaved 1F1B (`ScheduleInterleaved1F1B`, of Megatron-LM): rank `r` has the stages `r`, `r + ranks`, …, so that
+    /// the idle time of a rank is that of 1F1B divided by its number of stages.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0, or the microbatches are not a multiple of the number of rounds, which is
@@ -144,8 +144,8 @@ impl Schedule {
         Ok(turns.schedule(|rank| turns.warmup(rank, 2), None))
     }
 
-    /// Makes the zero-bubble schedule ZB1P of one or more stages per rank (`ScheduleInterleavedZeroBubble`): gradients of weights are computed
-    /// where a rank would idle. It keeps as many activations as 1F1B does on rank 0.
+    /// Makes the zero-bubble schedule ZB1P of one or more stages per rank (`ScheduleInterleavedZeroBubble`): gradients of weights
+    /// are computed where a rank would idle. Each rank keeps as many activations as rank 0 does in 1F1B.
     ///
     /// # Errors
     /// Those of [`interleaved`](Self::interleaved).
@@ -154,9 +154,9 @@ impl Schedule {
         Ok(turns.schedule(|rank| turns.warmup(rank, 1), Some(|rank| rank)))
     }
 
-    /// Makes the zero-bubble schedule ZBV (`ScheduleZBVZeroBubble`): rank `r` has the stages `r` and `2 · ranks − 1 − r`, so that the last
-    /// stage's backward pass begins on rank 0. Where forward pass and both parts of the backward pass take as long as each other, a rank
-    /// does not idle between its first action and its last.
+    /// Makes the zero-bubble schedule ZBV (`ScheduleZBVZeroBubble`): rank `r` has the stages `r` and `2 · ranks − 1 − r`, so that
+    /// the last stage's backward pass begins on rank 0. If the forward pass and both parts of the backward pass take equally
+    /// long, a rank never idles between its first action and its last.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0.
@@ -166,7 +166,7 @@ impl Schedule {
     }
 }
 
-/// The actions of a rank of ZBV as they are added: each is of the next microbatch of its stage.
+/// The row of a rank of ZBV while it is built: each added action uses the next microbatch of its stage.
 struct VRow {
     stages: [usize; 2],
     row: Vec<Action>,
@@ -188,7 +188,7 @@ impl VRow {
     }
 }
 
-/// Returns a rank's row of ZBV. Fewer microbatches than fill the pipeline are those of a longer batch with gaps.
+/// Returns a rank's row of ZBV. With fewer microbatches than fill the pipeline, the row is that of a longer batch with gaps.
 fn v_row(rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
     const F: usize = 0;
     const I: usize = 1;

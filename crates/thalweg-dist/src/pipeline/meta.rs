@@ -1,5 +1,5 @@
-//! Shapes and dtypes of what goes from stage to stage: a stage's rank learns those of its input when the stage before has run for the first
-//! time, from the store.
+//! Shapes and dtypes of the tensors that go from stage to stage. A stage's rank reads those of its input from the store, after
+//! the previous stage has run for the first time.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use thalweg_tensor::Tensor;
 
 use crate::ProcessGroup;
 
-/// The greatest time that one look at the store takes.
+/// The maximum time of one query of the store.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Shape and dtype of a tensor.
+/// The shape and dtype of a tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Meta {
     pub shape: Vec<usize>,
@@ -25,7 +25,7 @@ impl Meta {
         Self { shape: tensor.shape().to_vec(), dtype: tensor.dtype() }
     }
 
-    /// Checks that a tensor is as this one, in PyTorch's words.
+    /// Checks that a tensor has this shape and dtype. The message is PyTorch's.
     pub(super) fn check(&self, what: &str, tensor: &Tensor) -> Result<()> {
         if self.shape != tensor.shape() {
             return Err(Error::invalid(format!(
@@ -44,14 +44,15 @@ impl Meta {
         Ok(())
     }
 
-    /// Says a stage's result to the rank of the next one.
+    /// Publishes the shape and dtype of a stage's result to the rank of the next stage.
     pub(super) fn publish(&self, link: &ProcessGroup, stage: usize) -> Result<()> {
         let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
         let text = format!("{} {}", self.dtype, shape.join(" "));
         link.0.store.set(&key(stage), text.as_bytes())
     }
 
-    /// Reads what [`publish`](Self::publish) says. *Blocks* until the other rank's host has run the stage once.
+    /// Reads the shape and dtype that [`publish`](Self::publish) wrote. *Blocks* until the other rank's host has run the stage
+    /// once.
     pub(super) fn read(link: &ProcessGroup, stage: usize) -> Result<Self> {
         let (key, begin) = (key(stage), Instant::now());
         let text = loop {
@@ -70,7 +71,7 @@ impl Meta {
                     timeout.as_millis()
                 )));
             }
-            // An error is that the key has not come yet.
+            // An error means that the key is not set yet.
             let _ = link.0.store.wait(&[&key], LOOK);
         };
         let refuse =

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 
 use super::{Action, Computation, Timeline, TimelineSpan};
 
-/// The place where rows begin, their width, and their distance.
+/// The offset of rows, their width, and their distance.
 const LEFT: f64 = 60.0;
 const WIDTH: f64 = 900.0;
 const TOP: f64 = 48.0;
 const STEP: f64 = 26.0;
 
 impl Timeline {
-    /// Draws a line per rank, so many characters wide behind the rank's name: `F2` is where the forward pass of microbatch 2 begins, the
-    /// points are where the rank idles.
+    /// Draws one line per rank, `width` characters after the rank's name: `F2` marks the begin of the forward pass of microbatch
+    /// 2, and points mark idle time.
     pub fn to_text(&self, width: usize) -> String {
         let [begin, _] = self.ends();
         let scale = width as f64 / self.total_ms().max(f64::MIN_POSITIVE);
@@ -35,7 +35,8 @@ impl Timeline {
         text
     }
 
-    /// Draws an SVG picture: a row per rank, a box per computation with its microbatch, and the bubble's share. Later stages of a rank are paler.
+    /// Draws an SVG picture: one row per rank, one box per computation with its microbatch, and the share of idle time. Later
+    /// stages of a rank are paler.
     pub fn to_svg(&self, title: &str) -> String {
         let height = TOP + STEP * self.rows.len() as f64 + 34.0;
         let mut svg = format!(

@@ -1,8 +1,8 @@
 //! One pass of a batch through a pipeline, on one rank: the actions of the rank's row, one after the other.
 //!
-//! What arrives at a stage and what leaves it is in two tables, by stage, direction and microbatch. A message from another rank
-//! lies in memory of its link's stream and is received as soon as the sender has it, whatever the computation does meanwhile; the
-//! computation waits for it where it is used.
+//! Two tables have the tensors that arrive at a stage and those that leave it, by stage, direction and microbatch. A message from
+//! another rank is stored in memory of its link's stream. It is received as soon as the sender has it, independent of the
+//! computation, which waits for it only where it is used.
 
 use rustc_hash::FxHashMap;
 use thalweg_runtime::{Error, Event, Result, Stream};
@@ -13,10 +13,10 @@ use super::meta::Meta;
 use super::{Action, Computation, Pipeline, PipelineOutput};
 use crate::{ProcessGroup, Work};
 
-/// Of a stage and a microbatch: an activation (`true`) or a gradient (`false`).
+/// The key of a tensor: stage, microbatch, and whether it is an activation (`true`) or a gradient (`false`).
 type Place = (usize, usize, bool);
 
-/// A tensor that has come to a stage, with the message that it came by.
+/// A tensor that has arrived at a stage, with the message that carried it.
 struct Arrival {
     tensor: Tensor,
     work: Option<Work>,
@@ -30,7 +30,7 @@ impl Arrival {
     }
 }
 
-/// The tensors that a forward pass leaves to the backward pass.
+/// The tensors that a forward pass keeps for the backward pass.
 struct Forwarded {
     input: Tensor,
     output: Tensor,
@@ -42,10 +42,10 @@ struct HalfBackward {
     used: Vec<Tensor>,
 }
 
-/// An action with the events of its beginning and end on the device.
+/// An action with the events at its begin and end on the device.
 pub(super) type Span = (Action, Event, Event);
 
-/// A pass under way.
+/// A pass in progress.
 pub(super) struct Run<'p, 'm> {
     pipeline: &'p mut Pipeline<'m>,
     inputs: FxHashMap<usize, Tensor>,
@@ -85,7 +85,7 @@ impl<'p, 'm> Run<'p, 'm> {
         }
     }
 
-    /// Does what the rank's row says.
+    /// Runs the actions of the rank's row.
     pub(super) fn all(&mut self) -> Result<()> {
         let row = self.pipeline.row.clone();
         for &action in row.iter() {
@@ -104,7 +104,7 @@ impl<'p, 'm> Run<'p, 'm> {
         self.wait_for_sends()
     }
 
-    /// Lets the current stream wait for what was sent: it may be a parameter, which the optimizer writes next.
+    /// Makes the current stream wait for sent tensors: one may be a parameter, which the optimizer writes next.
     fn wait_for_sends(&mut self) -> Result<()> {
         self.sent.drain(..).try_for_each(|work| work.wait())
     }
@@ -119,7 +119,7 @@ impl<'p, 'm> Run<'p, 'm> {
         std::mem::take(&mut self.sent)
     }
 
-    /// Takes the results that there are.
+    /// Takes the results that are available.
     pub(super) fn take_outputs(&mut self) -> Vec<(usize, Tensor)> {
         std::mem::take(&mut self.output.outputs)
     }
@@ -137,7 +137,8 @@ impl<'p, 'm> Run<'p, 'm> {
         Ok(())
     }
 
-    /// Lets the current stream wait for what an action will use, so that its time is that of the computation.
+    /// Makes the current stream wait for the tensors that an action will use, so that the measured time is only that of the
+    /// computation.
     fn wait_for_arrivals(&mut self, action: Action) -> Result<()> {
         let place = (action.stage, of(action)?, action.computation == Computation::Forward);
         self.arrived.get(&place).and_then(|arrival| arrival.work.as_ref()).map_or(Ok(()), |work| work.wait())
@@ -152,7 +153,7 @@ impl<'p, 'm> Run<'p, 'm> {
             Computation::SendBackward => self.send((stage, of(action)?, false), stage - 1),
             Computation::ReceiveForward => self.receive((stage, of(action)?, true), stage - 1),
             Computation::ReceiveBackward => self.receive((stage, of(action)?, false), stage + 1),
-            // That is done for all stages at once.
+            // The mean is computed for all stages at once.
             Computation::ReduceGradients => Ok(()),
             Computation::BackwardInput => self.backward_input(stage, of(action)?),
             Computation::BackwardWeight => self.backward_weight(stage, of(action)?),
@@ -177,7 +178,7 @@ impl<'p, 'm> Run<'p, 'm> {
         };
         let run = || (self.pipeline.stage(stage)?.forward)(&input);
         let output = if self.has_backward { enable_grad(run) } else { no_grad(run) };
-        // Of a link's stream: what the stage has saved is used in the backward pass, which records that as well.
+        // The memory is a link's stream's. The backward pass uses saved tensors and records that as well.
         input.record_use(&self.compute);
         let output = output?;
         self.pipeline.know(Known::Output(stage), &output)?;
@@ -198,7 +199,7 @@ impl<'p, 'm> Run<'p, 'm> {
         Ok(())
     }
 
-    /// Returns the loss of a microbatch, or its output where there is nothing to compare with.
+    /// Returns the loss of a microbatch, or its output if there is no target.
     fn loss(&mut self, microbatch: usize, output: Tensor) -> Result<Tensor> {
         let (Some(function), Some(target)) = (&self.pipeline.options.loss, self.targets.get(microbatch))
         else {
@@ -217,7 +218,7 @@ impl<'p, 'm> Run<'p, 'm> {
         let outcome = match &gradient {
             None => output.backward(),
             Some(gradient) if output.requires_grad() => output.backward_with(gradient),
-            // A stage whose parameters are all frozen has nothing to do with it.
+            // Stages whose parameters are all frozen are skipped.
             Some(_) => Ok(()),
         };
         drop(output);
@@ -226,7 +227,7 @@ impl<'p, 'm> Run<'p, 'm> {
         self.give_gradient(stage, microbatch, input.grad())
     }
 
-    /// Computes the gradient of a stage's input alone.
+    /// Computes only the gradient of a stage's input.
     fn backward_input(&mut self, stage: usize, microbatch: usize) -> Result<()> {
         let Forwarded { input, output } = self.take(stage, microbatch)?;
         let is_last = stage + 1 == self.pipeline.rank_of.len();
@@ -253,7 +254,7 @@ impl<'p, 'm> Run<'p, 'm> {
         outcome
     }
 
-    /// Lets the gradient of a stage's input go to the stage before.
+    /// Passes the gradient of a stage's input to the previous stage.
     fn give_gradient(&mut self, stage: usize, microbatch: usize, gradient: Option<Tensor>) -> Result<()> {
         if stage == 0 {
             return Ok(());
@@ -275,7 +276,7 @@ impl<'p, 'm> Run<'p, 'm> {
         })
     }
 
-    /// Makes the gradients of all microbatches, which are a sum, their mean. A parameter that several stages share is divided once.
+    /// Divides the accumulated gradients by the number of microbatches. A parameter that several stages share is divided once.
     fn scale(&self) -> Result<()> {
         let mut scaled: Vec<&Tensor> = Vec::new();
         for parameter in self.pipeline.parameters() {
@@ -293,7 +294,7 @@ impl<'p, 'm> Run<'p, 'm> {
 
     // ---- Messages ---------------------------------------------------------------------------------------------------
 
-    /// Returns what has come to a stage, ready on the current stream.
+    /// Returns the tensor that has arrived at a stage, ready on the current stream.
     fn arrive(&mut self, place: Place) -> Result<Tensor> {
         let arrival = self.arrived.remove(&place).ok_or_else(|| {
             let (stage, microbatch, is_forward) = place;
@@ -303,7 +304,7 @@ impl<'p, 'm> Run<'p, 'm> {
         arrival.ready()
     }
 
-    /// Lets a tensor go to another stage: at once where that is on this rank, else when the row says so.
+    /// Passes a tensor to another stage: at once if that is on this rank, otherwise with the row's send action.
     fn leave(&mut self, place: Place, to: usize, tensor: Tensor) {
         let (stage, microbatch, is_forward) = place;
         let rank_of = &self.pipeline.rank_of;
@@ -329,7 +330,7 @@ impl<'p, 'm> Run<'p, 'm> {
             self.pipeline.expected_output(stage)?
         };
         let (group, peer) = self.pipeline.link(from, stage)?;
-        // Memory of the link's own stream waits for no computation.
+        // Memory of the link's own stream does not wait for computation.
         let _current = group.stream().make_current();
         let tensor = Tensor::empty(&meta.shape, meta.dtype, group.device())?;
         let work = group.recv(&tensor, peer)?;
@@ -338,7 +339,7 @@ impl<'p, 'm> Run<'p, 'm> {
     }
 }
 
-/// The tensors whose shapes a pipeline knows from its first batch.
+/// The tensors whose shapes a pipeline learns from its first batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Known {
     /// The input of the first stage.
@@ -348,7 +349,8 @@ pub(super) enum Known {
 }
 
 impl Pipeline<'_> {
-    /// Checks a tensor against those of earlier microbatches; of the first one notes shape and dtype, and says them to the next stage.
+    /// Checks a tensor against those of earlier microbatches. For the first microbatch, records shape and dtype, and publishes
+    /// them to the next stage.
     fn know(&mut self, which: Known, tensor: &Tensor) -> Result<()> {
         if let Some(meta) = self.known.get(&which) {
             return meta.check(
@@ -369,7 +371,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Returns what comes to a stage from the one before. *Blocks* the first time.
+    /// Returns the shape and dtype of a stage's input from the previous stage. *Blocks* the first time.
     fn expected_input(&mut self, stage: usize) -> Result<Meta> {
         let which = Known::Output(stage - 1);
         if let Some(meta) = self.known.get(&which) {
@@ -385,7 +387,7 @@ impl Pipeline<'_> {
         meta.cloned().ok_or_else(|| Error::invalid(format!("stage {stage} has not run")))
     }
 
-    /// Returns the group by which a stage's rank sends to another's, and the other rank's number in it.
+    /// Returns the group in which a stage's rank sends to another's, and the other rank's number in it.
     fn link(&self, from: usize, to: usize) -> Result<(&ProcessGroup, u32)> {
         let pair = (self.rank_of[from], self.rank_of[to]);
         let link = self.links.get(&pair);
@@ -395,7 +397,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Returns whether gradients are recorded, for messages.
+/// Checks that gradients are enabled, which a training step needs.
 pub(super) fn check_grad_enabled() -> Result<()> {
     if is_grad_enabled() {
         return Ok(());

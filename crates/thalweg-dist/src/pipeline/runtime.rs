@@ -13,17 +13,18 @@ use super::run::{Known, Run, check_grad_enabled};
 use super::{Action, PipelineStage, Schedule};
 use crate::ProcessGroup;
 
-/// A function that gives the loss of a microbatch, of one element, from the last stage's result and the target.
+/// A function that computes the loss of a microbatch, a tensor of one element, from the last stage's result and the target.
 pub type PipelineLoss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
 
 /// The options of a pipeline, with PyTorch's names and defaults.
 pub struct PipelineOptions<'m> {
-    /// The loss (`loss_fn`), which the last stage's rank calls; none.
+    /// The loss (`loss_fn`), which the last stage's rank calls. The default is none.
     pub loss: Option<Box<PipelineLoss<'m>>>,
-    /// Whether gradients are divided by the number of microbatches, which makes those of losses that are means the gradients of the whole
-    /// batch; true.
+    /// Whether gradients are divided by the number of microbatches, so that for losses that are means they are the gradients of
+    /// the full batch. The default is true.
     pub scale_grads: bool,
-    /// Whether a step returns the last stage's results, which stay in memory until then; true. An evaluation always does.
+    /// Whether a step returns the last stage's results, which stay in memory until then. The default is true. An evaluation
+    /// always returns them.
     pub return_outputs: bool,
 }
 
@@ -58,7 +59,7 @@ impl PipelineOutput {
         self.losses.iter().map(|(_, loss)| loss.clone()).collect()
     }
 
-    /// Returns the results as those of one batch; `None` on other ranks.
+    /// Returns the results concatenated to one batch; `None` on other ranks.
     ///
     /// # Errors
     /// Those of [`Tensor::cat`].
@@ -69,7 +70,7 @@ impl PipelineOutput {
         no_grad(|| Tensor::cat(&self.outputs(), 0)).map(Some)
     }
 
-    /// Returns the mean of the losses; `None` on other ranks, and without a loss function.
+    /// Returns the mean of the losses; `None` on other ranks, or without a loss function.
     ///
     /// # Errors
     /// Those of the operators.
@@ -85,12 +86,12 @@ impl PipelineOutput {
     }
 }
 
-/// A schedule with the stages of one rank (`_PipelineScheduleRuntime` and what is above it in PyTorch): it takes batches apart, lets the
-/// microbatches go through the stages of all ranks, and adds up gradients.
+/// A schedule with the stages of one rank (`_PipelineScheduleRuntime` and the classes above it in PyTorch): it splits batches
+/// into microbatches, runs these through the stages of all ranks, and accumulates gradients.
 ///
 /// Computation is on the current stream. Activations and gradients go from rank to rank on side streams, one per pair of ranks
-/// and direction, each over a process group of its own: while a message is under way the stages compute, and a receiver takes it as soon
-/// as it is sent.
+/// and direction, each with its own process group. Stages compute while messages are in progress, and a message is received as
+/// soon as it is sent.
 ///
 /// ```
 /// use thalweg_dist::pipeline::{Pipeline, PipelineOptions, PipelineStage, Schedule};
@@ -122,18 +123,18 @@ pub struct Pipeline<'m> {
     pub(super) rank_of: Vec<usize>,
     pub(super) microbatches: usize,
     has_backward: bool,
-    /// The groups of two by which this rank sends and receives, by sender and receiver.
+    /// The groups of two ranks in which this rank sends and receives, by sender and receiver.
     pub(super) links: FxHashMap<(usize, usize), ProcessGroup>,
     pub(super) known: FxHashMap<Known, Meta>,
 }
 
 impl<'m> Pipeline<'m> {
     /// Makes a rank of a pipeline from its stages. *All* ranks of the group call it with the same schedule. *Blocks* until all
-    /// have come.
+    /// ranks have made this call.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the schedule cannot run, has another number of ranks than the group, or gives this rank other
-    /// stages.
+    /// [`Error::is_invalid_argument`] if the schedule cannot run, has another number of ranks than the group, or assigns other
+    /// stages to this rank.
     #[track_caller]
     pub fn new(
         schedule: &Schedule,
@@ -179,18 +180,18 @@ impl<'m> Pipeline<'m> {
         self.rank_of.first() == Some(&(self.group.rank() as usize))
     }
 
-    /// Returns whether this rank has the last stage, which takes the target and gives the result.
+    /// Returns whether this rank has the last stage, which takes the target and has the result.
     pub fn has_last(&self) -> bool {
         self.rank_of.last() == Some(&(self.group.rank() as usize))
     }
 
-    /// Trains on a whole batch: divides input and target along dimension 0, runs the schedule, and leaves the gradients in the stages'
-    /// parameters (`schedule.step`). Only the first stage's rank looks at the input, and the last one's at the target. Asynchronous,
-    /// but for the first batch, whose shapes the ranks say to each other.
+    /// Trains on a full batch: divides input and target along dimension 0, runs the schedule, and leaves the gradients in the
+    /// stages' parameters (`schedule.step`). Only the first stage's rank uses the input, and only the last one's the target.
+    /// Asynchronous, except for the first batch, for which the ranks exchange shapes.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`], in PyTorch's words, if the batch does not give as many microbatches of the same shape as the
-    /// schedule has, the schedule has no backward passes, or gradients are off; those of the stages.
+    /// [`Error::is_invalid_argument`], with PyTorch's message, if the batch cannot be divided into the schedule's number of
+    /// microbatches of equal shape, the schedule has no backward passes, or gradients are disabled; those of the stages.
     #[track_caller]
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<PipelineOutput> {
         at_line(Location::caller(), || {
@@ -199,7 +200,7 @@ impl<'m> Pipeline<'m> {
         })
     }
 
-    /// Trains as [`step`](Self::step) does on microbatches that are apart already.
+    /// Trains as [`step`](Self::step) does, on a batch that is already divided into microbatches.
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
@@ -208,7 +209,7 @@ impl<'m> Pipeline<'m> {
         at_line(Location::caller(), || self.run(inputs.to_vec(), targets.to_vec(), true))
     }
 
-    /// Runs the forward passes alone (`schedule.eval`), with losses where there is a target.
+    /// Runs only the forward passes (`schedule.eval`), with losses if there is a target.
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
@@ -246,7 +247,7 @@ impl<'m> Pipeline<'m> {
         Ok(output)
     }
 
-    /// Checks what a step was given, before anything of it is submitted.
+    /// Checks the arguments of a step, before any of its work is submitted.
     pub(super) fn check_batch(
         &self,
         inputs: &[Tensor],
@@ -290,7 +291,8 @@ impl<'m> Pipeline<'m> {
     }
 }
 
-/// Checks that all ranks have the same schedule, and each the stages that it gives them. All ranks find the same. *Blocks* until they have come.
+/// Checks that all ranks have the same schedule, and each has the stages that it assigns to the rank. All ranks get the same
+/// result. *Blocks* until they have made this call.
 fn check_ranks(
     group: &ProcessGroup,
     stages: &[PipelineStage<'_>],

@@ -1,4 +1,4 @@
-//! [`Schedule`]: what each rank does, as a table.
+//! [`Schedule`]: a table of the actions of each rank.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use thalweg_runtime::{Error, Result};
 
 use super::{Action, Computation};
 
-/// The actions of each rank of a pipeline, in its order: a table with a row per rank. It is plain data: a function of [`Schedule`] makes one of the
-/// known ones, [`from_csv`](Self::from_csv) reads any, and [`Pipeline`](super::Pipeline) runs it.
+/// The actions of each rank of a pipeline, in order: a table with one row per rank. It is plain data: there is a function for
+/// each known schedule, [`from_csv`](Self::from_csv) reads any other, and [`Pipeline`](super::Pipeline) runs it.
 ///
 /// ```
 /// # use thalweg_dist::pipeline::Schedule;
@@ -69,11 +69,11 @@ impl Schedule {
         self.rows.iter().enumerate().flat_map(|(rank, row)| row.iter().map(move |&action| (rank, action)))
     }
 
-    /// Reads a table as PyTorch writes it (`_load_csv` of `_PipelineScheduleRuntime`): a row per rank, and actions with commas between
-    /// them. Empty fields, in which PyTorch's rank does nothing, are left out.
+    /// Reads a table as PyTorch writes it (`_load_csv` of `_PipelineScheduleRuntime`): one row per rank, with actions separated
+    /// by commas. Empty fields, in which PyTorch's rank does nothing, are skipped.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] with the row and what cannot be read.
+    /// [`Error::is_invalid_argument`] with the row and the text that cannot be parsed.
     pub fn from_csv(text: &str) -> Result<Self> {
         let row = |(rank, line): (usize, &str)| -> Result<Vec<Action>> {
             let fields = line.split(',').filter(|field| !field.trim().is_empty());
@@ -83,7 +83,7 @@ impl Schedule {
         Ok(Self { rows: text.lines().enumerate().map(row).collect::<Result<_>>()? })
     }
 
-    /// Returns the table as PyTorch reads it.
+    /// Returns the table in the format that PyTorch reads.
     pub fn to_csv(&self) -> String {
         let row = |row: &Vec<Action>| {
             let fields: Vec<String> = row.iter().map(Action::to_string).collect();
@@ -92,7 +92,7 @@ impl Schedule {
         self.rows.iter().map(row).collect()
     }
 
-    /// Returns the stages of a rank, in their order; none of a rank that the table does not have.
+    /// Returns the stages of a rank, in order; empty for a rank that the table does not have.
     ///
     /// # Errors
     /// Those of [`Schedule::check`].
@@ -101,8 +101,8 @@ impl Schedule {
         Ok((0..rank_of.len()).filter(|&stage| rank_of[stage] == rank).collect())
     }
 
-    /// Returns the rank of each stage, after checks that do not need the order of different ranks: every stage is on one rank and does
-    /// every microbatch once; forward comes before backward, and the input's gradient before those of the weights.
+    /// Returns the rank of each stage, after checks that do not need an order between ranks: every stage is on one rank and runs
+    /// every microbatch once; forward is before backward, and the input's gradient before those of the weights.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] with the rank, the step and the action that do not fit.
@@ -147,12 +147,12 @@ impl Schedule {
         Ok(rank_of.into_iter().map(|rank| rank.expect("a stage without actions has no microbatch")).collect())
     }
 
-    /// Adds the messages between ranks, and the end of the batch behind a stage's last microbatch, as PyTorch's runtime does: a message is
-    /// received on its rank at the step at which it is sent, so that both ranks of each pair have them in the same order.
+    /// Adds the messages between ranks, and the end of the batch after a stage's last microbatch, as PyTorch's runtime does. A
+    /// message is received at the step at which it is sent, so that both ranks of each pair have the messages in the same order.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the schedule does not hold what [`check`](Self::check) asks for, has messages already, or
-    /// its ranks would wait for each other for ever.
+    /// [`Error::is_invalid_argument`] if [`check`](Self::check) fails, the schedule has messages already, or its ranks would wait
+    /// for each other forever.
     pub fn with_messages(&self) -> Result<Self> {
         let rank_of = self.check()?;
         if self.has_messages() {
@@ -161,7 +161,7 @@ impl Schedule {
         let rows = self.with_reductions();
         let (ranks, stages) = (self.ranks(), self.stages());
         let mut written: Vec<Vec<Action>> = vec![Vec::new(); ranks];
-        // What each rank has computed or received.
+        // The actions that each rank has computed or received.
         let mut present: FxHashSet<(usize, Action)> = FxHashSet::default();
         let mut next = vec![0; ranks];
         loop {
@@ -196,7 +196,7 @@ impl Schedule {
         Ok(Self { rows: written })
     }
 
-    /// Adds the end of the batch behind each stage's last gradient of weights.
+    /// Adds the end of the batch after each stage's last gradient of weights.
     fn with_reductions(&self) -> Vec<Vec<Action>> {
         let microbatches = self.microbatches();
         let row = |row: &Vec<Action>| {
@@ -218,7 +218,7 @@ impl Schedule {
     }
 }
 
-/// Returns what a rank itself must have done before an action.
+/// Returns the action that the same rank must have done before an action.
 fn own_need(action: Action) -> Option<Action> {
     let needed = match action.computation {
         Computation::FullBackward | Computation::BackwardInput | Computation::SendForward => {
@@ -230,7 +230,8 @@ fn own_need(action: Action) -> Option<Action> {
     Some(Action { computation: needed, ..action })
 }
 
-/// Returns what an action gives to the neighbouring stage: a whole backward pass gives what its first part does.
+/// Returns the action whose output an action passes to the neighbouring stage: a full backward pass passes the output of its
+/// first part.
 pub(super) fn product(action: Action) -> Action {
     match action.computation {
         Computation::FullBackward => Action { computation: Computation::BackwardInput, ..action },
@@ -238,7 +239,7 @@ pub(super) fn product(action: Action) -> Action {
     }
 }
 
-/// Returns what an action takes from a neighbouring stage.
+/// Returns the neighbouring stage's action whose output an action needs.
 pub(super) fn source(action: Action, stages: usize) -> Option<Action> {
     match action.computation {
         Computation::Forward if action.stage > 0 => Some(Action { stage: action.stage - 1, ..action }),
@@ -249,7 +250,7 @@ pub(super) fn source(action: Action, stages: usize) -> Option<Action> {
     }
 }
 
-/// Returns how what an action gives is sent and received.
+/// Returns the send and the receive that carry an action's output.
 fn message(action: Action, stages: usize) -> Option<(Action, Action)> {
     let (send, receive, to) = match action.computation {
         Computation::Forward if action.stage + 1 < stages => {

@@ -17,7 +17,7 @@ pub struct PipelineStage<'m> {
 }
 
 impl<'m> PipelineStage<'m> {
-    /// Makes stage `index` of `stages` from the module that it is.
+    /// Makes stage `index` of `stages` from a module.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no such stage.
@@ -46,17 +46,17 @@ impl<'m> PipelineStage<'m> {
         self.index
     }
 
-    /// Returns how many stages the pipeline has.
+    /// Returns the number of stages of the pipeline.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// Returns whether it takes the batch.
+    /// Returns whether this is the first stage, which takes the batch.
     pub fn is_first(&self) -> bool {
         self.index == 0
     }
 
-    /// Returns whether it gives the pipeline's result.
+    /// Returns whether this is the last stage, which computes the pipeline's result.
     pub fn is_last(&self) -> bool {
         self.index + 1 == self.stages
     }

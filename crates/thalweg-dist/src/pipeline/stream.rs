@@ -12,15 +12,15 @@ use super::{Action, Computation, Pipeline};
 use crate::Work;
 
 impl Pipeline<'_> {
-    /// Lets microbatches go through the stages one behind the other, forward only and without gradients: as many as wanted, whatever the
-    /// schedule's number is. In each step every stage has one microbatch, and the next one comes in as soon as the first stage is free.
-    /// `input` gives them on the first stage's rank, by number; `output` takes the results on the last one's, in the same order.
-    /// *All* ranks call it with the same number. *Blocks* while more steps than `ahead` are submitted and not done or not
-    /// taken by the next rank, which bounds what is in memory.
+    /// Runs microbatches through the stages one after the other, forward only and without gradients. Their number does not depend
+    /// on the schedule. In each step every stage has one microbatch, and the next one enters as soon as the first stage is free.
+    /// `input` returns them on the first stage's rank, by number; `output` takes the results on the last one's, in the same
+    /// order. *All* ranks call it with the same number. *Blocks* while more than `ahead` steps are submitted that are not done or
+    /// not received by the next rank, which bounds the memory.
     ///
     /// # Errors
-    /// Those of the stages and of the two functions; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument), in
-    /// PyTorch's words, if a microbatch does not have the first one's shape.
+    /// Those of the stages and of the two functions; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument),
+    /// with PyTorch's message, if a microbatch does not have the first one's shape.
     #[track_caller]
     pub fn stream(
         &mut self,
@@ -32,7 +32,7 @@ impl Pipeline<'_> {
         at_line(Location::caller(), || {
             let stages = self.rank_of.len();
             let mut own = self.own_stages();
-            // The later stages of a rank come first: what they use was sent the step before.
+            // The later stages of a rank are first: their inputs were sent in the previous step.
             own.reverse();
             let rank_of = self.rank_of.clone();
             let is_apart = |one: usize, other: usize| rank_of[one] != rank_of[other];

@@ -1,4 +1,4 @@
-//! [`Timeline`]: when each rank does what, measured or planned.
+//! [`Timeline`]: the times of each rank's computations, measured or planned.
 
 use std::fmt::Write as _;
 
@@ -14,16 +14,16 @@ use crate::ReduceOp;
 /// A computation in a timeline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TimelineSpan {
-    /// Stage, computation and microbatch.
+    /// The stage, computation and microbatch.
     pub action: Action,
-    /// The time at which it begins, in milliseconds from the step's begin.
+    /// The time at which the computation begins, in milliseconds from the begin of the step.
     pub begin_ms: f64,
-    /// The time at which it ends.
+    /// The time at which the computation ends, in milliseconds from the begin of the step.
     pub end_ms: f64,
 }
 
-/// The computations of all ranks in a step with their times: those that were measured ([`Pipeline::step_timed`]), or those that a schedule
-/// leads to if computations take given times and messages none ([`planned`](Self::planned)).
+/// The computations of all ranks in a step with their times: measured ([`Pipeline::step_timed`]), or computed from a schedule
+/// with given times of computations and no time for messages ([`planned`](Self::planned)).
 ///
 /// ```
 /// # use thalweg_dist::pipeline::{Schedule, Timeline};
@@ -40,8 +40,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Makes the timeline of a schedule whose computations take the times that a function gives: each begins as soon as its rank is free
-    /// and what it needs is there. No order of messages can make a step shorter than that.
+    /// Makes the timeline of a schedule whose computations take the times that a function gives: each begins as soon as its rank
+    /// is free and its inputs are available. No order of messages can make a step shorter.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the schedule cannot run.
@@ -80,11 +80,12 @@ impl Timeline {
         }
     }
 
-    /// Returns the timeline that the schedule could have had with this one's times: every computation takes as long as it did here, messages
-    /// and the host none. What a measured step takes beyond it is theirs.
+    /// Returns the shortest timeline of the schedule with this timeline's times: every computation takes as long as here, and
+    /// messages and the host take no time. The additional time of a measured step is that of messages and the host.
     ///
     /// # Errors
-    /// Those of [`planned`](Self::planned); [`Error::is_invalid_argument`] if the schedule has computations that this one has not.
+    /// Those of [`planned`](Self::planned); [`Error::is_invalid_argument`] if the schedule has computations that this timeline
+    /// does not have.
     pub fn bound(&self, schedule: &Schedule) -> Result<Self> {
         let spans = self.rows.iter().flatten();
         let times: FxHashMap<Action, f64> =
@@ -126,7 +127,7 @@ impl Pipeline<'_> {
     /// call it. *Blocks* until all are done.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step) and of the collectives by which the ranks say their times to each other.
+    /// Those of [`step`](Self::step) and of the collectives by which the ranks exchange their times.
     #[track_caller]
     pub fn step_timed(
         &mut self,
@@ -137,7 +138,7 @@ impl Pipeline<'_> {
         self.check_batch(&inputs, &targets, true)?;
         let group = self.group.clone();
         let token = Tensor::zeros(&[1], thalweg_ir::DType::F32, group.device())?;
-        // The ranks' clocks begin behind a collective, which ends on all of them at about the same time.
+        // The ranks' clocks start after a collective, which ends on all of them at about the same time.
         group.barrier()?;
         group.all_reduce(&token, ReduceOp::Sum)?.wait()?;
         let start = Event::with_timing();

@@ -1,7 +1,7 @@
 //! [`FileStore`]: a file that all processes can open.
 //!
-//! The file is a list of records, a message of the [wire](super::wire) each: the process that sets a value appends one, and the last of a key
-//! counts. Every call holds the file's lock (`flock`), so the file system must have locks.
+//! The file is a list of records, each a message of the [wire](super::wire) protocol. A process that sets a value appends one,
+//! and the last record of a key is valid. Every call holds the file's lock (`flock`), so the file system must have locks.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -14,13 +14,13 @@ use thalweg_runtime::{Error, Result};
 use super::wire::{message, parts, read_frame, write_frame};
 use super::{DEFAULT_STORE_TIMEOUT, Store, number, timed_out};
 
-/// The time between two looks at the file.
+/// The time between two checks of the file.
 const LOOK: Duration = Duration::from_millis(10);
 
 const SET: u8 = 1;
 const DELETE: u8 = 2;
 
-/// A store in a file (`torch.distributed.FileStore`). The file must be a new one for each start of a program, and stays there.
+/// A store in a file (`torch.distributed.FileStore`). Each start of a program needs a new file, which is not deleted.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -30,7 +30,7 @@ pub struct FileStore {
 type Values = BTreeMap<String, Vec<u8>>;
 
 impl FileStore {
-    /// Opens the store in a file, which is made if there is none.
+    /// Opens the store in a file, which is created if it does not exist.
     ///
     /// # Errors
     /// [`Error::is_distributed`] if the file cannot be opened or is not a store.
@@ -38,7 +38,7 @@ impl FileStore {
         Self::with_timeout(path, DEFAULT_STORE_TIMEOUT)
     }
 
-    /// Opens the store in a file, as one that waits so long.
+    /// Opens the store in a file with a timeout for waits.
     ///
     /// # Errors
     /// Those of [`FileStore::open`].
@@ -48,7 +48,7 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Runs a call on the values under the lock; what it returns as a record is appended.
+    /// Runs a call on the values under the lock, and appends the record that it returns, if any.
     fn locked<T>(&self, call: impl FnOnce(&Values) -> Result<(T, Option<Vec<u8>>)>) -> Result<T> {
         let opened = || -> io::Result<(File, Values)> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&self.path)?;

@@ -58,7 +58,7 @@ impl Table {
         found.unwrap_or_else(|| expected.to_vec())
     }
 
-    /// Waits for keys, and returns those that have not come in time.
+    /// Waits for keys, and returns those that were not set in time.
     pub(super) fn wait<'k>(&self, keys: &[&'k str], timeout: Duration) -> Vec<&'k str> {
         let begin = Instant::now();
         let mut values = self.values();
@@ -94,7 +94,7 @@ impl HashStore {
         Self::with_timeout(DEFAULT_STORE_TIMEOUT)
     }
 
-    /// Creates an empty store that waits so long.
+    /// Creates an empty store with a timeout for waits.
     pub fn with_timeout(timeout: Duration) -> Self {
         Self { table: Arc::default(), timeout }
     }

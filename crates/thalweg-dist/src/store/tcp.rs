@@ -1,7 +1,7 @@
 //! [`TcpStore`]: a server in one process, clients in all.
 //!
-//! The server has a thread that accepts and one per connection, which answers one request after the other. It lives as long as the
-//! store that started it; the process of rank 0 must therefore outlive what the others ask of it.
+//! The server has a thread that accepts and one per connection, which answers one request after the other. It lives as long as
+//! the store that started it, so the process of rank 0 must outlive the requests of the others.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -16,25 +16,26 @@ use super::hash::Table;
 use super::wire::{GREETING, Operation, Status, message, parts, read_frame, write_frame};
 use super::{DEFAULT_STORE_TIMEOUT, Store, timed_out};
 
-/// The time that a client waits before it tries again to connect.
+/// The time between a client's attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// By how much an answer may come later than its wait is over.
+/// The time that an answer may arrive after the timeout of its wait.
 const SLACK: Duration = Duration::from_secs(30);
 
 /// The time that a greeting may take.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 
-/// A store whose values one process keeps, and which all reach by TCP (`torch.distributed.TCPStore`, with a protocol of its own).
+/// A store whose values are kept by one process and reached by all through TCP (`torch.distributed.TCPStore`, with a different
+/// protocol).
 ///
-/// The traffic is neither encrypted nor authenticated: the port belongs into a network of machines that trust each other.
+/// The traffic is neither encrypted nor authenticated: use the port only in a network of machines that trust each other.
 #[derive(Debug)]
 pub struct TcpStore {
     address: SocketAddr,
     timeout: Duration,
-    /// Connections that are not in use: a thread that waits for a key keeps no other from asking.
+    /// Connections that are not in use: a thread that waits for a key does not block the requests of others.
     idle: Mutex<Vec<TcpStream>>,
-    /// Ends with the store.
+    /// The server, which ends with the store.
     _server: Option<Server>,
 }
 
@@ -45,10 +46,10 @@ struct Server {
 }
 
 impl TcpStore {
-    /// Starts a server at an address and connects to it; port 0 takes a free one ([`TcpStore::address`]).
+    /// Starts a server at an address and connects to it; port 0 selects a free one ([`TcpStore::address`]).
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if the port cannot be had.
+    /// [`Error::is_distributed`] if the port cannot be bound.
     pub fn serve(address: impl ToSocketAddrs, timeout: Duration) -> Result<Self> {
         let listener = TcpListener::bind(address).map_err(|error| {
             Error::distributed(format!(
@@ -75,7 +76,7 @@ impl TcpStore {
     /// Connects to the server at an address, which it waits for.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if no server answers in time, or what answers is not one of this kind.
+    /// [`Error::is_distributed`] if no server answers in time, or the server is of another kind.
     pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
         let begin = Instant::now();
         let mut last = "there is no such address".to_owned();
@@ -130,7 +131,7 @@ impl TcpStore {
         };
         let answered = exchange(&mut connection, &message(operation as u8, fields), patience + SLACK);
         let answer = answered.map_err(|error| Error::distributed(self.text(operation, &error)))?;
-        // A connection on which something went wrong is not used again.
+        // A connection is not used again after an error.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
         let (status, field) = match parts(&answer) {
             Some((0, fields)) => (Status::Done, fields),
@@ -180,7 +181,7 @@ fn exchange(stream: &mut TcpStream, message: &[u8], patience: Duration) -> io::R
     read_frame(stream)
 }
 
-/// Accepts connections until the store is gone.
+/// Accepts connections until the store is dropped.
 fn accept(listener: &TcpListener, is_over: &Arc<AtomicBool>) {
     let table = Arc::new(Table::default());
     for stream in listener.incoming() {
@@ -192,12 +193,12 @@ fn accept(listener: &TcpListener, is_over: &Arc<AtomicBool>) {
             continue;
         };
         let table = Arc::clone(&table);
-        // Without a thread for it the connection closes, and its client says so.
+        // Without a thread the connection is closed, and its client reports that.
         let _ = Builder::new().name("store-connection".to_owned()).spawn(move || serve(stream, &table));
     }
 }
 
-/// Answers the requests of one connection until it is closed or says nonsense.
+/// Answers the requests of one connection until it is closed or sends an invalid message.
 fn serve(mut stream: TcpStream, table: &Table) {
     let _ = stream.set_nodelay(true);
     let _ = stream.set_read_timeout(Some(GREETING_TIME));

@@ -1,9 +1,10 @@
-//! A client of PyTorch's `TCPStore`, so that ranks can meet at the store that `torchrun` serves already.
+//! A client of PyTorch's `TCPStore`, so that ranks can use the store that `torchrun` already serves.
 //!
-//! A request is a byte for its kind and what follows: keys and values as a length of 64 bits and their bytes, numbers of 64 bits, all in the machine's own
-//! order. PyTorch's clients put `/` before each key, and so does this one: both see the same keys.
+//! A request is a byte for its kind, followed by its fields: keys and values as a 64-bit length and their bytes, and 64-bit
+//! numbers, all in the machine's byte order. PyTorch's clients put `/` before each key, and so does this one: both see the same
+//! keys.
 //!
-//! A wait asks again and again instead of blocking at the server: what was given up need not be called back then.
+//! A wait polls instead of blocking at the server, so that a wait that timed out need not be cancelled.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -14,7 +15,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::{Store, number, timed_out};
 
-/// The number by which the server knows a client.
+/// The number by which the server recognizes a client.
 const MAGIC: u32 = 0x3C85_F7CE;
 /// Kinds of requests.
 const VALIDATE: u8 = 0;
@@ -25,9 +26,9 @@ const ADD: u8 = 4;
 const CHECK: u8 = 5;
 const COUNT: u8 = 7;
 const DELETE: u8 = 8;
-/// The longest value that is believed.
+/// The maximum length of a value; a longer one is an error.
 const MOST: u64 = 1 << 30;
-/// Between two questions of a wait, and two tries to connect.
+/// The time between two polls of a wait, and between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The time that an answer may take.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -37,7 +38,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 pub struct TorchStore {
     address: String,
     timeout: Duration,
-    /// None after an error: an answer may still be on its way.
+    /// The connection; `None` after an error, because an answer may still arrive on it.
     connection: Mutex<Option<TcpStream>>,
 }
 
@@ -45,7 +46,7 @@ impl TorchStore {
     /// Connects to the server at an address, which it waits for.
     ///
     /// # Errors
-    /// [`Error::is_distributed`] if no server answers in time, or what answers does not speak PyTorch's protocol.
+    /// [`Error::is_distributed`] if no server answers in time, or the server does not speak PyTorch's protocol.
     pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
         let begin = Instant::now();
         loop {
@@ -89,7 +90,7 @@ impl TorchStore {
     }
 }
 
-/// Connects and says what this is. The server closes a connection that says something else.
+/// Connects and sends the client's magic number. The server closes connections that send anything else.
 fn greeted(address: &str) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "there is no such address");
     for address in address.to_socket_addrs()? {
@@ -99,7 +100,7 @@ fn greeted(address: &str) -> io::Result<TcpStream> {
                 stream.set_read_timeout(Some(ANSWER))?;
                 let mut greeting = vec![VALIDATE];
                 greeting.extend(MAGIC.to_ne_bytes());
-                // A question, so that another kind of server is noticed here.
+                // A query, so that another kind of server is noticed here.
                 greeting.push(COUNT);
                 stream.write_all(&greeting)?;
                 read_number(&mut stream)?;
@@ -141,7 +142,7 @@ fn request(kind: u8, key: &str, values: &[&[u8]]) -> Vec<u8> {
 
 impl Store for TorchStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        // The server does not answer a set: the next question on the connection comes behind it.
+        // The server does not answer a set. The next query on the connection is processed after it.
         let mut both = request(SET, key, &[value]);
         both.push(COUNT);
         self.ask("set", &both, read_number).map(drop)
@@ -155,7 +156,7 @@ impl Store for TorchStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        // PyTorch's server takes what is not a number for 0, or ends.
+        // PyTorch's server takes a value that is not a number as 0, or exits.
         if let Some(value) = self.find(key)? {
             number(key, &value)?;
         }

@@ -1,15 +1,15 @@
 //! The messages between a [`TcpStore`](super::TcpStore) and its server.
 //!
-//! A frame is its length (u32, little endian) and its bytes. A connection starts with [`GREETING`] from both sides, so that a side that
-//! speaks something else (PyTorch's own store, say) learns so. A request is an operation's byte and its fields, an answer a
-//! status byte and its field; a field is its length and its bytes.
+//! A frame is its length (u32, little endian) and its bytes. A connection starts with [`GREETING`] from both sides, so that a
+//! side with another protocol (such as PyTorch's own store) is detected. A request is an operation's byte and its fields, an
+//! answer a status byte and its field; a field is its length and its bytes.
 
 use std::io::{self, Read, Write};
 
-/// The first bytes of a connection, from either side: a name and the version of the protocol.
+/// The first bytes of a connection, from both sides: a name and the version of the protocol.
 pub(super) const GREETING: &[u8; 8] = b"thalweg1";
 
-/// The longest frame that is taken.
+/// The maximum length of a frame.
 const LONGEST: usize = 64 << 20;
 
 /// The operation of a request.
@@ -40,13 +40,13 @@ impl Operation {
 pub(super) enum Status {
     /// The field is the answer.
     Done = 0,
-    /// There is nothing of that name, or not all came in time: the field lists what is missing, in lines.
+    /// A key is not set, or not all were set in time: the field lists the missing keys, one per line.
     Missing = 1,
-    /// The field says what is wrong.
+    /// The field is the error's message.
     Error = 2,
 }
 
-/// Returns a message of a first byte and fields.
+/// Returns a message from a first byte and fields.
 pub(super) fn message(first: u8, fields: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![first];
     for field in fields {
@@ -56,7 +56,7 @@ pub(super) fn message(first: u8, fields: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the first byte and the fields of a message, `None` where it is none.
+/// Returns the first byte and the fields of a message, `None` if it is malformed.
 pub(super) fn parts(message: &[u8]) -> Option<(u8, Vec<&[u8]>)> {
     let (&first, mut rest) = message.split_first()?;
     let mut fields = Vec::new();

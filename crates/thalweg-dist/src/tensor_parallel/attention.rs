@@ -11,11 +11,12 @@ use thalweg_tensor::caller::{in_call, in_function};
 use super::layers::Parallel;
 use super::style::{ColwiseParallel, RowwiseParallel};
 
-/// Self-attention of (batch, tokens, features) whose heads a plan may divide: queries, keys and values come from one layer, `in_proj`, whose outputs are
-/// divided head by head, and the inputs of `out_proj` are divided. [`styles`](Self::styles) are the plan's.
+/// Self-attention of (batch, tokens, features) whose heads a plan may divide: queries, keys and values are computed by one layer,
+/// `in_proj`, whose outputs are divided by heads; the inputs of `out_proj` are divided too. [`styles`](Self::styles) returns the
+/// styles for a plan.
 #[derive(Module)]
 pub struct ParallelAttention {
-    /// (3 · features, features): queries, keys and values one below the other, as in PyTorch.
+    /// (3 · features, features): queries, keys and values stacked, as in PyTorch.
     pub in_proj: Parallel<Linear>,
     /// (features, features).
     pub out_proj: Parallel<Linear>,
@@ -26,10 +27,11 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttention {
-    /// Makes the layer of a `MultiheadAttention`'s parameters, which it takes over.
+    /// Makes the layer from a `MultiheadAttention`, whose parameters it takes over.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if keys or values have other features than queries, or a key and a value are added to the sequence.
+    /// [`Error::is_invalid_argument`] if keys or values have another number of features than queries, or a key and a value are
+    /// added to the sequence.
     #[track_caller]
     pub fn new(attention: MultiheadAttention, is_causal: bool) -> Result<Self> {
         in_function("ParallelAttention", Location::caller(), || {
@@ -52,7 +54,7 @@ impl ParallelAttention {
         })
     }
 
-    /// Returns the styles of `in_proj` and `out_proj`, for input and output that are whole; set their layouts for others.
+    /// Returns the styles of `in_proj` and `out_proj`, for replicated input and output; set their layouts for others.
     pub fn styles() -> (ColwiseParallel, RowwiseParallel) {
         (ColwiseParallel { packed: 3, ..ColwiseParallel::default() }, RowwiseParallel::default())
     }
@@ -64,7 +66,7 @@ impl Forward for ParallelAttention {
         in_call("ParallelAttention", &[input], Location::caller(), || {
             let parts = self.in_proj.forward(input)?.chunk(3, -1)?;
             let width = self.head_features;
-            // As many heads as this rank has.
+            // The number of this rank's heads.
             let own = parts[0].size(-1)?;
             if !own.is_multiple_of(width) {
                 return Err(Error::invalid(format!(

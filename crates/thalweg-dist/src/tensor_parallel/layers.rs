@@ -1,4 +1,4 @@
-//! [`Parallel`]: a module whose computation a plan may divide among ranks; and which modules those may be.
+//! [`Parallel`]: a module whose computation a plan may divide among ranks; and [`Parallelize`], which such modules implement.
 
 use std::any::Any;
 use std::panic::Location;
@@ -16,13 +16,13 @@ use super::style::{ColwiseParallel, ParallelStyle, RowwiseParallel, SequencePara
 use crate::ProcessGroup;
 use crate::functional::dimension;
 
-/// A module that may stand in a [`Parallel`]. Linear layers, embeddings and norms are divided by their styles; of any other module, with an empty `impl`, input
-/// and output can be prepared.
+/// A module that can be wrapped in a [`Parallel`]. Linear layers, embeddings and norms are divided by their styles. For any other
+/// module an empty `impl` lets a plan prepare its input and output.
 pub trait Parallelize: Forward {
-    /// Returns how a style divides a parameter of the module itself; `None`: every rank has the whole.
+    /// Returns how a style divides a parameter of the module itself; `None` if every rank has the full parameter.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the style is none for this kind of module.
+    /// [`Error::is_invalid_argument`] if the style does not apply to this kind of module.
     fn split(style: &ParallelStyle, parameter: &str) -> Result<Option<Split>>
     where
         Self: Sized,
@@ -31,7 +31,7 @@ pub trait Parallelize: Forward {
         prepared(style)
     }
 
-    /// Returns the result for an input, both held as the style says, with the parameters as it has divided them.
+    /// Returns the result for an input, both with the style's layouts, using the parameters as the style has divided them.
     ///
     /// # Errors
     /// Those of the operators and of collectives.
@@ -47,15 +47,15 @@ pub trait Parallelize: Forward {
     }
 }
 
-/// The part of a [`Parallel`] that does not depend on its module: what a plan changes.
+/// The part of a [`Parallel`] that does not depend on its module, and that a plan changes.
 pub(super) struct Slot {
-    /// [`Parallelize::split`] of the module.
+    /// The module's [`Parallelize::split`].
     pub(super) split: fn(&ParallelStyle, &str) -> Result<Option<Split>>,
     pub(super) applied: Option<(ParallelStyle, ProcessGroup)>,
 }
 
-/// A module whose computation [`parallelize_module`](super::parallelize_module) may divide among ranks. Until then it is the module, and as a module it
-/// always has its parts, under the same names.
+/// A module whose computation [`parallelize_module`](super::parallelize_module) may divide among ranks. Until then it behaves as
+/// the wrapped module. As a module it always has the same parts under the same names.
 pub struct Parallel<M> {
     module: M,
     slot: Slot,
@@ -72,7 +72,7 @@ impl<M: Parallelize> Parallel<M> {
         &self.module
     }
 
-    /// Returns the style, if a plan has given it one.
+    /// Returns the style, if a plan has set one.
     pub fn style(&self) -> Option<&ParallelStyle> {
         self.slot.applied.as_ref().map(|(style, _)| style)
     }
@@ -124,13 +124,13 @@ impl<M: Parallelize> Forward for Parallel<M> {
 // ---- Columns and rows ---------------------------------------------------------------------------------------------
 
 impl ColwiseParallel {
-    /// Returns the whole input.
+    /// Returns the full input.
     fn input(&self, input: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let gradient = if self.reduce_gradient { Placement::Partial } else { Placement::Replicate };
         redistribute(input, group, self.input_layouts, Placement::Replicate, gradient)
     }
 
-    /// Returns the output as it is to be held.
+    /// Returns the output in its layout.
     fn output(&self, output: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         redistribute(output, group, Placement::Shard(-1), to, to)
@@ -144,7 +144,7 @@ impl RowwiseParallel {
         redistribute(input, group, self.input_layouts, own, own)
     }
 
-    /// Returns the sum of all ranks' outputs, as it is to be held, with a bias.
+    /// Returns the sum of all ranks' outputs, in its layout, with a bias.
     fn output(&self, output: &Tensor, bias: Option<&Tensor>, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         let sum = redistribute(output, group, Placement::Partial, to, to)?;
@@ -155,16 +155,17 @@ impl RowwiseParallel {
             Placement::Shard(dim) if dim == -1 || dim + 1 == sum.rank() as i64 => {
                 redistribute(bias, group, whole, Placement::Shard(0), Placement::Shard(0))?
             }
-            // Each rank adds it to other rows.
+            // Each rank adds the bias to different rows.
             Placement::Shard(_) => redistribute(bias, group, whole, whole, Placement::Partial)?,
-            // One rank adds it.
+            // Only one rank adds the bias.
             Placement::Partial => redistribute(bias, group, whole, Placement::Partial, whole)?,
         };
         sum.add(&bias)
     }
 }
 
-/// Returns how a style divides the weight and bias of a layer, whose weight has outputs and inputs along these dimensions; `None` of other styles.
+/// Returns how a style divides the weight and bias of a layer, whose weight has outputs and inputs along the given dimensions;
+/// `None` for other styles.
 fn split_linear(
     style: &ParallelStyle,
     parameter: &str,
@@ -180,7 +181,7 @@ fn split_linear(
     Some(Ok(split))
 }
 
-/// Returns that a style divides nothing, if it only prepares input or output.
+/// Returns that nothing is divided, if the style only prepares input or output.
 fn prepared(style: &ParallelStyle) -> Result<Option<Split>> {
     let layers = match style {
         ParallelStyle::PrepareInput(_) | ParallelStyle::PrepareOutput(_) => return Ok(None),
@@ -269,7 +270,7 @@ impl Parallelize for Embedding {
     }
 }
 
-/// Returns the rows at those indices that lie in this rank's part of a table, and zeros at others.
+/// Returns the rows for those indices that are in this rank's part of a table, and zeros for others.
 fn own_rows(table: &Embedding, indices: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
     let (rank, ranks) = (group.rank() as usize, group.size() as usize);
     let rows = table.weight.shape()[0];
@@ -277,7 +278,8 @@ fn own_rows(table: &Embedding, indices: &Tensor, group: &ProcessGroup) -> Result
     let padding = table.padding_idx.map(|index| index.rem_euclid((rows * ranks) as i64) - start);
     let padding = padding.filter(|index| (0..rows as i64).contains(index));
     let own = indices.sub_scalar(start)?;
-    // What is below the whole table is left to the first rank, and what is beyond it to the last, whose lookup then fails as on one GPU.
+    // Indices below the full table are left to the first rank, and those above it to the last, whose lookup then fails as on one
+    // GPU.
     let below = (rank > 0).then(|| indices.lt_scalar(start)).transpose()?;
     let beyond = (!last).then(|| indices.ge_scalar(start + rows as i64)).transpose()?;
     let elsewhere = match (below, beyond) {
@@ -300,7 +302,7 @@ impl SequenceParallel {
     }
 }
 
-/// Returns that a style leaves a norm's parameters whole.
+/// Returns that nothing is divided, if the style applies to norms.
 fn split_norm(style: &ParallelStyle) -> Result<Option<Split>> {
     match style {
         ParallelStyle::Sequence(_) => Ok(None),
@@ -308,7 +310,7 @@ fn split_norm(style: &ParallelStyle) -> Result<Option<Split>> {
     }
 }
 
-/// Checks that the dimension of a sequence is there, and is not normalized.
+/// Checks that the dimension of the sequence exists, and is not normalized.
 fn check_sequence(style: &SequenceParallel, input: &Tensor, normalized: usize) -> Result<()> {
     if dimension(input, style.sequence_dim)? + normalized < input.rank() {
         return Ok(());

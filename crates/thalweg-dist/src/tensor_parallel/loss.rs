@@ -11,10 +11,11 @@ use thalweg_tensor::caller::in_call;
 use super::placement::{Placement, redistribute};
 use crate::ProcessGroup;
 
-/// Returns the cross entropy of scores whose classes are divided among the ranks, as a [`ColwiseParallel`](super::ColwiseParallel) head gives them
-/// (`torch.nn.functional.cross_entropy` in `torch.distributed.tensor.parallel.loss_parallel`): input (classes / ranks), (rows, classes / ranks) or (rows,
-/// classes / ranks, …), target () or (rows, …) of i64, whole on every rank, and so is the result. The scores are not gathered: two numbers per row and rank travel, and none in the
-/// backward pass. A class out of range makes the result NaN. Asynchronous.
+/// Returns the cross entropy of scores whose classes are divided among the ranks, as a
+/// [`ColwiseParallel`](super::ColwiseParallel) head returns them (`torch.nn.functional.cross_entropy` in
+/// `torch.distributed.tensor.parallel.loss_parallel`): input (classes / ranks), (rows, classes / ranks) or (rows, classes /
+/// ranks, …), target () or (rows, …) of i64. The target and the result are the same on every rank. The scores are not gathered:
+/// each rank sends two numbers per row, and none in the backward pass. A class out of range makes the result NaN. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the shapes do not fit, or for label smoothing; those of collectives.
@@ -47,7 +48,7 @@ pub fn cross_entropy(
         })?;
         let dim = class_dim as i64;
         let wide = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        // Per row: the logarithm of the sum of this rank's exponentials, and the target's score where this rank has it.
+        // Per row: the logarithm of the sum of this rank's exponentials, and the target's score if this rank has it.
         let scores = input.to_dtype(wide)?;
         let own = Own::new(target, classes, group)?;
         let known = own.pick(&scores, dim)?;
@@ -60,10 +61,10 @@ pub fn cross_entropy(
     })
 }
 
-/// The rows whose class a rank has.
+/// The rows whose target class is on this rank.
 struct Own {
     has: Tensor,
-    /// The class among this rank's; 0 where it has not the row's.
+    /// The target class's index among this rank's classes; 0 if it is on another rank.
     class: Tensor,
 }
 
@@ -76,7 +77,7 @@ impl Own {
         Ok(Self { has, class })
     }
 
-    /// Returns the scores at the classes, and 0 in other rows.
+    /// Returns the scores of the target classes, and 0 in rows whose class is on another rank.
     fn pick(&self, scores: &Tensor, dim: i64) -> Result<Tensor> {
         let picked = scores.gather(dim, &self.class.unsqueeze(dim)?)?.squeeze(dim)?;
         let zero = Tensor::zeros(&[], picked.dtype(), picked.device())?;
@@ -84,7 +85,7 @@ impl Own {
     }
 }
 
-/// Returns the reduction of losses per row: 0 where the target is ignored, NaN where it is not a class.
+/// Returns the reduction of losses per row: 0 if the target is ignored, NaN if it is not a class.
 fn reduce(losses: &Tensor, target: &Tensor, classes: i64, options: ClassLossOptions) -> Result<Tensor> {
     let number = |value: f64| Tensor::full(&[], value, losses.dtype(), losses.device());
     let counts = target.ne_scalar(options.ignore_index)?;

@@ -1,7 +1,8 @@
-//! Tensor parallel: the ranks divide the parameters of layers and the work with them (`torch.distributed.tensor.parallel`).
+//! Tensor parallelism: the parameters of layers and the work with them are divided among ranks
+//! (`torch.distributed.tensor.parallel`).
 //!
-//! A module's layers that are to be divided are fields of type [`Parallel`]; [`parallelize_module`] divides them by a plan of names and styles. All ranks of
-//! the mesh's dimension then compute one loss together, from the same batch:
+//! The layers of a module that can be divided are fields of type [`Parallel`]; [`parallelize_module`] divides them by a plan of
+//! names and styles. All ranks of the mesh's dimension then compute one loss together, from the same batch:
 //!
 //! ```text
 //!                 x (whole)                                  x (part of the sequence)
@@ -13,11 +14,12 @@
 //!                 y (whole)                                  y (part of the sequence), into norms of `SequenceParallel`
 //! ```
 //!
-//! [`redistribute`] is what stands between layers: it brings a tensor from one [`Placement`] to another, and its gradient back. A value
-//! that all ranks have whole has its whole gradient on each of them. [`cross_entropy`] is that of scores whose classes are divided.
+//! [`redistribute`] is called between layers: it converts a tensor from one [`Placement`] to another, and its gradient back. A
+//! replicated value has its full gradient on every rank. [`cross_entropy`] takes scores whose classes are divided.
 //!
 //! # Invariants
-//! - Parameters are divided evenly: a dimension that the ranks do not divide is an error before anything is changed.
+//! - Parameters are divided evenly: a dimension that is not a multiple of the number of ranks is an error, before anything is
+//!   changed.
 //! - All ranks call the same functions in the same order.
 
 mod attention;

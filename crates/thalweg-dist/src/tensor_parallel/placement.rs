@@ -1,4 +1,4 @@
-//! [`Placement`]: how the ranks of a mesh hold a tensor, and how it goes from one way to another.
+//! [`Placement`]: how the ranks of a mesh hold a tensor; and the conversion between placements.
 
 use std::fmt;
 use std::panic::Location;
@@ -16,11 +16,11 @@ use crate::{ProcessGroup, ReduceOp};
 /// A way in which the ranks of a mesh hold a tensor (`torch.distributed.tensor.Placement`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// Every rank has the whole.
+    /// Every rank has the full tensor.
     Replicate,
-    /// Each rank has one of equal parts of a dimension; a negative one is counted from the end.
+    /// Each rank has one of the equal parts of a dimension; negative dimensions count from the end.
     Shard(i64),
-    /// The whole is the sum of what the ranks have.
+    /// The full tensor is the sum of the ranks' tensors.
     Partial,
 }
 
@@ -44,9 +44,10 @@ impl Placement {
     }
 }
 
-/// Returns this rank's part of a tensor that the ranks hold `from` one way, as they hold it `to` another (`DTensor.redistribute`). `gradient` is how they
-/// will hold the result's gradient, of one loss that all ranks compute: [`Placement::Partial`] where each rank uses the whole for its own part
-/// of the work, else `to`. The input's gradient is held as the input is; that of sums whole on every rank. Asynchronous.
+/// Converts a tensor from the placement `from` to the placement `to`, and returns this rank's part (`DTensor.redistribute`).
+/// `gradient` is the placement of the result's gradient, of one loss that all ranks compute: [`Placement::Partial`] if each rank
+/// uses the full result for its own part of the work, otherwise `to`. The input's gradient has the placement of the input; for a
+/// partial input it is replicated. Asynchronous.
 ///
 /// | from | to | gradient | forward | backward |
 /// |---|---|---|---|---|
@@ -59,8 +60,8 @@ impl Placement {
 /// | Shard | another Shard | the latter | all-to-all | all-to-all |
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the ranks do not divide a dimension, or there is no such way; those of collectives. A gradient of its gradient is
-/// an error.
+/// [`Error::is_invalid_argument`] if the dimension is not a multiple of the number of ranks, or the table has no such conversion;
+/// those of collectives. The gradient of the gradient is an error.
 #[track_caller]
 pub fn redistribute(
     input: &Tensor,
@@ -85,7 +86,7 @@ pub fn redistribute(
     })
 }
 
-/// Moves a tensor from one placement to another, without a gradient.
+/// Converts a tensor from one placement to another, without a gradient.
 fn moved(tensor: &Tensor, group: &ProcessGroup, from: Placement, to: Placement) -> Result<Tensor> {
     let (rank, ranks) = (group.rank() as usize, group.size() as usize);
     if from == to || ranks == 1 {
@@ -139,7 +140,7 @@ impl Backward for RedistributeBackward {
         Ok(Gradients::from_iter([Some(moved(gradient, &self.group, self.from, self.to)?)]))
     }
 
-    /// Returns `false`: how the ranks hold gradients of gradients is not known.
+    /// Returns `false`: the placement of gradients of gradients is not known.
     fn is_recorded(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! [`parallelize_module`]: a plan is carried out, and what it has divided is known.
+//! [`parallelize_module`]: applies a plan, and returns the division of the parameters.
 
 use std::panic::Location;
 
@@ -14,14 +14,17 @@ use super::split::Split;
 use super::style::{ColwiseParallel, ParallelStyle};
 use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 
-/// Divides the layers of a module among the ranks of a mesh of one dimension (`torch.distributed.tensor.parallel.parallelize_module`): a plan names parts of
-/// the module, whose fields are [`Parallel`](super::Parallel), and their styles. In a name each `*` stands for any characters and `?` for one, but
-/// for points: `blocks.*.up`. Parameters and buffers get the values of the mesh's first rank, those that the plan does not name as well. Make optimizers and
-/// [`fully_shard`](crate::fully_shard) or [`DistributedDataParallel`](crate::DistributedDataParallel) of another dimension behind it. Asynchronous.
+/// Divides the layers of a module among the ranks of a mesh of one dimension
+/// (`torch.distributed.tensor.parallel.parallelize_module`): a plan names parts of the module, whose fields are
+/// [`Parallel`](super::Parallel), and their styles. In a name each `*` matches any characters and `?` one character, except
+/// points: `blocks.*.up`. All parameters and buffers get the values of the mesh's first rank, even if the plan does not name
+/// them. Make optimizers and [`fully_shard`](crate::fully_shard) or [`DistributedDataParallel`](crate::DistributedDataParallel)
+/// of another dimension afterwards. Asynchronous.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name has no part, a part is not a [`Parallel`](super::Parallel) or has a style already, the style
-/// is none for it, or the ranks do not divide a dimension; the module is then as it was. Those of collectives.
+/// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name matches no part, a part is not a
+/// [`Parallel`](super::Parallel) or has a style already, the style does not apply to it, or a dimension is not a multiple of the
+/// number of ranks; the module is then unchanged. Those of collectives.
 #[track_caller]
 pub fn parallelize_module<M: Module>(
     module: &mut M,
@@ -39,7 +42,7 @@ pub fn parallelize_module<M: Module>(
         check_devices(module, &group)?;
         let mut work =
             Work { group, carries_out: false, named: Vec::new(), tied: Vec::new(), divided: Vec::new() };
-        // Once to find what does not fit, and once to do it.
+        // Once to find errors, and once to apply the plan.
         for carries_out in [false, true] {
             work.carries_out = carries_out;
             for (path, style) in parallelize_plan {
@@ -53,7 +56,7 @@ pub fn parallelize_module<M: Module>(
     })
 }
 
-/// Checks a style by itself.
+/// Checks the options of a style.
 fn check(style: &ParallelStyle) -> Result<()> {
     match style {
         ParallelStyle::Colwise(ColwiseParallel { input_layouts, reduce_gradient: false, .. })
@@ -81,14 +84,14 @@ fn check_devices(module: &impl Module, group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// A plan that is being carried out.
+/// A plan that is being applied.
 struct Work {
     group: ProcessGroup,
-    /// Whether it changes the module, and does not only look whether it can.
+    /// Whether the plan changes the module; otherwise it is only checked.
     carries_out: bool,
     /// The modules that the plan names.
     named: Vec<String>,
-    /// Parameters that were divided, with this rank's parts: those that stand in several places stay one.
+    /// Divided parameters with this rank's parts, so that a parameter that occurs in several places stays shared.
     tied: Vec<(Tensor, Split, Tensor)>,
     divided: Vec<(String, Split)>,
 }
@@ -140,7 +143,7 @@ impl Work {
         } else {
             self.named.push(path.to_owned());
         }
-        // A module without parameters may not have the style either.
+        // The style may not apply to a module without parameters, either.
         split(style, "weight")
             .map_err(|error| error.context(format!("parallelize_module: `{path}`, a {kind}")))?;
         let mut outcome = Ok(());
@@ -157,7 +160,7 @@ impl Work {
         outcome
     }
 
-    /// Puts this rank's part in the place of a parameter.
+    /// Replaces a parameter by this rank's part.
     fn divide(&mut self, name: &str, parameter: &mut Tensor, split: Split) -> Result<()> {
         let group = &self.group;
         split.part(name, parameter.shape(), group.size() as usize)?;
@@ -181,7 +184,7 @@ impl Work {
         Ok(())
     }
 
-    /// Gives what was not divided the values of the first rank.
+    /// Overwrites parameters and buffers that were not divided with the values of the first rank.
     fn same_values(&self, module: &impl Module) -> Result<()> {
         let is_divided = |tensor: &Tensor| self.tied.iter().any(|(_, _, local)| local.is_same(tensor));
         let (parameters, buffers) = (module.named_parameters(), module.named_buffers());
@@ -204,7 +207,7 @@ fn joined(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
 }
 
-/// Returns whether a name fits a pattern with `*` and `?`.
+/// Returns whether a name matches a pattern with `*` and `?`.
 fn matches(name: &str, pattern: &str) -> bool {
     let Some(first) = pattern.chars().next() else { return name.is_empty() };
     let (rest, mut others) = (&pattern[first.len_utf8()..], name.chars());
@@ -219,7 +222,7 @@ fn matches(name: &str, pattern: &str) -> bool {
     }
 }
 
-/// A module's division among ranks, by the names of its parameters: what state dictionaries and norms of the whole module need to know.
+/// A module's division among ranks, by the names of its parameters, for state dictionaries and norms of the full module.
 #[derive(Clone, Debug)]
 pub struct TensorParallel {
     group: ProcessGroup,
@@ -232,13 +235,13 @@ impl TensorParallel {
         &self.group
     }
 
-    /// Returns how a parameter is divided; `None` of others, which every rank has whole.
+    /// Returns how a parameter is divided; `None` for others, which every rank has in full.
     pub fn split(&self, name: &str) -> Option<Split> {
         self.divided.iter().find(|(divided, _)| divided == name).map(|(_, split)| *split)
     }
 
-    /// Returns whole tensors of this rank's parts by the names of parameters, on every rank: of a state dictionary, say, or of gradients. All ranks call it with the
-    /// same names. Asynchronous.
+    /// Returns the full tensors for this rank's parts by the names of parameters, on every rank: for a state dictionary, say, or
+    /// for gradients. All ranks call it with the same names. Asynchronous.
     ///
     /// # Errors
     /// Those of collectives.
@@ -253,11 +256,11 @@ impl TensorParallel {
         })
     }
 
-    /// Returns this rank's parts of whole tensors by the names of parameters: what [`Module::load_state_dict`] and
+    /// Returns this rank's parts of full tensors by the names of parameters, as [`Module::load_state_dict`] and
     /// [`FullyShard::load_full_state_dict`](crate::FullyShard::load_full_state_dict) take. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the ranks do not divide a dimension.
+    /// [`Error::is_invalid_argument`] if a dimension is not a multiple of the number of ranks.
     #[track_caller]
     pub fn local_state_dict(&self, whole: &StateDict) -> Result<StateDict> {
         at_line(Location::caller(), || {
@@ -269,9 +272,9 @@ impl TensorParallel {
         })
     }
 
-    /// Scales the gradients of a module so that the norm of all of them, over all ranks, is at most `max_norm`, and returns the norm that they had
-    /// (`clip_grad_norm_`). `shards` is the group over which [`fully_shard`](crate::fully_shard) has sharded the module, if it has. All ranks call it.
-    /// Asynchronous.
+    /// Scales the gradients of a module so that their total norm over all ranks is at most `max_norm`, and returns the norm
+    /// before scaling (`clip_grad_norm_`). `shards` is the group over which [`fully_shard`](crate::fully_shard) has sharded the
+    /// module, if any. All ranks call it. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; those of collectives.
@@ -311,14 +314,14 @@ impl TensorParallel {
     }
 }
 
-/// A norm over ranks.
+/// The parameters of a norm over ranks.
 struct Total {
     norm_type: f64,
     max_norm: f64,
 }
 
 impl Total {
-    /// Returns the norm of tensors that are parts of others, over all ranks of groups; `None` of no tensors.
+    /// Returns the norm of tensors that are divided over all ranks of some groups; `None` if there are no tensors.
     fn over(&self, tensors: &[Tensor], groups: &[Option<&ProcessGroup>]) -> Result<Option<Tensor>> {
         if tensors.is_empty() {
             return Ok(None);

@@ -11,7 +11,7 @@ use crate::functional::all_gather_tensor;
 pub struct Split {
     /// The dimension.
     pub dim: usize,
-    /// The number of equal pieces that lie one behind the other, of each of which every rank has a part.
+    /// The number of equal consecutive pieces, of each of which every rank has a part.
     pub packed: usize,
 }
 
@@ -30,7 +30,7 @@ impl Split {
         )))
     }
 
-    /// Returns this rank's part of a whole tensor: a copy.
+    /// Returns a copy of this rank's part of a full tensor.
     pub(super) fn local(&self, name: &str, whole: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let (dim, rank) = (self.dim, group.rank() as usize);
         let part = self.part(name, whole.shape(), group.size() as usize)?;
@@ -40,20 +40,20 @@ impl Split {
         split[dim] /= self.packed;
         split.insert(dim, self.packed);
         let own = whole.reshape(&split)?.narrow(dim as i64 + 1, rank * part, part)?.reshape(&shape)?;
-        // Of dimension 0 it may be a view, and must not keep the whole.
+        // For dimension 0 this may be a view, which must not keep the full tensor alive.
         let copy = own.empty_like()?;
         copy.copy_(&own)?;
         Ok(copy)
     }
 
-    /// Returns the whole of all ranks' parts.
+    /// Returns the full tensor from all ranks' parts.
     pub(super) fn whole(&self, local: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let ranks = group.size() as usize;
         let gathered = no_grad(|| all_gather_tensor(local, self.dim as i64, group))?;
         if self.packed == 1 {
             return Ok(gathered);
         }
-        // Ranks, pieces and parts lie in this order, and pieces come first in the whole.
+        // The order here is ranks, pieces, parts; in the full tensor pieces are first.
         let shape = gathered.shape();
         let part = local.shape()[self.dim] / self.packed;
         let split = [&shape[..self.dim], &[ranks, self.packed, part], &shape[self.dim + 1..]].concat();

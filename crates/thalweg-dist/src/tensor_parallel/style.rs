@@ -1,19 +1,19 @@
-//! The styles of a plan: how a module's parameters are divided, and how its input and output are held.
+//! The styles of a plan: how a module's parameters are divided, and the placements of its input and output.
 
 use super::Placement;
 
 /// A style of parallel computation (`torch.distributed.tensor.parallel.ParallelStyle`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ParallelStyle {
-    /// The outputs of a layer are divided.
+    /// A layer with divided outputs.
     Colwise(ColwiseParallel),
-    /// The inputs of a layer are divided.
+    /// A layer with divided inputs.
     Rowwise(RowwiseParallel),
     /// A norm over a part of the sequence.
     Sequence(SequenceParallel),
-    /// The input is held in another way inside.
+    /// A module whose input is converted to another placement.
     PrepareInput(PrepareModuleInput),
-    /// The output is held in another way outside.
+    /// A module whose output is converted to another placement.
     PrepareOutput(PrepareModuleOutput),
 }
 
@@ -33,15 +33,15 @@ impl ParallelStyle {
 /// A style that divides the outputs of a linear layer, or the features of an embedding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ColwiseParallel {
-    /// The way in which the input is held; it is made whole. [`Placement::Replicate`].
+    /// The placement of the input, which is converted to a replicated one. The default is [`Placement::Replicate`].
     pub input_layouts: Placement,
-    /// The way in which the output is to be held. [`Placement::Shard`] of the last dimension: as it is computed.
+    /// The placement of the output. The default is [`Placement::Shard`] of the last dimension, as it is computed.
     pub output_layouts: Placement,
-    /// The number of equally many outputs that lie one behind the other, of each of which every rank gets a part: 3 for queries, keys and
-    /// values in one layer. 1.
+    /// The number of equal consecutive groups of outputs, of each of which every rank gets a part: 3 for queries, keys and values
+    /// in one layer. The default is 1.
     pub packed: usize,
-    /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several layers at once, whose input is
-    /// whole. `true`.
+    /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several
+    /// layers at once, whose input is replicated. The default is `true`.
     pub reduce_gradient: bool,
 }
 
@@ -59,10 +59,10 @@ impl Default for ColwiseParallel {
 /// A style that divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowwiseParallel {
-    /// The way in which the input is held: [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer gives it. Indices of
-    /// an embedding are mostly [`Placement::Replicate`].
+    /// The placement of the input. The default is [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer
+    /// returns it. Indices of an embedding are mostly [`Placement::Replicate`].
     pub input_layouts: Placement,
-    /// The way in which the output is to be held. [`Placement::Replicate`].
+    /// The placement of the output. The default is [`Placement::Replicate`].
     pub output_layouts: Placement,
 }
 
@@ -72,10 +72,10 @@ impl Default for RowwiseParallel {
     }
 }
 
-/// A style that computes a norm of each rank's part of the sequence; the parameters are whole on every rank.
+/// A style that computes a norm of each rank's part of the sequence; every rank has the full parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SequenceParallel {
-    /// The dimension of which input and output are parts. 1: behind the batch.
+    /// The dimension along which input and output are divided. The default is 1, after the batch.
     pub sequence_dim: i64,
 }
 
@@ -85,24 +85,24 @@ impl Default for SequenceParallel {
     }
 }
 
-/// A style that holds the input of a module in another way.
+/// A style that converts the input of a module to another placement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleInput {
-    /// The way in which it is held outside.
+    /// The placement of the input outside the module.
     pub input_layouts: Placement,
-    /// The way in which it is to be held inside.
+    /// The placement of the input inside the module.
     pub desired_input_layouts: Placement,
-    /// Whether its gradient, of a whole input, is summed over the ranks here: those inside leave it
+    /// Whether the gradient of a replicated input is summed over the ranks here, so that the layers inside need not do it
     /// ([`ColwiseParallel::reduce_gradient`]).
     pub reduce_gradient: bool,
 }
 
-/// A style that holds the output of a module in another way.
+/// A style that converts the output of a module to another placement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrepareModuleOutput {
-    /// The way in which the module gives it.
+    /// The placement of the output that the module returns.
     pub output_layouts: Placement,
-    /// The way in which it is to be held outside.
+    /// The placement of the output outside the module.
     pub desired_output_layouts: Placement,
 }
 

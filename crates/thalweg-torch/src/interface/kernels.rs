@@ -17,7 +17,7 @@ pub unsafe extern "C" fn thalweg_enable_kernels(
     everywhere: u8,
 ) -> Status {
     let enable = |allocator: &Allocator| {
-        // SAFETY: the header asks for texts, and that the allocator is not closed any more.
+        // SAFETY: the header requires texts, and that the allocator is not closed any more.
         unsafe {
             let (folder, key) = (text_of("folder", folder)?, text_of("key", key)?);
             let operators = text_of("operators", operators)?;
@@ -25,14 +25,14 @@ pub unsafe extern "C" fn thalweg_enable_kernels(
             kernels::enable(allocator, folder, key, operators, everywhere != 0)
         }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_enable_kernels", allocator, enable) }
 }
 
-/// Takes kernels out again.
+/// Unregisters kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_disable_kernels(allocator: *const Allocator) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on("thalweg_disable_kernels", allocator, |_| {
             kernels::disable();
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn thalweg_kernels(
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    // SAFETY: the header asks for an allocator, and for a function that takes `user`.
+    // SAFETY: the header requires an allocator, and for a function that takes `user`.
     unsafe {
         on("thalweg_kernels", allocator, |_| {
             give(write, user, kernels::report().as_bytes());

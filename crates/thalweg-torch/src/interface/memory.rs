@@ -1,4 +1,4 @@
-//! Memory: asking for it, giving it back, saying which stream uses it, and how much there may be.
+//! Memory: allocating and freeing it, recording the streams that use it, and limiting it.
 
 use std::ffi::{c_char, c_void};
 
@@ -9,7 +9,7 @@ use super::{Write, give, on, on_unless_forked, put};
 use crate::allocator::{Allocator, LiveBlockC};
 use crate::status::{Error, Status, text_of};
 
-/// Takes memory.
+/// Allocates memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_malloc(
     allocator: *const Allocator,
@@ -18,13 +18,13 @@ pub unsafe extern "C" fn thalweg_malloc(
     stream: u64,
     address: *mut u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator and a place.
+    // SAFETY: the header requires an allocator and a place.
     unsafe {
         on("thalweg_malloc", allocator, |allocator| put(address, allocator.allocate(device, bytes, stream)?))
     }
 }
 
-/// Takes memory at an exact address.
+/// Allocates memory at an exact address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_malloc_at(
     allocator: *const Allocator,
@@ -33,20 +33,20 @@ pub unsafe extern "C" fn thalweg_malloc_at(
     stream: u64,
     address: u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on("thalweg_malloc_at", allocator, |allocator| allocator.allocate_at(device, address, bytes, stream))
     }
 }
 
-/// Gives memory back.
+/// Frees memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_free(allocator: *const Allocator, address: u64) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on_unless_forked("thalweg_free", allocator, |allocator| allocator.free(address)) }
 }
 
-/// Says that a stream uses memory, until it is given back.
+/// Records that a stream uses memory, until it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_stream(
     allocator: *const Allocator,
@@ -55,11 +55,11 @@ pub unsafe extern "C" fn thalweg_record_stream(
     stream: u64,
 ) -> Status {
     let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::UntilFree);
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on_unless_forked("thalweg_record_stream", allocator, record) }
 }
 
-/// Says that a stream has used memory, up to now.
+/// Records that a stream has used memory, up to now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_use(
     allocator: *const Allocator,
@@ -68,18 +68,18 @@ pub unsafe extern "C" fn thalweg_record_use(
     stream: u64,
 ) -> Status {
     let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::SoFar);
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on_unless_forked("thalweg_record_use", allocator, record) }
 }
 
-/// Says that a stream's owner may destroy it.
+/// Marks a stream as one that its owner may destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_stream_transient(
     allocator: *const Allocator,
     device: i32,
     stream: u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on("thalweg_set_stream_transient", allocator, |allocator| {
             allocator.set_stream_transient(device, stream)
@@ -87,18 +87,18 @@ pub unsafe extern "C" fn thalweg_set_stream_transient(
     }
 }
 
-/// Returns what is known of the block at an address.
+/// Returns the properties of the block at an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_find_block(
     allocator: *const Allocator,
     address: u64,
     block: *mut LiveBlockC,
 ) -> Status {
-    // SAFETY: the header asks for an allocator and a place.
+    // SAFETY: the header requires an allocator and a place.
     unsafe { on("thalweg_find_block", allocator, |allocator| put(block, allocator.find(address)?)) }
 }
 
-/// Lets another device reach a device's memory.
+/// Enables another device's access to a device's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_enable_peer_access(
     allocator: *const Allocator,
@@ -109,21 +109,21 @@ pub unsafe extern "C" fn thalweg_enable_peer_access(
         let accessor = allocator.device(accessor)?.device.clone();
         allocator.with_device(device, |device| Ok(device.device.enable_peer_access(&accessor)?))
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_enable_peer_access", allocator, enable) }
 }
 
-/// Lets all devices that can reach each other's memory.
+/// Enables peer access between all devices that support it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_open_to_peers(allocator: *const Allocator) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_open_to_peers", allocator, Allocator::open_to_peers) }
 }
 
-/// Gives cached memory back to the driver.
+/// Releases cached memory to the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_empty_cache(allocator: *const Allocator) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_empty_cache", allocator, Allocator::empty_cache) }
 }
 
@@ -147,17 +147,17 @@ pub unsafe extern "C" fn thalweg_base_allocation(
                 "memory of expandable segments has no base allocation; share it by its IPC handle",
             ));
         }
-        // SAFETY: the header asks for places.
+        // SAFETY: the header requires places.
         unsafe {
             put(base, extent.base_address)?;
             put(bytes, extent.extent_bytes)
         }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_base_allocation", allocator, find) }
 }
 
-/// Returns the largest request that could be served now, about.
+/// Returns approximately the largest request that could be served now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_cache_info(
     allocator: *const Allocator,
@@ -166,14 +166,14 @@ pub unsafe extern "C" fn thalweg_cache_info(
 ) -> Status {
     let find = |allocator: &Allocator| {
         let bytes = allocator.with_device(device, |device| device.largest_free_bytes())?;
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(largest_bytes, bytes) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_cache_info", allocator, find) }
 }
 
-/// Limits what may be taken from the driver.
+/// Limits the memory that may be taken from the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_memory_fraction(
     allocator: *const Allocator,
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn thalweg_set_memory_fraction(
     let set = |allocator: &Allocator| {
         allocator.with_device(device, |device| Ok(device.allocator().set_memory_fraction(fraction)?))
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_set_memory_fraction", allocator, set) }
 }
 
@@ -196,17 +196,17 @@ pub unsafe extern "C" fn thalweg_memory_fraction(
 ) -> Status {
     let find = |allocator: &Allocator| {
         let found = allocator.with_device(device, |device| Ok(device.allocator().memory_fraction()))?;
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(fraction, found) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_memory_fraction", allocator, find) }
 }
 
 /// Changes settings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_settings(allocator: *const Allocator, text: *const c_char) -> Status {
-    // SAFETY: the header asks for an allocator and a text.
+    // SAFETY: the header requires an allocator and a text.
     unsafe {
         on("thalweg_set_settings", allocator, |allocator| allocator.set_settings(text_of("settings", text)?))
     }
@@ -222,11 +222,11 @@ pub unsafe extern "C" fn thalweg_settings(
 ) -> Status {
     let find = |allocator: &Allocator| {
         let text = allocator.settings(device)?.to_string();
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_settings", allocator, find) }
 }
 
@@ -243,7 +243,7 @@ pub struct ConfigurationC {
     pub graph_capture_record_stream_reuse: u8,
 }
 
-/// Returns what snapshots say of the settings of a device.
+/// Returns the settings of a device as snapshots have them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_configured(
     allocator: *const Allocator,
@@ -260,9 +260,9 @@ pub unsafe extern "C" fn thalweg_configured(
             release_lock_on_cudamalloc: u8::from(settings.release_lock_on_cudamalloc()),
             graph_capture_record_stream_reuse: u8::from(settings.graph_capture_record_stream_reuse()),
         };
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(configuration, found) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_configured", allocator, find) }
 }

@@ -1,11 +1,11 @@
-//! The exported functions. `include/thalweg_torch.h` is their documentation; here each is its translation, and no more.
+//! The exported functions. `include/thalweg_torch.h` is their documentation; here each function only translates.
 //!
-//! Every function is a call of `status::answer`: an error becomes a status, a panic too. What C gives is
-//! checked as far as it can be: null pointers, texts, numbers of devices. The rest is the contract of the header. In a forked child
-//! `on` refuses; what destructors call goes by `on_unless_forked`.
+//! Every function calls `status::answer`, which turns errors and panics into statuses. Arguments from C are checked as far as
+//! possible: null pointers, texts, device numbers. The rest is the contract of the header. In a forked child `on` returns an
+//! error; functions that destructors call use `on_unless_forked`.
 //!
 //! # Names
-//! `thalweg_` stands before all of them. What C does not own it only sees during a call: texts and lists of any length are
+//! All names begin with `thalweg_`. C sees objects that it does not own only during a call: texts and lists of any length are
 //! written through a function of the caller's (`thalweg_write`).
 
 #![expect(
@@ -39,20 +39,19 @@ use crate::allocator::{Allocator, Source};
 use crate::sanitizer::Sanitizer;
 use crate::status::{Error, Result, Status, answer, last_message, text_of};
 
-/// `THALWEG_ABI_VERSION`: rises whenever something of the header changes its meaning.
+/// `THALWEG_ABI_VERSION`: incremented whenever the meaning of a part of the header changes.
 pub const ABI_VERSION: u32 = 2;
 
-/// `thalweg_write`: takes a piece of a text or file.
+/// `thalweg_write`: a function that accepts a piece of a text or file.
 pub type Write = unsafe extern "C" fn(*mut c_void, *const u8, usize);
 
-/// Something of the caller's that a function of the caller's is given, on any thread. It is dropped by a function of the
-/// caller's, too.
+/// The caller's data, which is passed to the caller's function on any thread. Another function of the caller's drops it.
 pub(crate) struct User {
     pointer: *mut c_void,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
-// SAFETY: the header asks that it can be used on any thread, by several at a time.
+// SAFETY: the header requires that it can be used on any thread, by several at a time.
 unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
@@ -70,16 +69,16 @@ impl User {
 impl Drop for User {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
-            // SAFETY: the header says that it is called once, with this pointer.
+            // SAFETY: the header guarantees that it is called once, with this pointer.
             unsafe { drop(self.pointer) };
         }
     }
 }
 
-/// Runs the body of the exported function `call` on an allocator; refuses in a forked child.
+/// Runs the body of the exported function `call` on an allocator; returns an error in a forked child.
 ///
 /// # Safety
-/// `allocator` is null or came from `thalweg_open` and was not closed.
+/// `allocator` is null, or was returned by `thalweg_open` and not closed.
 #[inline]
 pub(crate) unsafe fn on(
     call: &'static str,
@@ -90,7 +89,7 @@ pub(crate) unsafe fn on(
     unsafe { run(call, allocator, body, || Err(Error::forked(call))) }
 }
 
-/// Runs a call that destructors make: in a forked child, which inherits its parent's objects, it does nothing.
+/// Runs a call that destructors make: in a forked child, which inherits its parent's objects, the call does nothing.
 ///
 /// # Safety
 /// As for [`on`].
@@ -119,7 +118,7 @@ unsafe fn run(
     })
 }
 
-/// Writes a result to where the caller wants it.
+/// Writes a result to the caller's location.
 ///
 /// # Safety
 /// `place` is null or can be written to.
@@ -133,7 +132,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Gives the caller a text or a file.
+/// Passes a text or a file to the caller.
 ///
 /// # Safety
 /// `write` can be called with `user`.
@@ -168,7 +167,7 @@ pub unsafe extern "C" fn thalweg_open(
     allocator: *mut *mut Allocator,
 ) -> Status {
     answer("thalweg_open", || {
-        // SAFETY: the header asks for texts.
+        // SAFETY: the header requires texts.
         let (kind, settings) = unsafe { (text_of("kind", kind)?, text_of("settings", settings)?) };
         let source = match kind {
             "cuda" => Source::Cuda,
@@ -185,17 +184,17 @@ pub unsafe extern "C" fn thalweg_open(
             return Err(Error::invalid("the place for the allocator is a null pointer"));
         }
         let opened = Box::into_raw(Box::new(Allocator::new(source, settings)?));
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(allocator, opened) }
     })
 }
 
-/// Gives an allocator up.
+/// Closes an allocator.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_close(allocator: *mut Allocator) -> Status {
     answer("thalweg_close", || {
         if !allocator.is_null() {
-            // SAFETY: the header says that it came from `thalweg_open`, and that nothing uses it any more.
+            // SAFETY: the header requires that `thalweg_open` returned it, and that nothing uses it any more.
             drop(unsafe { Box::from_raw(allocator) });
         }
         Ok(())

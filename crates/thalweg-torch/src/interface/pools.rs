@@ -1,4 +1,4 @@
-//! Pools, in the order in which a captured graph calls for them: begin, end, checkpoint, restore, release.
+//! Pools, in the order in which a captured graph uses the functions: begin, end, checkpoint, restore, release.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::allocator::Allocator;
 use crate::open_device::{CallerSource, Checkpoint, OpenDevice};
 use crate::status::{Error, Result, Status};
 
-/// `thalweg_segment_source`: where a pool's segments come from.
+/// `thalweg_segment_source`: the source of a pool's segments.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "the header explains each field")]
@@ -26,7 +26,7 @@ fn source_of(device: &Arc<OpenDevice>, source: SegmentSourceC) -> Arc<dyn Segmen
     let (one, other) = (Arc::clone(&user), user);
     let streams = Arc::downgrade(device);
     Arc::new(CallerSource {
-        // SAFETY: the header asks for functions that take `user`, on any thread.
+        // SAFETY: the header requires functions that take `user`, on any thread.
         allocate: Box::new(move |bytes, stream| unsafe { (source.allocate)(one.pointer(), bytes, stream) }),
         // SAFETY: as above.
         free: Box::new(move |address, bytes, stream| unsafe {
@@ -49,16 +49,16 @@ pub unsafe extern "C" fn thalweg_pool_retain(
 ) -> Status {
     let retain = |allocator: &Allocator| {
         allocator.with_device(device, |device| {
-            // SAFETY: the header asks for null or a whole source.
+            // SAFETY: the header requires null or a whole source.
             let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
             device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_pool_retain", allocator, retain) }
 }
 
-/// Returns whether a pool helps out when memory is short.
+/// Returns whether a pool's memory may be used when memory is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
     allocator: *const Allocator,
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
     second: u64,
     value: u8,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on_unless_forked("thalweg_pool_set_use_on_oom", allocator, |allocator| {
             allocator.with_device(device, |device| {
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
     }
 }
 
-/// Returns whether a pool's blocks are never cut.
+/// Returns whether a pool's blocks are never split.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_no_split(
     allocator: *const Allocator,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn thalweg_pool_set_no_split(
     second: u64,
     value: u8,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
             let pool = device.pools.id((first, second))?;
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn thalweg_pool_set_no_split(
     }
 }
 
-/// Returns how many references there are.
+/// Returns the number of references to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_use_count(
     allocator: *const Allocator,
@@ -109,14 +109,14 @@ pub unsafe extern "C" fn thalweg_pool_use_count(
         let found = allocator
             .opened(device)
             .map_or(0, |device| device.pools.use_count(device.allocator(), (first, second)));
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(count, found as u64) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_pool_use_count", allocator, find) }
 }
 
-/// Sends requests to a pool.
+/// Starts to route requests to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     allocator: *const Allocator,
@@ -127,39 +127,39 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     user: *mut c_void,
     drop_user: Option<unsafe extern "C" fn(*mut c_void)>,
 ) -> Status {
-    // Dropped whatever happens, as the header says.
+    // Dropped in all cases, as the header specifies.
     let user = User::new(user, drop_user);
     let begin = |allocator: &Allocator| {
         allocator.with_device(device, |device| {
             let streams = Arc::downgrade(device);
             let matches = move |id| {
                 let cuda_stream = streams.upgrade().map_or(0, |device| device.streams.cuda_stream(id));
-                // SAFETY: the header asks for a function that takes `user`, on any thread.
+                // SAFETY: the header requires a function that takes `user`, on any thread.
                 (unsafe { filter(user.pointer(), cuda_stream) }) != 0
             };
             device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
 }
 
-/// Notes that a capture begins.
+/// Records that a capture begins.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator, device: i32) -> Status {
     let begin = |_: &Allocator, device: &OpenDevice| {
         device.begin_capture();
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { with_device("thalweg_mark_capture_begin", allocator, device, begin) }
 }
 
-/// Reports that a capture has ended.
+/// Records that a capture has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: *const Allocator, device: i32) -> Status {
     let end = |_: &Allocator, device: &OpenDevice| device.end_capture();
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { with_device("thalweg_mark_capture_end", allocator, device, end) }
 }
 
@@ -170,11 +170,11 @@ unsafe fn with_device(
     body: impl FnOnce(&Allocator, &OpenDevice) -> Result<()>,
 ) -> Status {
     let body = |allocator: &Allocator| allocator.with_device(device, |device| body(allocator, device));
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on(call, allocator, body) }
 }
 
-/// Ends that.
+/// Stops routing requests to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
     allocator: *const Allocator,
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         with_device("thalweg_end_allocate_to_pool", allocator, device, |_, device| {
             device.pools.end(device.allocator(), (first, second))
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
     }
 }
 
-/// Takes a reference away.
+/// Removes a reference to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_release_pool(
     allocator: *const Allocator,
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn thalweg_release_pool(
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on_unless_forked("thalweg_release_pool", allocator, |allocator| {
             allocator.with_device(device, |device| device.release_pool((first, second)))
@@ -206,14 +206,14 @@ pub unsafe extern "C" fn thalweg_release_pool(
     }
 }
 
-/// Gives a pool's cached memory back to the driver.
+/// Releases a pool's cached memory to the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_empty_pool_cache(
     allocator: *const Allocator,
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe {
         on_unless_forked("thalweg_empty_pool_cache", allocator, |allocator| {
             allocator.empty_pool_cache((first, second))
@@ -239,19 +239,19 @@ pub unsafe extern "C" fn thalweg_check_pool(
         let expected = if count == 0 {
             &[]
         } else {
-            // SAFETY: the header asks for a list of so many.
+            // SAFETY: the header requires a list of this length.
             unsafe { std::slice::from_raw_parts(addresses, count) }
         };
         let pool = device.pools.id((first, second))?;
         let outcome = device.allocator().check_pool_live_allocations(pool, expected);
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(matches, u8::from(outcome.is_ok())) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { with_device("thalweg_check_pool", allocator, device, check) }
 }
 
-/// Notes what a pool looks like.
+/// Takes a checkpoint of a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_checkpoint_take(
     allocator: *const Allocator,
@@ -265,17 +265,17 @@ pub unsafe extern "C" fn thalweg_checkpoint_take(
             return Err(Error::invalid("the place for the checkpoint is a null pointer"));
         }
         let taken = Box::new(device.checkpoint((first, second))?);
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(checkpoint, Box::into_raw(taken)) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { with_device("thalweg_checkpoint_take", allocator, device, take) }
 }
 
-/// `thalweg_on_block`: told of a block's address and size.
+/// `thalweg_on_block`: a function that receives a block's address and size.
 pub type OnBlock = unsafe extern "C" fn(*mut c_void, u64, u64);
 
-/// Puts a pool back.
+/// Restores a pool to a checkpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_checkpoint_restore(
     allocator: *const Allocator,
@@ -286,12 +286,12 @@ pub unsafe extern "C" fn thalweg_checkpoint_restore(
     user: *mut c_void,
 ) -> Status {
     let restore = |allocator: &Allocator, device: &OpenDevice| {
-        // SAFETY: the header asks for a checkpoint that was not dropped.
+        // SAFETY: the header requires a checkpoint that was not dropped.
         let checkpoint = unsafe { checkpoint.as_ref() };
         let checkpoint = checkpoint.ok_or_else(|| Error::invalid("the checkpoint is a null pointer"))?;
         let restored = device.restore(&allocator.live, checkpoint)?;
         for address in restored.freed {
-            // SAFETY: the header asks for a function that takes `user`.
+            // SAFETY: the header requires a function that takes `user`.
             unsafe { on_freed(user, address, 0) };
         }
         for (address, bytes) in restored.allocated {
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn thalweg_checkpoint_restore(
         }
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { with_device("thalweg_checkpoint_restore", allocator, device, restore) }
 }
 
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn thalweg_checkpoint_restore(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_checkpoint_drop(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {
-        // SAFETY: the header says that it came from `thalweg_checkpoint_take`, and is dropped once.
+        // SAFETY: the header requires that `thalweg_checkpoint_take` returned it, and that it is dropped once.
         drop(unsafe { Box::from_raw(checkpoint) });
     }
 }

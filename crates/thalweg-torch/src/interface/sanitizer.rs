@@ -11,7 +11,7 @@ use crate::allocator::Allocator;
 use crate::sanitizer::{accesses, kept};
 use crate::status::{Error, Result, Status, text_of};
 
-/// Returns a site by its texts; `None` where there is no operator.
+/// Returns a site from its texts; `None` if there is no operator.
 ///
 /// # Safety
 /// The pointers are null or texts.
@@ -35,7 +35,7 @@ fn handle(allocator: &Allocator, device: i32, cuda_stream: u64) -> Result<Stream
     Ok(allocator.stream(device, cuda_stream)?.handle())
 }
 
-/// Says where the calling thread is in the program.
+/// Sets the calling thread's location in the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_at(
     allocator: *const Allocator,
@@ -45,15 +45,15 @@ pub unsafe extern "C" fn thalweg_sanitizer_at(
 ) -> Status {
     let tell = |allocator: &Allocator| {
         allocator.sanitizer()?;
-        // SAFETY: the header asks for texts.
+        // SAFETY: the header requires texts.
         SanitizerDriver::told_site(unsafe { site(operation, file, line)? });
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_at", allocator, tell) }
 }
 
-/// Tells of work on a stream.
+/// Reports work on a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_work(
     allocator: *const Allocator,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
         if operands.is_null() && count > 0 {
             return Err(Error::invalid("the operands are a null pointer"));
         }
-        // SAFETY: the header asks for `count` numbers there, and for texts.
+        // SAFETY: the header requires `count` numbers there, and for texts.
         let (words, site) = unsafe {
             let words: &[i64] = if count == 0 { &[] } else { std::slice::from_raw_parts(operands, count) };
             (words, site(operation, file, line)?)
@@ -82,11 +82,11 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
             Ok(())
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_work", allocator, tell) }
 }
 
-/// Tells what happens to an event.
+/// Reports an operation on an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_event(
     allocator: *const Allocator,
@@ -117,11 +117,11 @@ pub unsafe extern "C" fn thalweg_sanitizer_event(
             _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
         }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_event", allocator, tell) }
 }
 
-/// Tells that a stream is done.
+/// Reports that a stream is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
     allocator: *const Allocator,
@@ -135,18 +135,18 @@ pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
             Ok(())
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_stream_done", allocator, tell) }
 }
 
-/// Tells that a device is done.
+/// Reports that a device is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: *const Allocator, device: u32) -> Status {
     let tell = |allocator: &Allocator| {
         allocator.sanitizer()?.driver()?.told_complete(Completed::Device(device));
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_device_done", allocator, tell) }
 }
 
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
     name: *const c_char,
 ) -> Status {
     let tell = |allocator: &Allocator| {
-        // SAFETY: the header asks for a text.
+        // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
@@ -167,11 +167,11 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
             Ok(())
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_name_stream", allocator, tell) }
 }
 
-/// Returns what was found.
+/// Returns the findings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_findings(
     allocator: *const Allocator,
@@ -183,12 +183,12 @@ pub unsafe extern "C" fn thalweg_sanitizer_findings(
     let find = |allocator: &Allocator| {
         let findings = allocator.sanitizer()?.driver()?.findings_from(from as usize);
         for finding in &findings {
-            // SAFETY: the header asks for a function that takes `user`.
+            // SAFETY: the header requires a function that takes `user`.
             unsafe { give(write, user, finding.to_string().as_bytes()) };
         }
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(count, findings.len() as u64) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_sanitizer_findings", allocator, find) }
 }

@@ -1,4 +1,4 @@
-//! Memory for other processes, and theirs, in PyTorch's handle format.
+//! Memory that is shared with other processes, and theirs, in PyTorch's handle format.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -32,17 +32,17 @@ pub unsafe extern "C" fn thalweg_share(
             .with(address, exported)
             .ok_or_else(|| Error::invalid(format!("{address:#x} is in no live block of this allocator")))?;
         let shared = shared?;
-        // SAFETY: the header asks for a function that takes `user`, and a place.
+        // SAFETY: the header requires a function that takes `user`, and a place.
         unsafe {
             give(write, user, &shared.memory.encode());
             put(offset_bytes, shared.offset_bytes + inside)
         }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_share", allocator, share) }
 }
 
-/// Opens what another process exported.
+/// Opens memory that another process exported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_open_shared(
     allocator: *const Allocator,
@@ -56,35 +56,35 @@ pub unsafe extern "C" fn thalweg_open_shared(
         if bytes.is_null() || shared.is_null() {
             return Err(Error::invalid("the handle, or the place for the result, is a null pointer"));
         }
-        // SAFETY: the header asks for so many bytes.
+        // SAFETY: the header requires this number of bytes.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
         let handle = MemoryHandle::decode(bytes).map_err(|error| Error::invalid(error.to_string()))?;
         let memory =
             allocator.with_device(device, |device| Ok(device.allocator().open_shared(&handle)?))?;
-        // SAFETY: the header asks for places.
+        // SAFETY: the header requires places.
         unsafe {
             put(address, memory.address())?;
             put(shared, Box::into_raw(Box::new(Shared { device, memory })))
         }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_open_shared", allocator, open) }
 }
 
-/// Lets go of it.
+/// Closes memory of another process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_close_shared(allocator: *const Allocator, shared: *mut Shared) -> Status {
     let close = |allocator: &Allocator| {
         if shared.is_null() {
             return Ok(());
         }
-        // SAFETY: the header says that it came from `thalweg_open_shared`, and is closed once.
+        // SAFETY: the header requires that `thalweg_open_shared` returned it, and that it is closed once.
         let Shared { device, memory } = *unsafe { Box::from_raw(shared) };
         allocator.with_device(device, |device| {
             device.close_shared(memory);
             Ok(())
         })
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on_unless_forked("thalweg_close_shared", allocator, close) }
 }

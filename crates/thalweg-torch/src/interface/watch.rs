@@ -29,14 +29,14 @@ pub unsafe extern "C" fn thalweg_device_statistics(
     let find = |allocator: &Allocator| {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(statistics, StatisticsC::from(&found)) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_device_statistics", allocator, find) }
 }
 
-/// Returns what each private pool has taken from the driver.
+/// Returns the memory that each private pool has taken from the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_private_pool_statistics(
     allocator: *const Allocator,
@@ -48,16 +48,16 @@ pub unsafe extern "C" fn thalweg_private_pool_statistics(
         let Some(device) = allocator.opened(device) else { return Ok(()) };
         for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
             let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
-            // SAFETY: the header asks for a function that takes `user`.
+            // SAFETY: the header requires a function that takes `user`.
             unsafe { give(user, name.0, name.1, &raw const reserved) };
         }
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_private_pool_statistics", allocator, find) }
 }
 
-/// Returns the statistics under PyTorch's keys, one `key value` a line.
+/// Returns the statistics under PyTorch's keys, one `key value` per line.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_stats(
     allocator: *const Allocator,
@@ -70,11 +70,11 @@ pub unsafe extern "C" fn thalweg_memory_stats(
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let entries = found.memory_stats();
         let text: String = entries.iter().map(|(key, value)| format!("{key} {value}\n")).collect();
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_memory_stats", allocator, find) }
 }
 
@@ -91,15 +91,15 @@ pub unsafe extern "C" fn thalweg_memory_summary(
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let text = found.memory_summary(&format!("GPU {device}"), abbreviated != 0);
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_memory_summary", allocator, find) }
 }
 
-/// Sets every peak to what there is.
+/// Resets every peak to the current value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: *const Allocator, device: i32) -> Status {
     let reset = |allocator: &Allocator| {
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: *const Allocat
         }
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_reset_peak_statistics", allocator, reset) }
 }
 
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
         }
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_reset_accumulated_statistics", allocator, reset) }
 }
 
@@ -138,14 +138,14 @@ pub unsafe extern "C" fn thalweg_visit_snapshot(
     visitor: *const VisitorC,
 ) -> Status {
     let visit_all = |allocator: &Allocator| {
-        // SAFETY: the header asks for a whole visitor.
+        // SAFETY: the header requires a whole visitor.
         let visitor = unsafe { visitor.as_ref() };
         let visitor = visitor.ok_or_else(|| Error::invalid("the visitor is a null pointer"))?;
         let _context = allocator.keep_context();
-        // SAFETY: the header asks for functions that take the visitor's `user`.
+        // SAFETY: the header requires functions that take the visitor's `user`.
         unsafe { visit(allocator, (first, second), include_traces != 0, visitor) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_visit_snapshot", allocator, visit_all) }
 }
 
@@ -161,11 +161,11 @@ pub unsafe extern "C" fn thalweg_write_snapshot(
         let _context = allocator.keep_context();
         let snapshot = take(allocator, (0, 0), true)?;
         let bytes = if as_json != 0 { snapshot.to_json().into_bytes() } else { snapshot.to_pickle() };
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, &bytes) };
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_write_snapshot", allocator, give_all) }
 }
 
@@ -183,14 +183,14 @@ pub struct HistorySettingsC {
     pub max_entries: u64,
 }
 
-/// Records from now on.
+/// Starts to record the history.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_history(
     allocator: *const Allocator,
     settings: *const HistorySettingsC,
 ) -> Status {
     let record = |allocator: &Allocator| {
-        // SAFETY: the header asks for whole settings.
+        // SAFETY: the header requires whole settings.
         let settings = unsafe { settings.as_ref() };
         let settings = settings.ok_or_else(|| Error::invalid("the settings are a null pointer"))?;
         let context = match settings.context {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn thalweg_record_history(
         });
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_record_history", allocator, record) }
 }
 
@@ -231,14 +231,14 @@ pub struct StackRecorderC {
     pub forget: unsafe extern "C" fn(*mut c_void, u32),
 }
 
-// SAFETY: the header asks that they can be called on any thread, by several at a time.
+// SAFETY: the header requires that they can be called on any thread, by several at a time.
 unsafe impl Send for StackRecorderC {}
 // SAFETY: as above.
 unsafe impl Sync for StackRecorderC {}
 
 impl Recorder for StackRecorderC {
     fn take(&self, stack: StackId) -> bool {
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         (unsafe { (self.take)(self.user, stack.get()) }) != 0
     }
 
@@ -248,31 +248,31 @@ impl Recorder for StackRecorderC {
     }
 }
 
-/// Sets the recorder that keeps stacks.
+/// Sets the recorder of stacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_stacks_by(
     allocator: *const Allocator,
     recorder: *const StackRecorderC,
 ) -> Status {
     let set = |allocator: &Allocator| {
-        // SAFETY: the header asks for a whole recorder.
+        // SAFETY: the header requires a whole recorder.
         let recorder = unsafe { recorder.as_ref() };
         let recorder = *recorder.ok_or_else(|| Error::invalid("the recorder is a null pointer"))?;
         let is_first = allocator.stacks.set_recorder(Box::new(recorder));
         if is_first { Ok(()) } else { Err(Error::invalid("there is a recorder of stacks already")) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_record_stacks_by", allocator, set) }
 }
 
-/// Takes no more stacks.
+/// Stops taking stacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_stop_stacks(allocator: *const Allocator) -> Status {
     let stop = |allocator: &Allocator| {
         allocator.stacks.stop();
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on_unless_forked("thalweg_stop_stacks", allocator, stop) }
 }
 
@@ -287,16 +287,17 @@ pub unsafe extern "C" fn thalweg_observe_events(
     let observe = |allocator: &Allocator| {
         allocator.observe(Observer::Event(Arc::new(move |device, event| {
             let event = event_of(device, event);
-            // SAFETY: the header asks for a function that takes `user`, on any thread.
+            // SAFETY: the header requires a function that takes `user`, on any thread.
             unsafe { told(user.pointer(), &raw const event) };
         })));
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_observe_events", allocator, observe) }
 }
 
-/// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
+/// The observer function of [`thalweg_observe_out_of_memory`]. Its arguments are the device, the requested size, the limit, and
+/// the free memory.
 type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
 /// Returns an observer that may be Python's: it is not called while the interpreter ends.
@@ -304,7 +305,7 @@ fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void
     let (user, stacks) = (User::new(user, None), Arc::clone(stacks));
     Arc::new(move |event| {
         let OutOfMemoryEvent { device, size_bytes, allowed_bytes, free_bytes } = *event;
-        // SAFETY: the header asks for a function that takes `user`, on any thread.
+        // SAFETY: the header requires a function that takes `user`, on any thread.
         stacks.pass(|| unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) });
     })
 }
@@ -320,11 +321,11 @@ pub unsafe extern "C" fn thalweg_observe_out_of_memory(
         allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, told, user)));
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_observe_out_of_memory", allocator, observe) }
 }
 
-/// Adds an observer that is called when a request is refused at once.
+/// Adds an observer that is called when a request is refused without an attempt.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_rejections(
     allocator: *const Allocator,
@@ -335,11 +336,11 @@ pub unsafe extern "C" fn thalweg_observe_rejections(
         allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, told, user)));
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_observe_rejections", allocator, observe) }
 }
 
-/// Adds a function that is asked for memory when it is short.
+/// Adds a function that is called to free memory when it is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     allocator: *const Allocator,
@@ -350,17 +351,17 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     let add = |allocator: &Allocator| {
         let stacks = Arc::clone(&allocator.stacks);
         allocator.observe(Observer::FreeMemory(Arc::new(move || {
-            // SAFETY: the header asks for a function that takes `user`, on any thread.
+            // SAFETY: the header requires a function that takes `user`, on any thread.
             let ask = || without_stacks(|| unsafe { asked(user.pointer()) }) != 0;
             stacks.pass(ask).unwrap_or(false)
         })));
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_add_free_memory_callback", allocator, add) }
 }
 
-/// Returns where a block was allocated.
+/// Returns the stack at which a block was allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_stack_of_block(
     allocator: *const Allocator,
@@ -371,14 +372,14 @@ pub unsafe extern "C" fn thalweg_stack_of_block(
         let block = allocator.find(address)?;
         let device = allocator.device(block.device)?;
         let frames = as_numbers(|| device.allocator().allocation_traceback(address));
-        // SAFETY: the header asks for a place.
+        // SAFETY: the header requires a place.
         unsafe { put(stack, frames.map_or(0, |frames| stack_of(&frames))) }
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_stack_of_block", allocator, find) }
 }
 
-/// Puts a text to a block.
+/// Attaches a text to a block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_annotate_block(
     allocator: *const Allocator,
@@ -387,16 +388,16 @@ pub unsafe extern "C" fn thalweg_annotate_block(
 ) -> Status {
     let annotate = |allocator: &Allocator| {
         let block = allocator.find(address)?;
-        // SAFETY: the header asks for a text.
+        // SAFETY: the header requires a text.
         let text = unsafe { text_of("text", text)? };
         allocator.device(block.device)?.allocator().annotate(address, text);
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_annotate_block", allocator, annotate) }
 }
 
-/// Notes the start or the end of a scope of the program.
+/// Records the begin or the end of a scope of the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_annotate_scope(
     allocator: *const Allocator,
@@ -405,7 +406,7 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
     is_start: u8,
 ) -> Status {
     let annotate = |allocator: &Allocator| {
-        // SAFETY: the header asks for a text.
+        // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let stage = if is_start != 0 { ScopeStage::Start } else { ScopeStage::End };
         if let Some(device) = allocator.opened(device) {
@@ -413,25 +414,25 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
         }
         Ok(())
     };
-    // SAFETY: the header asks for an allocator.
+    // SAFETY: the header requires an allocator.
     unsafe { on("thalweg_annotate_scope", allocator, annotate) }
 }
 
-/// Returns what stands beside the thread's events.
+/// Sets the text that is attached to the thread's events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_user_metadata(text: *const c_char) -> Status {
     answer("thalweg_set_user_metadata", || {
-        // SAFETY: the header asks for a text.
+        // SAFETY: the header requires a text.
         set_user_metadata(unsafe { text_of("metadata", text)? });
         Ok(())
     })
 }
 
-/// Returns what that is now.
+/// Returns the text that is attached to the thread's events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_user_metadata(write: Write, user: *mut c_void) -> Status {
     answer("thalweg_user_metadata", || {
-        // SAFETY: the header asks for a function that takes `user`.
+        // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, user_metadata().as_bytes()) };
         Ok(())
     })
@@ -441,11 +442,11 @@ thread_local! {
     static REGIONS: RefCell<Vec<CompileRegion>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the thread enters a compiled region.
+/// Enters a compile context on the calling thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_push_compile_context(name: *const c_char) -> Status {
     answer("thalweg_push_compile_context", || {
-        // SAFETY: the header asks for a text.
+        // SAFETY: the header requires a text.
         let region = CompileRegion::enter(unsafe { text_of("name", name)? });
         REGIONS.with_borrow_mut(|regions| regions.push(region));
         Ok(())

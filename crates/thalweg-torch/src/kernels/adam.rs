@@ -1,5 +1,5 @@
-//! Fused Adam and AdamW: `_fused_adam_` and `_fused_adamw_`, which the optimizers of PyTorch with `fused=True` come to. All tensors of a list are
-//! stepped by one kernel, as by the optimizers of Thalweg ([`thalweg_ops::optimizer`]).
+//! Fused Adam and AdamW: `_fused_adam_` and `_fused_adamw_`, which PyTorch's optimizers with `fused=True` call. One kernel steps
+//! all tensors of a list, as in Thalweg's optimizers ([`thalweg_ops::optimizer`]).
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
@@ -14,7 +14,7 @@ use super::speeds::{COLUMNS, Class, Form};
 use super::{Kernels, Operator};
 use crate::status::Result;
 
-/// The tensors of a call that fit together.
+/// The tensors of a call, checked to be alike.
 struct List {
     dtype: DType,
     device: i32,
@@ -29,14 +29,14 @@ impl List {
     }
 }
 
-/// Returns whether an element of f32 lies on a device.
+/// Returns whether a tensor is one element of f32 on a device.
 fn is_number(tensor: &Tensor<'_>, device: i32) -> bool {
     tensor.device() == Some(device)
         && tensor.dtype() == Some(DType::F32)
         && tensor.sizes().is_some_and(|sizes| sizes.iter().all(|&size| size == 1))
 }
 
-/// Returns whether elements lie one behind the other in some order of the dimensions.
+/// Returns whether the elements are dense in some order of the dimensions.
 fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
     let mut dimensions: SmallVec<[(i64, i64); 6]> =
         strides.iter().copied().zip(sizes.iter().copied()).filter(|(_, size)| *size != 1).collect();
@@ -54,12 +54,13 @@ struct Alike {
     dtype: DType,
     device: i32,
     sizes: Sizes,
-    /// `None` of contiguous ones.
+    /// The strides; `None` for contiguous tensors.
     strides: Option<Sizes>,
 }
 
 impl Alike {
-    /// Returns what a parameter asks of its gradient and states; `None` if its elements have gaps, or PyTorch does not say.
+    /// Returns the properties that a parameter's gradient and states must share; `None` if its elements have gaps, or PyTorch
+    /// returns an error.
     fn of(parameter: &Tensor<'_>, dtype: DType, device: i32) -> Option<Self> {
         let sizes = parameter.sizes()?;
         let strides = if parameter.is_contiguous() { None } else { Some(parameter.strides()?) };
@@ -83,7 +84,7 @@ impl Alike {
     }
 }
 
-/// Returns the tensors of a call; `None` if one of them is not of the others' device, dtype or layout.
+/// Returns the tensors of a call; `None` if the device, dtype or layout of one of them differs.
 fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
     let AdamArguments { lists: [parameters, gradients, firsts, seconds, greatest, steps], .. } = arguments;
     let states: &[&Vec<Tensor<'_>>] = match arguments.amsgrad {
@@ -109,7 +110,7 @@ fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
         }
         let mut addresses = SmallVec::new();
         for (number, tensor) in std::iter::once(parameter).chain(states).enumerate() {
-            // The second is the gradient, which is written where it is divided by a scale.
+            // The second is the gradient, which is written if it is divided by a scale.
             let is_written = number != 1 || arguments.scale.is_some();
             addresses.push(if is_written { tensor.address_to_write()? } else { tensor.address()? });
         }
@@ -160,7 +161,7 @@ fn step<O: OptimizerOptions>(
     });
     match taken {
         Some(Ok(())) => {}
-        // Some parameters are stepped already: PyTorch's kernel would step them again.
+        // Some parameters have been stepped already; PyTorch's kernel would step them again.
         Some(Err(_)) => kernels.torch.throw(c"a fused step ended among its parameters: a launch failed"),
         None => arguments.call(),
     }
@@ -190,7 +191,7 @@ fn attempt(
         learning_rate: rate.map(|_| DType::F32),
         has_scale: scale.is_some(),
         has_found_inf: found_inf.is_some(),
-        // PyTorch's kernel does so, too.
+        // PyTorch's kernel does the same.
         writes_gradients: scale.is_some(),
         cast: None,
     };

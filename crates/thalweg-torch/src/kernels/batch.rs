@@ -1,5 +1,5 @@
-//! Batch norm in training: `native_batch_norm`, which `torch.nn.functional.batch_norm` comes to where PyTorch does not ask cuDNN (bfloat16), and its
-//! gradient.
+//! Batch norm in training: `native_batch_norm`, which `torch.nn.functional.batch_norm` calls if PyTorch does not use cuDNN
+//! (bfloat16), and its gradient.
 //!
 //! ```text
 //!  forward    moments of parts ─▶ of channels ─▶ running statistics     x twice, the result once
@@ -20,13 +20,13 @@ use super::stages::{Launch, Operand, Stage, run};
 use super::work::Place;
 use super::{Kernels, Operator};
 
-/// With so many rows a GPU has enough to do.
+/// The number of rows that keeps a GPU busy.
 const MANY_ROWS: u64 = 1024;
 
-/// The fewest points of a part.
+/// The minimum number of points of a part.
 const PART: u64 = 1024;
 
-/// Planes with fewer points are not rows of their own.
+/// The minimum number of points of a plane that is its own row.
 const SMALL_PLANE: u64 = 64;
 
 /// The extents of a call: instances, channels, points of a channel of an instance.
@@ -37,14 +37,14 @@ struct Extents {
     plane: u64,
 }
 
-/// Rows that are parts of channels, each of so many instances and points of a plane.
+/// Rows that are parts of channels: each covers some instances and some points of a plane.
 struct Parts {
     /// Instances or parts of the batch, channels, parts of a plane.
     rows: [u64; 3],
     inner: [u64; 2],
 }
 
-/// Returns the number of parts of rows of so many points: a divisor, so that parts are alike.
+/// Returns the number of parts of rows of `points` points: a divisor, so that all parts have the same size.
 fn parts_of(rows: u64, points: u64) -> u64 {
     let most = points / PART;
     let wanted = MANY_ROWS.div_ceil(rows).min(most);
@@ -78,7 +78,7 @@ impl Extents {
         Parts { rows: [batch, channels, parts], inner: [1, plane / parts] }
     }
 
-    /// Returns points one by one.
+    /// Returns the operand of a tensor's single points.
     fn points(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand<3>> {
         let rows = [self.channels * self.plane, self.plane, 1];
         Some(Operand { dtype, address: tensor.address()?, rows, inner: [0; 2] })
@@ -90,21 +90,21 @@ impl Extents {
 }
 
 impl Parts {
-    /// Returns points of a tensor, as rows that are parts.
+    /// Returns a tensor's points as rows that are parts.
     fn points(&self, extents: Extents, points: Operand<3>) -> Operand<3> {
         let instance = extents.channels * extents.plane;
         let rows = [self.inner[0] * instance, extents.plane, self.inner[1]];
         Operand { rows, inner: [instance, 1], ..points }
     }
 
-    /// Returns results of the parts, one of each.
+    /// Returns the operand of the parts' results, one per part.
     fn results(&self, tensor: &Tensor<'_>) -> Option<Operand<3>> {
         let [_, channels, parts] = self.rows;
         let rows = [channels * parts, parts, 1];
         Some(Operand { dtype: DType::F32, address: tensor.address()?, rows, inner: [0; 2] })
     }
 
-    /// Returns results of the parts, as rows that are channels.
+    /// Returns the parts' results as rows that are channels.
     fn of_channels(&self, results: Operand<3>) -> Operand<3> {
         let [_, channels, parts] = self.rows;
         Operand { rows: [parts, 0, 0], inner: [channels * parts, 1], ..results }
@@ -119,17 +119,17 @@ impl Parts {
     }
 }
 
-/// Returns a value for each channel, where channels are the second dimension of rows.
+/// Returns the operand of one value per channel, if channels are the second dimension of rows.
 fn of_channels(tensor: &Tensor<'_>, dtype: DType) -> Option<Operand<3>> {
     Some(Operand { dtype, address: tensor.address()?, rows: [0, 1, 0], inner: [0; 2] })
 }
 
-/// Returns a value for each channel, where channels are the first dimension of rows.
+/// Returns the operand of one value per channel, if channels are the first dimension of rows.
 fn as_rows(operand: Operand<3>) -> Operand<3> {
     Operand { rows: [1, 0, 0], ..operand }
 }
 
-/// Returns the kernel that moves running statistics towards those of a batch.
+/// Returns the kernel that updates running statistics from those of a batch.
 pub(super) fn update(dtype: DType) -> ForeachKernel {
     let b = BodyBuilder::new();
     let [mean, variance] = [0; 2].map(|_| b.input(dtype));
@@ -145,7 +145,7 @@ pub(super) fn update(dtype: DType) -> ForeachKernel {
     ForeachKernel { name, body: b.finish(), operands, targets: smallvec![0, 1] }
 }
 
-/// Returns the dtype of parameters that a call has for each channel, all of one dtype.
+/// Returns the common dtype of a call's parameters, which have one value per channel.
 fn parameters(whole: &Matrix, extents: Extents, tensors: &[&Tensor<'_>]) -> Option<DType> {
     let dtype = tensors.first()?.dtype()?;
     let sizes = [extents.channels.cast_signed()];
@@ -231,7 +231,7 @@ fn normalize<'k>(kernels: &'k Kernels, arguments: &BatchArguments<'_>) -> Taken<
         ],
         outputs: &[extents.points(&result, dtype)?],
     };
-    // SAFETY: inputs were held against the call's sizes, and everything else was made for them.
+    // SAFETY: inputs were checked against the call's sizes, and all other tensors were made for these sizes.
     unsafe { run(kernels, Operator::BatchNorm, device, &[moments, of_batch, points]) }?;
     if let Some(running) = running {
         let batch = [&batch_mean, &batch_variance];
@@ -240,7 +240,7 @@ fn normalize<'k>(kernels: &'k Kernels, arguments: &BatchArguments<'_>) -> Taken<
     Some(smallvec![result, batch_mean, deviation])
 }
 
-/// Moves running mean and variance towards a batch's, in place.
+/// Updates running mean and variance from a batch's, in place.
 fn move_running(
     kernels: &Kernels,
     extents: Extents,
@@ -259,7 +259,7 @@ fn move_running(
         items: vec![ForeachItem { elements: extents.channels, addresses }],
     };
     let kernel = kernels.updates.get(dtype, || self::update(dtype));
-    // SAFETY: one value for each channel, and nothing else uses the running statistics; it is one launch.
+    // SAFETY: each tensor has one value per channel, and nothing else uses the running statistics; it is one launch.
     unsafe { kernel.run(kernels, Operator::BatchNorm, &update, device) }?.ok()
 }
 
@@ -346,7 +346,7 @@ fn gradients<'k>(kernels: &'k Kernels, arguments: &BatchBackwardArguments<'_>) -
         outputs: &[extents.points(&result, dtype)?],
     };
     let launches = [of_parts, of_parameters, of_channels, of_input];
-    // SAFETY: inputs were held against the call's sizes, and everything else was made for them.
+    // SAFETY: inputs were checked against the call's sizes, and all other tensors were made for these sizes.
     unsafe { run(kernels, Operator::BatchNormBackward, device, &launches) }?;
     Some(smallvec![result, of_weight, of_bias])
 }

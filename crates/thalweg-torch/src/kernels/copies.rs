@@ -1,4 +1,5 @@
-//! Copies that transpose: `contiguous()` of a view whose last dimension is not the one that lies close, which PyTorch calls `clone` for.
+//! Copies that transpose: `contiguous()` of a view whose last dimension is not the one with stride 1, for which PyTorch calls
+//! `clone`.
 
 use smallvec::SmallVec;
 
@@ -9,13 +10,13 @@ use super::rows::CopyCall;
 use super::speeds::{Class, Form};
 use super::{Kernels, Operator};
 
-/// PyTorch's number of the layout in the order of sizes.
+/// PyTorch's number of the contiguous layout.
 const CONTIGUOUS: i32 = 0;
 
-/// A view of more dimensions is PyTorch's.
+/// The maximum rank; views with more dimensions are left to PyTorch.
 const MOST_DIMENSIONS: usize = 6;
 
-/// With fewer points in the dimension that lies close, or in the last one, it is not a transpose of tiles.
+/// The minimum size, of the dimension with stride 1 and of the last one, for which the copy is a transpose of tiles.
 const FEWEST: i64 = 8;
 
 fn attempt<'k>(kernels: &'k Kernels, arguments: &CloneArguments<'_>) -> Taken<'k> {
@@ -62,7 +63,7 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &CloneArguments<'_>) -> Taken<'k
     }
 }
 
-/// Returns the size of the dimension whose points are neighbours; `None` if there is none.
+/// Returns the size of the dimension with stride 1; `None` if there is none.
 fn close_dimension(sizes: &Sizes, strides: &Sizes) -> Option<i64> {
     let close = sizes.iter().zip(strides).find(|(size, stride)| **size > 1 && **stride == 1)?;
     Some(*close.0)

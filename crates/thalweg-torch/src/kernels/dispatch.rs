@@ -1,4 +1,4 @@
-//! A call of PyTorch's, handed to the operator's function.
+//! The dispatch of PyTorch's calls to the operators' functions.
 
 use super::libtorch::Stack;
 use super::operators::Attempt;
@@ -6,7 +6,7 @@ use super::rows::Computation;
 use super::{Kernels, Operator, adam, batch, copies, embedding, group, loss, operators, reductions, rms};
 
 impl Operator {
-    /// Carries a call of PyTorch's out.
+    /// Runs a call of PyTorch's.
     ///
     /// # Safety
     /// The words are a stack with the operator's arguments, and room for its results.

@@ -1,4 +1,5 @@
-//! The gradient of a table of embeddings. PyTorch sorts the indices; here the first place of an index finds the others by comparing.
+//! The gradient of a table of embeddings. PyTorch sorts the indices; here the first occurrence of an index finds the others by
+//! comparison.
 
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -11,7 +12,7 @@ use super::original::EmbeddingArguments;
 use super::work::{NativeLaunches, Place};
 use super::{Kernels, Operator};
 
-/// With more indices comparing each with each takes longer than sorting.
+/// With more indices, comparing all pairs takes longer than sorting.
 const MOST_INDICES: u64 = 1 << 16;
 
 pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
@@ -65,7 +66,8 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
             let native = NativeLaunches { kernels, device: matrix.device, stream };
             native.run(&placed, Label::here(operator.name()))
         }
-        // SAFETY: gradient and indices were looked at, and the result was just made: all are contiguous, on the host, of the sizes above.
+        // SAFETY: gradient and indices were checked, and the result was just made: all are contiguous, on the host, and have the
+        // sizes above.
         Place::Host(_) => unsafe {
             match matrix.dtype {
                 DType::F16 => run_on_host::<f16>(&sizes, at),

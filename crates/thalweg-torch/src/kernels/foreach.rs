@@ -1,4 +1,4 @@
-//! Kernels that write where they read, over a list of tensors ([`thalweg_ir::foreach`]).
+//! In-place kernels over a list of tensors ([`thalweg_ir::foreach`]).
 
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -22,7 +22,7 @@ pub(super) struct Loop {
     program: OnceLock<HostProgram>,
 }
 
-/// Kernels that were made, by what they depend on.
+/// A cache of kernels, by the properties that they depend on.
 pub(super) struct Loops<K>(Mutex<FxHashMap<K, Arc<Loop>>>);
 
 /// The kernels of steps, by the optimizer, its flags, the dtype of all tensors but the numbers of steps, and the form.
@@ -38,7 +38,7 @@ impl<K> Default for Loops<K> {
 }
 
 impl<K: Hash + Eq> Loops<K> {
-    /// Returns the kernel of a key, which is made if it is not there.
+    /// Returns the kernel of a key, and makes it if it does not exist.
     pub(super) fn get(&self, key: K, make: impl FnOnce() -> ForeachKernel) -> Arc<Loop> {
         let mut loops = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let make = || Arc::new(Loop { kernel: Arc::new(make()), program: OnceLock::new() });
@@ -50,7 +50,8 @@ impl Loop {
     /// Runs the kernel on PyTorch's stream of a device: `None` if nothing was launched, and an error if only a part was.
     ///
     /// # Safety
-    /// Each address is that of as many elements as the kernel says, of its dtype, on the device; nothing else uses what is written.
+    /// Each address is on the device, and has the kernel's number of elements of its dtype; nothing else uses the elements that
+    /// are written.
     pub(super) unsafe fn run(
         &self,
         kernels: &Kernels,

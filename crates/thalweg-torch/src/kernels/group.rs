@@ -1,6 +1,6 @@
-//! Group norm: `native_group_norm`, which `torch.nn.functional.group_norm` comes to, and its gradient. A row is a group of channels of an instance,
-//! whose points are neighbours; weight and bias are those of a channel. A block holds a group that is short; longer ones, and the gradient, are
-//! several kernels ([`super::stages`]).
+//! Group norm: `native_group_norm`, which `torch.nn.functional.group_norm` calls, and its gradient. A row is a group of channels
+//! of an instance, whose points are contiguous; weight and bias have one value per channel. A short group fits in a block; longer
+//! groups, and the gradient, take several kernels ([`super::stages`]).
 
 use smallvec::{SmallVec, smallvec};
 use thalweg_ir::DType;
@@ -12,10 +12,10 @@ use super::rows::{Channels, Computation};
 use super::stages::{Launch, Operand, Stage, run};
 use super::{Kernels, Operator};
 
-/// The most points of a row that a block keeps in its registers.
+/// The maximum number of points of a row that a block keeps in registers.
 const MOST: u64 = 8192;
 
-/// The fewest points of a part of a group.
+/// The minimum number of points of a part of a group.
 const FEWEST: u64 = 256;
 
 /// The extents of a call.
@@ -23,9 +23,9 @@ const FEWEST: u64 = 256;
 struct Extents {
     batch: u64,
     groups: u64,
-    /// Channels of a group.
+    /// The number of channels of a group.
     channels: u64,
-    /// Points of a channel.
+    /// The number of points of a channel.
     plane: u64,
 }
 
@@ -46,17 +46,17 @@ impl Extents {
         Some(Operand { dtype, address: tensor.address()?, rows, inner: [self.plane, 1] })
     }
 
-    /// Returns a value for each channel, the same for all instances.
+    /// Returns the operand of one value per channel, the same for all instances.
     fn of_channels(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [0, self.channels], inner: [1, 0] })
     }
 
-    /// Returns a value for each group of each instance.
+    /// Returns the operand of one value per group of each instance.
     fn of_groups(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [self.groups, 1], inner: [0, 0] })
     }
 
-    /// Returns a value for each channel of each instance.
+    /// Returns the operand of one value per channel of each instance.
     fn of_instances(self, tensor: &Tensor<'_>) -> Option<Operand> {
         let rows = [self.groups * self.channels, self.channels];
         Some(Operand { dtype: DType::F32, address: tensor.address()?, rows, inner: [1, 0] })
@@ -65,7 +65,7 @@ impl Extents {
 
 /// Operands of rows that are channels, whose points are those of the instances.
 impl Extents {
-    /// Returns two values for each channel of each instance, and two for each group of each instance.
+    /// Returns the operands of two values per channel of each instance, and of two per group of each instance.
     fn over_instances(self, [products, sums, mean, deviation]: [Operand; 4]) -> [Operand; 4] {
         let all = self.groups * self.channels;
         let of_channels = |operand| Operand { rows: [self.channels, 1], inner: [all, 0], ..operand };
@@ -73,7 +73,7 @@ impl Extents {
         [of_channels(products), of_channels(sums), of_groups(mean), of_groups(deviation)]
     }
 
-    /// Returns a value for each channel.
+    /// Returns the operand of one value per channel.
     fn of_parameter(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         Some(Operand { dtype, address: tensor.address()?, rows: [self.channels, 1], inner: [0, 0] })
     }
@@ -90,7 +90,7 @@ fn extents(whole: &Matrix, [batch, channels, plane, groups]: [i64; 4]) -> Option
     fits.then_some(Extents { batch, groups, channels, plane })
 }
 
-/// Returns how many points a part of a group of so many has: as many as a block holds, of those that divide them.
+/// Returns the size of a part of a group of `points` points: the largest divisor that fits in a block.
 fn part_of(points: u64) -> Option<u64> {
     (points.div_ceil(MOST)..=points / FEWEST)
         .find(|&parts| points.is_multiple_of(parts))
@@ -137,7 +137,7 @@ pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
     put(stack, results);
 }
 
-/// Normalizes groups that a block does not hold, by the moments of their parts.
+/// Normalizes groups that do not fit in a block, from the moments of their parts.
 fn in_stages<'k>(
     kernels: &'k Kernels,
     matrix: &Matrix,
@@ -155,7 +155,7 @@ fn in_stages<'k>(
     let [exact_mean, exact_deviation] = [made(statistics, DType::F32)?, made(statistics, DType::F32)?];
     let all = [(rows * parts).cast_signed()];
     let [means, squares] = [made(&all, DType::F32)?, made(&all, DType::F32)?];
-    // Parts one behind the other, and then those of a group side by side.
+    // First the parts in order, and then the parts of each group together.
     let x = Operand { dtype, address: input.address()?, rows: [parts * part, part], inner: [1, 0] };
     let [means, squares] = [means.address()?, squares.address()?].map(|address| Operand {
         dtype: DType::F32,
@@ -201,7 +201,7 @@ fn in_stages<'k>(
         ],
         outputs: &[extents.points(&result, dtype)?],
     };
-    // SAFETY: inputs were held against the call's sizes, and everything else was made for them.
+    // SAFETY: inputs were checked against the call's sizes, and all other tensors were made for these sizes.
     unsafe { run(kernels, Operator::GroupNorm, device, &[moments, of_groups, points]) }?;
     Some(smallvec![result, mean, deviation])
 }

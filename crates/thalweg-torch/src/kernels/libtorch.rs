@@ -1,10 +1,11 @@
-//! libtorch's stable C interface: the functions that are used, found in the library that the process has loaded.
+//! libtorch's stable C interface: the functions that this crate uses, found in the library that the process has loaded.
 //!
-//! The declarations are `torch/csrc/inductor/aoti_torch/c/shim.h` and `torch/csrc/stable/c/shim.h`; PyTorch keeps them for two years. None lets an
-//! exception out but [`check`](Libtorch::check), whose affair it is: what fails answers with a number, and PyTorch logs the reason.
+//! The declarations are `torch/csrc/inductor/aoti_torch/c/shim.h` and `torch/csrc/stable/c/shim.h`; PyTorch keeps them stable for
+//! two years. Only [`check`](Libtorch::check) throws, which is its purpose. All others return an error code, and PyTorch logs the
+//! reason.
 //!
-//! A kernel is given a *stack* of words and leaves its results there. A tensor is an owning handle both ways; a list and an optional value are objects
-//! that are destroyed by the code that takes them off the stack.
+//! A kernel gets its arguments on a *stack* of words and writes its results there. A tensor is an owning handle in both
+//! directions; the code that takes a list or an optional value off the stack destroys that object.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -17,13 +18,14 @@ use crate::status::{Error, Result};
 /// `AtenTensorHandle`: a pointer to an `at::Tensor` on the heap.
 pub(crate) type Handle = *mut c_void;
 
-/// A kernel as PyTorch calls it: the stack, the number of arguments, the number of results.
+/// The type of a kernel that PyTorch calls: the stack, the number of arguments, the number of results.
 pub(crate) type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 
-/// `TORCH_VERSION_2_10_0`: the interface that this is written for. The forms of lists and strings on the stack are those of this version.
+/// `TORCH_VERSION_2_10_0`: the version of the interface that this module uses. The formats of lists and strings on the stack are
+/// those of this version.
 const INTERFACE: u64 = 2 << 56 | 10 << 48;
 
-/// Sizes of a tensor.
+/// The sizes, or strides, of a tensor.
 pub(crate) type Sizes = SmallVec<[i64; 6]>;
 
 type Get<T> = unsafe extern "C" fn(Handle, *mut T) -> i32;
@@ -41,9 +43,9 @@ pub(crate) struct Libtorch {
     pub(crate) new_tensor: unsafe extern "C" fn(*mut Handle) -> i32,
     pub(crate) empty_strided: EmptyStrided,
     pub(crate) zero: unsafe extern "C" fn(Handle) -> i32,
-    /// The address for reading: memory that tensors share until one of them is written stays shared.
+    /// Returns the address for reading: copy-on-write memory stays shared.
     pub(crate) data_pointer: Get<*mut c_void>,
-    /// The address for writing.
+    /// Returns the address for writing.
     pub(crate) mutable_data_pointer: Get<*mut c_void>,
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
@@ -57,15 +59,15 @@ pub(crate) struct Libtorch {
     pub(crate) delete_list: unsafe extern "C" fn(Handle) -> i32,
     /// C++'s `operator delete`, for optional values.
     pub(crate) delete: unsafe extern "C" fn(*mut c_void),
-    /// Throws, if the condition does not hold.
+    /// Throws if the condition is false.
     pub(crate) check: Check,
-    /// The current stream of a device; `None` where PyTorch's CUDA part is not asked.
+    /// The current stream of a device; `None` if PyTorch's CUDA library is not used.
     pub(crate) current_stream: Option<unsafe extern "C" fn(i32, *mut *mut c_void) -> i32>,
-    /// PyTorch's numbers of the dtypes that kernels here take.
+    /// PyTorch's numbers of the dtypes that kernels here support.
     pub(crate) dtypes: [(i32, DType); 4],
     /// PyTorch's number of the kind of device.
     pub(crate) device_type: i32,
-    /// The word that an undefined `at::Tensor` consists of.
+    /// The word of an undefined `at::Tensor`.
     pub(crate) undefined: u64,
 }
 
@@ -73,10 +75,10 @@ pub(crate) struct Libtorch {
 pub(crate) struct Loaded(*mut c_void);
 
 impl Loaded {
-    /// Returns a library of PyTorch's folder.
+    /// Returns a loaded library of PyTorch's folder.
     ///
     /// # Errors
-    /// If the process has not loaded it: it is not loaded here, since a second copy would know nothing of the first.
+    /// If the process has not loaded it: it is not loaded here, since a second copy would not share the first one's state.
     pub(crate) fn find(folder: &str, name: &str) -> Result<Self> {
         let file = Path::new(folder).join(name);
         let text = CString::new(file.as_os_str().as_encoded_bytes())
@@ -89,7 +91,7 @@ impl Loaded {
         }
     }
 
-    /// Returns a function of the library, or of one that it needs.
+    /// Returns a function of the library, or of one of its dependencies.
     ///
     /// # Errors
     /// If there is none of this name.
@@ -113,7 +115,7 @@ impl Libtorch {
     /// Finds the functions in PyTorch's libraries.
     ///
     /// # Errors
-    /// What is missing: PyTorch is older than 2.10.
+    /// If a function is missing, because PyTorch is older than 2.10; the error names it.
     pub(crate) fn find(cpu: &Loaded, cuda: Option<&Loaded>) -> Result<Self> {
         // SAFETY: the types are those of the headers that the module names.
         unsafe {
@@ -167,7 +169,7 @@ impl Libtorch {
         }
     }
 
-    /// Returns the dtype of a number of PyTorch's; `None` for one that no kernel here takes.
+    /// Returns the dtype of PyTorch's number; `None` for one that no kernel here supports.
     pub(crate) fn dtype_of(&self, number: i32) -> Option<DType> {
         self.dtypes.iter().find(|(known, _)| *known == number).map(|(_, dtype)| *dtype)
     }
@@ -176,7 +178,7 @@ impl Libtorch {
         self.dtypes.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
     }
 
-    /// Creates a contiguous tensor on a device; `None` if PyTorch has no memory.
+    /// Creates a contiguous tensor on a device; `None` if PyTorch is out of memory.
     pub(crate) fn empty(&self, sizes: &[i64], dtype: DType, device: i32) -> Option<Tensor<'_>> {
         let mut strides: Sizes = SmallVec::from_elem(1, sizes.len());
         for dimension in (1..sizes.len()).rev() {
@@ -184,7 +186,7 @@ impl Libtorch {
         }
         let (number, mut handle) = (self.number_of(dtype)?, std::ptr::null_mut());
         let rank = sizes.len() as i64;
-        // SAFETY: sizes and strides of so many dimensions, and a place for the handle.
+        // SAFETY: sizes and strides have this number of dimensions, and there is a place for the handle.
         let status = unsafe {
             let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
             (self.empty_strided)(rank, sizes, strides, number, self.device_type, device, &raw mut handle)
@@ -192,7 +194,7 @@ impl Libtorch {
         (status == 0).then(|| Tensor { torch: self, handle })
     }
 
-    /// Sets all elements to 0, and returns whether that went well.
+    /// Sets all elements to 0, and returns whether that succeeded.
     pub(crate) fn zero(&self, tensor: &Tensor<'_>) -> bool {
         // SAFETY: a handle of a tensor.
         unsafe { (self.zero)(tensor.handle()) == 0 }
@@ -201,7 +203,7 @@ impl Libtorch {
     /// Registers a kernel for an operator of a namespace at a dispatch key, until the result is dropped.
     ///
     /// # Errors
-    /// If PyTorch does not take it.
+    /// If PyTorch rejects it.
     pub(crate) fn register(
         &self,
         namespace: &CStr,
@@ -231,29 +233,29 @@ impl Libtorch {
 
     /// Throws PyTorch's exception with this message.
     pub(crate) fn throw(&self, message: &CStr) -> ! {
-        // SAFETY: texts that end with a zero. What it throws passes through frames that let it pass.
+        // SAFETY: texts that end with a zero. The exception passes only through frames that allow unwinding.
         unsafe { (self.check)(false, c"thalweg_torch".as_ptr(), c"kernels".as_ptr(), 0, message.as_ptr()) };
         unreachable!("a condition that does not hold was let pass")
     }
 }
 
-/// A kernel that is registered. Dropping it takes it out: PyTorch's own is there again.
+/// A registered kernel. Dropping it unregisters it, so that PyTorch's own kernel is called again.
 pub(crate) struct Registration {
     library: Handle,
     delete: unsafe extern "C" fn(Handle) -> i32,
 }
 
-// SAFETY: PyTorch's dispatcher has a lock of its own.
+// SAFETY: PyTorch's dispatcher has its own lock.
 unsafe impl Send for Registration {}
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: it was made by PyTorch, and is given up once.
+        // SAFETY: PyTorch made it, and it is released once.
         unsafe { (self.delete)(self.library) };
     }
 }
 
-/// A tensor, by a handle that is given up with it.
+/// A tensor with an owning handle, which is released on drop.
 pub(crate) struct Tensor<'t> {
     torch: &'t Libtorch,
     handle: Handle,
@@ -261,13 +263,13 @@ pub(crate) struct Tensor<'t> {
 
 impl Drop for Tensor<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is owned, and given up once.
+        // SAFETY: the handle is owned, and released once.
         unsafe { (self.torch.delete_tensor)(self.handle) };
     }
 }
 
 impl<'t> Tensor<'t> {
-    /// Creates a tensor of the word that an `at::Tensor` consists of, whose reference it takes over; `None` if PyTorch has no memory.
+    /// Creates a tensor from the word of an `at::Tensor`, whose reference it takes over; `None` if PyTorch is out of memory.
     pub(crate) fn of_word(torch: &'t Libtorch, word: u64) -> Option<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the handle. A new tensor is undefined and counts no reference, so it may be overwritten.
@@ -285,13 +287,13 @@ impl<'t> Tensor<'t> {
         self.handle
     }
 
-    /// Returns the word that the `at::Tensor` consists of, which stays this tensor's.
+    /// Returns the word of the `at::Tensor`, whose reference this tensor keeps.
     pub(crate) fn word(&self) -> u64 {
         // SAFETY: an `at::Tensor` is one pointer.
         unsafe { self.handle.cast::<u64>().read() }
     }
 
-    /// Gives the handle away.
+    /// Passes the handle's ownership to the stack.
     pub(crate) fn into_word_of_stack(self) -> u64 {
         std::mem::ManuallyDrop::new(self).handle as u64
     }
@@ -302,17 +304,17 @@ impl<'t> Tensor<'t> {
         (unsafe { read(self.handle, &raw mut value) } == 0).then_some(value)
     }
 
-    /// Returns the number of dimensions; `None` if PyTorch does not say.
+    /// Returns the number of dimensions; `None` if PyTorch returns an error.
     pub(crate) fn rank(&self) -> Option<i64> {
         self.get(self.torch.dim)
     }
 
-    /// Returns the sizes; `None` if PyTorch has none to give.
+    /// Returns the sizes; `None` if PyTorch returns an error.
     pub(crate) fn sizes(&self) -> Option<Sizes> {
         self.of_dimensions(self.torch.sizes)
     }
 
-    /// Returns the strides; `None` if PyTorch has none to give.
+    /// Returns the strides; `None` if PyTorch returns an error.
     pub(crate) fn strides(&self) -> Option<Sizes> {
         self.of_dimensions(self.torch.strides)
     }
@@ -332,19 +334,19 @@ impl<'t> Tensor<'t> {
             return Some(&[]);
         }
         let mut numbers = std::ptr::null_mut();
-        // SAFETY: a handle of a tensor, and a place for the answer: so many numbers, while the tensor lives.
+        // SAFETY: a handle of a tensor, and a place for the result: an array of this length, which lives as long as the tensor.
         unsafe {
             let status = read(self.handle, &raw mut numbers);
             (status == 0 && !numbers.is_null()).then(|| std::slice::from_raw_parts(numbers, rank))
         }
     }
 
-    /// Returns the dtype; `None` for one that no kernel here takes.
+    /// Returns the dtype; `None` for one that no kernel here supports.
     pub(crate) fn dtype(&self) -> Option<DType> {
         self.torch.dtype_of(self.get(self.torch.dtype)?)
     }
 
-    /// Returns the number of the device; `None` if it is of another kind than those that kernels run on, or the tensor is undefined.
+    /// Returns the number of the device; `None` if the tensor is undefined or on a kind of device that kernels do not run on.
     pub(crate) fn device(&self) -> Option<i32> {
         if self.word() == self.torch.undefined {
             return None;
@@ -353,17 +355,18 @@ impl<'t> Tensor<'t> {
         if kind == self.torch.device_type { self.get(self.torch.device_index) } else { None }
     }
 
-    /// Returns whether elements lie in memory as in the order of sizes.
+    /// Returns whether the tensor is contiguous.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.get(self.torch.is_contiguous).unwrap_or(false)
     }
 
-    /// Returns the address of the first element, to be read, or to be written in a tensor that was just made; `None` if there is no memory.
+    /// Returns the address of the first element, for reading, or for writing to a tensor that was just made; `None` if PyTorch
+    /// returns an error.
     pub(crate) fn address(&self) -> Option<u64> {
         self.address_by(self.torch.data_pointer)
     }
 
-    /// Returns the address of the first element of a tensor of the caller's that is written; `None` if there is no memory.
+    /// Returns the address of the first element for writing to a tensor of the caller's; `None` if PyTorch returns an error.
     pub(crate) fn address_to_write(&self) -> Option<u64> {
         self.address_by(self.torch.mutable_data_pointer)
     }
@@ -376,33 +379,33 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// The arguments of a call, which are taken off the stack, and its results.
+/// The stack of a call: the arguments are taken off it, and the results put on it.
 pub(crate) struct Stack<'t> {
     torch: &'t Libtorch,
     words: *mut u64,
 }
 
 impl<'t> Stack<'t> {
-    /// Creates a stack of PyTorch's.
+    /// Wraps a stack of PyTorch's.
     ///
     /// # Safety
-    /// There are as many words as are taken and put, of the types that are taken, and each is taken once.
+    /// The stack has a word for everything that is taken or put, of the type that is taken, and each is taken once.
     pub(crate) unsafe fn new(torch: &'t Libtorch, words: *mut u64) -> Self {
         Self { torch, words }
     }
 
-    /// Returns an argument's word: a number, or one of the truth values 0 and 1.
+    /// Returns an argument's word: a number, or a boolean as 0 or 1.
     pub(crate) fn word(&self, place: usize) -> u64 {
         // SAFETY: there is such an argument.
         unsafe { self.words.add(place).read() }
     }
 
-    /// Returns a number of 32 bits, as dtypes have.
+    /// Returns a 32-bit number, such as a dtype.
     pub(crate) fn int32(&self, place: usize) -> i32 {
         self.word(place) as u32 as i32
     }
 
-    /// Returns a truth value.
+    /// Returns a boolean.
     pub(crate) fn bool(&self, place: usize) -> bool {
         self.word(place) as u8 != 0
     }
@@ -412,13 +415,13 @@ impl<'t> Stack<'t> {
         Tensor { torch: self.torch, handle: self.word(place) as Handle }
     }
 
-    /// Takes the word of a value that need not be there.
+    /// Takes the word of an optional value.
     pub(crate) fn optional_word(&self, place: usize) -> Option<u64> {
         let value = self.word(place) as *mut u64;
         if value.is_null() {
             return None;
         }
-        // SAFETY: an optional value that is there is an object with the word of the value.
+        // SAFETY: an optional value that is present is an object with the value's word.
         unsafe {
             let word = value.read();
             (self.torch.delete)(value.cast());
@@ -426,18 +429,18 @@ impl<'t> Stack<'t> {
         }
     }
 
-    /// Takes a tensor that need not be there.
+    /// Takes an optional tensor.
     pub(crate) fn optional_tensor(&self, place: usize) -> Option<Tensor<'t>> {
         self.optional_word(place).map(|word| Tensor { torch: self.torch, handle: word as Handle })
     }
 
-    /// Takes a list of truth values.
+    /// Takes a list of booleans.
     pub(crate) fn mask<const N: usize>(&self, place: usize) -> [bool; N] {
         let wanted = self.list(place);
         std::array::from_fn(|place| wanted.get(place).is_some_and(|&word| word as u8 != 0))
     }
 
-    /// Takes a list, whose words are returned.
+    /// Takes a list, and returns its words.
     pub(crate) fn list(&self, place: usize) -> SmallVec<[u64; 6]> {
         self.list_of(self.word(place))
     }
@@ -448,7 +451,7 @@ impl<'t> Stack<'t> {
         handles.into_iter().map(|word| Tensor { torch: self.torch, handle: word as Handle }).collect()
     }
 
-    /// Takes a list that need not be there.
+    /// Takes an optional list.
     pub(crate) fn optional_list(&self, place: usize) -> Option<SmallVec<[u64; 6]>> {
         self.optional_word(place).map(|word| self.list_of(word))
     }

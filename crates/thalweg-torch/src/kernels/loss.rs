@@ -1,7 +1,7 @@
-//! Cross entropy: operators of this library's own, `thalweg::cross_entropy_rows` and its gradient, which the package's Python code puts where PyTorch composes
-//! `cross_entropy_loss` of several kernels.
+//! Cross entropy: this library's own operators, `thalweg::cross_entropy_rows` and its gradient, which the package's Python code
+//! calls where PyTorch composes `cross_entropy_loss` from several kernels.
 //!
-//! A call that is not taken has an empty tensor for its first result: what is to be done then is the caller's, in operators of PyTorch's.
+//! A call that is not supported returns an empty tensor as its first result. The caller must then use PyTorch's operators.
 
 use smallvec::{SmallVec, smallvec};
 use thalweg_ir::DType;
@@ -11,14 +11,14 @@ use super::operators::{Attempt, Matrix, matrix, put};
 use super::rows::Computation;
 use super::{Kernels, Operator};
 
-/// Returns scores of 16 or 32 bits, a row for each class of `target`.
+/// Returns the rows of 16-bit or 32-bit scores, one row per element of `target`.
 fn scores(input: &Tensor<'_>, target: &Tensor<'_>) -> Option<Matrix> {
     let matrix = matrix(input, 1)?;
     let fits = matrix.sizes.len() == 2 && matrix.is_beside(target, DType::I64, &matrix.sizes[..1]);
     fits.then_some(matrix)
 }
 
-/// Returns tensors without elements in place of results.
+/// Returns tensors without elements instead of results.
 fn not_taken<'k>(kernels: &'k Kernels, like: &Tensor<'_>, count: usize) -> SmallVec<[Tensor<'k>; 3]> {
     let empty = || kernels.torch.empty(&[0], DType::F32, like.device().unwrap_or(0));
     let throw = || kernels.torch.throw(c"there is no memory for an empty tensor");

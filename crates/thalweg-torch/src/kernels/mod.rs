@@ -1,4 +1,4 @@
-//! Kernels of ours for PyTorch's operators: in eager PyTorch, at the dispatch key CUDA, through libtorch's stable C interface.
+//! Kernels for PyTorch's operators: in eager PyTorch, at the dispatch key CUDA, through libtorch's stable C interface.
 //!
 //! ```text
 //!   torch.softmax(x, -1)            PyTorch: autograd, dispatcher
@@ -9,15 +9,16 @@
 //!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, work, original
 //! ```
 //!
-//! Cross entropy is composed in PyTorch: two operators of ours are called by Python code at the key AutogradCUDA (`loss`).
+//! Cross entropy is composed in PyTorch, so Python code at the key AutogradCUDA calls two operators of this library (`loss`).
 //!
-//! PyTorch keeps tensors, autograd and memory: results are made by its `empty_strided`, and a launch goes to its current stream, captured or not.
+//! PyTorch keeps tensors, autograd and memory: results are allocated by its `empty_strided`, and launches go to its current
+//! stream, captured or not.
 //!
 //! # Invariants
-//! - A call has the results that PyTorch's kernel would give, up to rounding, or that kernel is called. It is never refused here.
-//! - Nothing of a call is kept: what is taken off the stack is given up when the call ends, also by an exception.
-//! - A kernel that cannot be compiled or launched is tried once; its operator stays with PyTorch from then on, and
-//!   the report says why.
+//! - A call has the results of PyTorch's kernel, up to rounding, or that kernel is called. Calls are never refused here.
+//! - Nothing of a call is kept: objects taken off the stack are released when the call ends, also by an exception.
+//! - A kernel that cannot be compiled or launched is tried once; after a failure PyTorch's kernel is used for the operator, and
+//!   the report has the reason.
 
 mod adam;
 mod batch;
@@ -57,7 +58,7 @@ use original::Originals;
 use speeds::Class;
 use work::{Place, Programs};
 
-/// An operator of PyTorch's that has a kernel here.
+/// An operator of PyTorch that has a kernel here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Operator {
     Softmax,
@@ -159,7 +160,7 @@ impl Operator {
             ($operator:ident) => {{
                 unsafe extern "C-unwind" fn call(words: *mut u64, _arguments: u64, _results: u64) {
                     let kernels = KERNELS.get().expect("kernels are registered once they are there");
-                    // SAFETY: PyTorch gives the stack of a call of this operator.
+                    // SAFETY: PyTorch passes the stack of a call of this operator.
                     unsafe { Operator::$operator.call(kernels, words) }
                 }
                 call
@@ -217,18 +218,18 @@ impl Operator {
             Self::AdamByTensor => originals.adam_by_tensor.is_some(),
             Self::AdamW => originals.adamw.is_some(),
             Self::AdamWByTensor => originals.adamw_by_tensor.is_some(),
-            // What is not taken is composed of PyTorch's operators.
+            // Calls that are not taken are composed of PyTorch's operators.
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
     }
 }
 
-/// The calls of an operator, counted.
+/// The counts of an operator's calls.
 #[derive(Default)]
 struct Counts {
     taken: AtomicU64,
     passed_on: AtomicU64,
-    /// The reason why no further call is taken.
+    /// The reason why no more calls are taken.
     given_up: OnceLock<String>,
 }
 
@@ -241,7 +242,7 @@ struct Kernels {
     /// Whether calls outside the table are taken, too.
     everywhere: AtomicBool,
     registered: Mutex<Vec<(Operator, Registration)>>,
-    /// The devices and names of native kernels that were launched, and so are loaded.
+    /// The devices and names of native kernels that were launched, and therefore are loaded.
     loaded: Mutex<FxHashSet<(i32, String)>>,
     /// The kernels of fused optimizers.
     steps: foreach::Steps,
@@ -249,7 +250,7 @@ struct Kernels {
     updates: foreach::Updates,
 }
 
-/// PyTorch's calls carry nothing that would say whose they are, so there is one.
+/// PyTorch's calls do not identify their owner, so there is only one instance.
 static KERNELS: OnceLock<Kernels> = OnceLock::new();
 
 impl Kernels {
@@ -271,13 +272,13 @@ impl Kernels {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a call of this shape is to be taken.
+    /// Returns whether calls of this class are taken.
     fn takes(&self, operator: Operator, class: &Class) -> bool {
         self.counts(operator).given_up.get().is_none()
             && (self.everywhere.load(Ordering::Relaxed) || speeds::is_ahead(operator.name(), class))
     }
 
-    /// Makes an attempt at a call and counts it. A panic is a bug, and the call is PyTorch's then.
+    /// Makes an attempt at a call and counts it. A panic is a bug, and the call is then left to PyTorch.
     fn attempt<T>(&self, operator: Operator, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
         let taken = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| {
             self.give_up(
@@ -291,7 +292,7 @@ impl Kernels {
         taken
     }
 
-    /// Leaves an operator to PyTorch from now on, unless it is the moment that is wrong.
+    /// Leaves an operator to PyTorch from now on, unless the error is temporary.
     fn give_up(&self, operator: Operator, error: &Error) {
         if matches!(error.status(), Status::Capture | Status::OutOfMemory) {
             return;
@@ -319,7 +320,7 @@ impl Kernels {
         (unsafe { current(device, &raw mut stream) } == 0).then_some(stream as u64)
     }
 
-    /// Registers these operators that are not registered yet.
+    /// Registers those of the given operators that are not registered yet.
     fn register(&self, operators: &[Operator]) -> Result<()> {
         let mut registered = self.registered();
         let key: &CStr = if matches!(self.place, Place::Gpu(_)) { c"CUDA" } else { c"CPU" };
@@ -333,9 +334,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Returns a line for each class of calls: operator, form, dtypes, fewest and most columns, fewest elements, speed of ours and of PyTorch's in % of a
-    /// copy, whether it is registered, calls taken and passed on, and why none is taken any more. An operator that is registered and has no class
-    /// has one of no dtypes.
+    /// Returns one line per class of calls: operator, form, dtypes, minimum and maximum of columns, minimum of elements, our
+    /// speed and PyTorch's in % of a copy, whether it is registered, the calls taken and passed on, and the reason if no more are
+    /// taken. A registered operator without a class has a line without dtypes.
     fn report(&self) -> String {
         let registered = self.registered();
         let mut lines = String::new();
@@ -364,7 +365,7 @@ fn line(speed: &Speed) -> String {
     format!("{operator}\t{}\t{dtypes}\t{fewest}\t{most}\t{elements}\t{ours}\t{pytorch}", form.name())
 }
 
-/// Returns the operators of a list of names, separated by commas; for an empty one those of the table, or `everywhere` all.
+/// Returns the operators of a list of names, separated by commas; for an empty list those of the table, or all with `everywhere`.
 fn operators_of(names: &str, everywhere: bool) -> Result<Vec<Operator>> {
     if names.is_empty() {
         let is_listed = |operator: &Operator| SPEEDS.iter().any(|speed| speed.operator == operator.name());
@@ -398,12 +399,12 @@ fn find(folder: &str, place: Place) -> Result<Kernels> {
     })
 }
 
-/// Registers kernels for the operators of a list inside the PyTorch whose libraries are in a folder; for an empty list those of the table, or `everywhere`
-/// all. What is registered already stays.
+/// Registers kernels for the operators of a list inside the PyTorch whose libraries are in a folder; for an empty list those of
+/// the table, or all with `everywhere`. Registered kernels stay.
 ///
 /// # Errors
-/// If an operator has no kernel here, PyTorch is not loaded or lacks what is needed, or kernels are registered at the other key. What was registered before
-/// the error stays.
+/// If an operator has no kernel here, PyTorch is not loaded or lacks a needed function, or kernels are registered at the other
+/// key. Kernels that were registered before the error stay.
 pub(crate) fn enable(
     allocator: &'static Allocator,
     folder: &str,
@@ -436,7 +437,7 @@ pub(crate) fn enable(
         ));
     }
     if is_any && is_on_host {
-        // `at::cpu` has no kernel of its own for what PyTorch composes on the host.
+        // `at::cpu` has no kernel for operators that PyTorch composes on the host.
         operators.retain(|operator| operator.is_found(&kernels.originals));
     }
     if let Some(missing) = operators.iter().find(|operator| !operator.is_found(&kernels.originals)) {
@@ -449,14 +450,14 @@ pub(crate) fn enable(
     kernels.register(&operators)
 }
 
-/// Takes all kernels out: PyTorch's are there again.
+/// Unregisters all kernels, so that PyTorch's are called again.
 pub(crate) fn disable() {
     if let Some(kernels) = KERNELS.get() {
         kernels.registered().clear();
     }
 }
 
-/// Returns the table, a class of calls per line, with what became of the operators' calls.
+/// Returns the table, one class of calls per line, with the counts of the operators' calls.
 pub(crate) fn report() -> String {
     match KERNELS.get() {
         Some(kernels) => kernels.report(),

@@ -1,7 +1,8 @@
-//! PyTorch's operators that have a kernel here: for each, when a call is taken, what is launched, and what PyTorch's own kernel is given otherwise.
+//! PyTorch's operators that have a kernel here: for each the conditions on which a call is taken, the launch, and the call of
+//! PyTorch's own kernel otherwise.
 //!
-//! A call that is not taken, for whatever reason, goes to PyTorch's kernel with the arguments as they came: shapes that make no sense, lack of memory and
-//! all else that PyTorch refuses are its exceptions.
+//! A call that is not taken, for any reason, goes to PyTorch's kernel with unchanged arguments. So invalid shapes, lack of memory
+//! and all other errors are PyTorch's exceptions.
 
 use std::ops::Range;
 
@@ -17,10 +18,10 @@ use super::speeds::{Class, Form};
 use super::work::Place;
 use super::{Kernels, Operator};
 
-/// A launch was made, and these are its results; `None` if the call is PyTorch's.
+/// The results of a launch; `None` if the call is left to PyTorch.
 pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
 
-/// A tensor as rows: runs of `columns` points that lie `after` apart, `before` times `after` of them.
+/// A tensor as rows: `before` times `after` runs of `columns` points, with stride `after`.
 pub(super) struct Matrix {
     pub(super) sizes: SmallVec<[i64; 6]>,
     pub(super) dtype: DType,
@@ -28,18 +29,18 @@ pub(super) struct Matrix {
     before: u64,
     pub(super) columns: u64,
     after: u64,
-    /// Of rows that are groups of channels.
+    /// The channels, if rows are groups of channels.
     channels: Option<Channels>,
 }
 
-/// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
-/// that kernels here do not take.
+/// Returns the rows of a contiguous tensor whose last `inner` dimensions form a row; `None` if it is not contiguous, has no
+/// elements, too few dimensions, or an unsupported dtype.
 pub(super) fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
     let rank = usize::try_from(tensor.rank()?).ok()?;
     matrix_along(tensor, rank.checked_sub(inner)?..rank)
 }
 
-/// Returns what a contiguous tensor is whose dimensions of a range are a row; `None` as for [`matrix`].
+/// Returns the rows of a contiguous tensor of which a range of dimensions forms a row; `None` as for [`matrix`].
 pub(super) fn matrix_along(tensor: &Tensor<'_>, row: Range<usize>) -> Option<Matrix> {
     let device = tensor.device()?;
     let sizes = tensor.sizes()?;
@@ -52,7 +53,7 @@ pub(super) fn matrix_along(tensor: &Tensor<'_>, row: Range<usize>) -> Option<Mat
     Some(Matrix { sizes, dtype, device, before, columns, after, channels: None })
 }
 
-/// Returns the place of a dimension, from the front or the back, in a rank; `None` if there is none.
+/// Returns the index of a dimension, which may count from the end, in a rank; `None` if it does not exist.
 pub(super) fn dimension_of(dimension: i64, rank: usize) -> Option<usize> {
     let place = if dimension < 0 { dimension.checked_add(rank as i64)? } else { dimension };
     usize::try_from(place).ok().filter(|&place| place < rank)
@@ -69,7 +70,7 @@ impl Matrix {
         self.before * self.after
     }
 
-    /// Returns the same points as so many rows, each a group of channels.
+    /// Returns the same points as `rows` rows, each a group of channels.
     pub(super) fn of_channels(self, channels: Channels, rows: u64) -> Self {
         let columns = self.rows() * self.columns / rows;
         Self { before: rows, columns, after: 1, channels: Some(channels), ..self }
@@ -90,7 +91,7 @@ impl Matrix {
         }
     }
 
-    /// Returns whether a tensor is contiguous, on this one's device, and of this dtype and these sizes.
+    /// Returns whether a tensor is contiguous, on this matrix's device, and has this dtype and these sizes.
     pub(super) fn is_beside(&self, tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
         tensor.device() == Some(self.device)
             && tensor.is_contiguous()
@@ -99,7 +100,7 @@ impl Matrix {
     }
 }
 
-/// One call on its way to a launch.
+/// An attempt to launch a kernel for one call.
 pub(super) struct Attempt<'k> {
     pub(super) kernels: &'k Kernels,
     pub(super) operator: Operator,
@@ -112,12 +113,12 @@ impl<'k> Attempt<'k> {
         self.kernels.attempt(self.operator, run)
     }
 
-    /// Returns whether the table or the user wants a call over these rows taken.
+    /// Returns whether the table or the user selects calls over these rows.
     pub(super) fn takes(&self, matrix: &Matrix) -> bool {
         self.kernels.takes(self.operator, &matrix.class())
     }
 
-    /// Makes the results and launches, if the table or the user wants it so.
+    /// Makes the results and launches, if the table or the user selects the call.
     pub(super) fn launch(
         &self,
         matrix: &Matrix,
@@ -149,7 +150,7 @@ impl<'k> Attempt<'k> {
             outputs: &outputs,
         };
         let stream = kernels.current_stream(matrix.device)?;
-        // SAFETY: inputs and results are tensors of these rows and columns on this device, and the results were just made.
+        // SAFETY: inputs and results are tensors with these rows and columns on this device, and the results were just made.
         match unsafe { call.run(&kernels.place, matrix.device, stream) } {
             Ok(()) => Some(results),
             Err(error) => {
@@ -160,7 +161,7 @@ impl<'k> Attempt<'k> {
     }
 }
 
-/// Returns tensors of the words that PyTorch's kernel gave.
+/// Returns tensors from the words that PyTorch's kernel returned.
 pub(super) fn of_words<'t, const N: usize>(
     torch: &'t Libtorch,
     words: [u64; N],
@@ -183,7 +184,7 @@ pub(super) fn forward(attempt: &Attempt<'_>, original: Option<Forward>, stack: &
     let taken = attempt.make(|| {
         let input = &arguments.input;
         let matrix = matrix_of_dimension(input, arguments.dimension)?;
-        // Others than halfs are refused by PyTorch.
+        // PyTorch refuses dtypes other than f16.
         let fits = !half_to_float || matrix.dtype == DType::F16;
         let to = if half_to_float { DType::F32 } else { matrix.dtype };
         fits.then(|| attempt.launch(&matrix, [matrix.dtype, to], &[], &[input], &[(&matrix.sizes, to)]))?
@@ -218,7 +219,7 @@ pub(super) fn backward(attempt: &Attempt<'_>, original: Option<Backward>, stack:
     put(stack, results);
 }
 
-/// Returns the sizes of what a norm keeps of each row.
+/// Returns the sizes of the statistics that a norm keeps per row.
 pub(super) fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
     let mut sizes = matrix.sizes.clone();
     let rows = sizes.len() - inner;
@@ -226,7 +227,7 @@ pub(super) fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
     sizes
 }
 
-/// Takes the sizes of a row.
+/// Takes the sizes of a row off the stack.
 pub(super) fn shape_at(stack: &Stack<'_>, place: usize) -> Vec<i64> {
     stack.list(place).into_iter().map(u64::cast_signed).collect()
 }
@@ -298,7 +299,7 @@ pub(super) fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
     let original = kernels.originals.layer_norm_backward;
     let original = original.expect("only operators are registered whose kernel was found");
     let Mask([wants_input, of_weight, of_bias]) = arguments.mask;
-    // Of weight and bias PyTorch's kernel is as good.
+    // For weight and bias PyTorch's kernel is as fast.
     let of_input = taken.and_then(|mut taken| taken.pop());
     let mask = Mask([wants_input && of_input.is_none(), of_weight, of_bias]);
     let mut results = of_words(&kernels.torch, arguments.call(original, mask));

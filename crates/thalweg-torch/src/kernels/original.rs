@@ -1,15 +1,15 @@
-//! PyTorch's own kernels, which are behind those that are registered here: the functions of `at::cuda` (or `at::cpu`), which PyTorch's
-//! libraries export and which go past its dispatcher.
+//! PyTorch's own kernels, which the ones registered here replace: the functions of `at::cuda` (or `at::cpu`), which PyTorch's
+//! libraries export and which bypass its dispatcher.
 //!
-//! The stable interface has no way to the kernel that a registration covers: its calls go through the dispatcher, and would come back. These
-//! functions are C++. A name says which types its arguments have, and a PyTorch that declares another one exports another name: then it is not
-//! found, and the operator is left alone. What a name does not say is how the types lie in memory, and that is the ABI of C++ on x86-64
-//! with the standard library of GNU: `at::Tensor` is one pointer with a destructor, so a reference is the address of that pointer, and a result is
-//! written to a place of the caller's; `c10::ArrayRef` is a pointer and a number; `std::optional<at::Tensor>` is a tensor and a flag;
-//! a `std::tuple` lies backwards.
+//! The stable interface cannot call the kernel that a registration covers: its calls go through the dispatcher, and would return
+//! to our kernel. These functions are C++. A mangled name contains the types of the arguments, so a PyTorch with another
+//! declaration exports another name; the function is then not found, and the operator is not registered. The memory layout of the
+//! types is not in the name: it is that of the C++ ABI on x86-64 with the GNU standard library: `at::Tensor` is one pointer with
+//! a destructor, so a reference is the address of that pointer, and a result is written to memory of the caller's;
+//! `c10::ArrayRef` is a pointer and a length; `std::optional<at::Tensor>` is a tensor and a flag; a `std::tuple` is stored in
+//! reverse order.
 //!
-//! These functions throw. The exception is PyTorch's own, with its class and its message, and passes through the frames here, which give up
-//! what they own.
+//! These functions throw PyTorch's own exceptions, which unwind through the frames here; these drop what they own.
 
 use std::mem::MaybeUninit;
 
@@ -23,7 +23,7 @@ pub(crate) struct ArrayRef {
     pub(crate) count: usize,
 }
 
-/// `std::optional<at::Tensor>`, whose tensor is another's.
+/// `std::optional<at::Tensor>` with a borrowed tensor.
 #[repr(C)]
 pub(crate) struct OptionalTensor {
     pub(crate) word: u64,
@@ -157,7 +157,7 @@ pub(crate) type ReduceTo =
     unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
 type CloneTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalKind);
 
-/// `c10::ArrayRef<at::Tensor>`, whose tensors are another's.
+/// `c10::ArrayRef<at::Tensor>` with borrowed tensors.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct TensorList {
@@ -192,7 +192,7 @@ pub(crate) enum Adam {
     OfTensor(AdamOfTensor),
 }
 
-/// PyTorch's own kernels; `None` for what this PyTorch does not export.
+/// PyTorch's own kernels; `None` for those that this PyTorch does not export.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Originals {
     pub(crate) softmax: Option<Forward>,
@@ -219,36 +219,36 @@ pub(crate) struct Originals {
     pub(crate) adamw_by_tensor: Option<Adam>,
 }
 
-/// The name of `at::…::native_layer_norm_backward` behind its namespace.
+/// The mangled name of `at::…::native_layer_norm_backward` after its namespace.
 const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_\
                              RKSt8optionalIS1_ESA_St5arrayIbLm3EE";
 
-/// The name of `at::…::native_group_norm_backward` behind its namespace.
+/// The mangled name of `at::…::native_group_norm_backward` after its namespace.
 const GROUP_BACKWARD: &str =
     "26native_group_norm_backwardERKNS_6TensorES3_S3_S3_RKSt8optionalIS1_EllllSt5arrayIbLm3EE";
 
-/// The names of `at::…::native_batch_norm` and `at::…::native_batch_norm_backward` behind their namespace.
+/// The mangled names of `at::…::native_batch_norm` and `at::…::native_batch_norm_backward` after their namespace.
 const BATCH: &str = "17native_batch_normERKNS_6TensorERKSt8optionalIS1_ES7_S7_S7_bdd";
 const BATCH_BACKWARD: &str =
     "26native_batch_norm_backwardERKNS_6TensorES3_RKSt8optionalIS1_ES7_S7_S7_S7_bdSt5arrayIbLm3EE";
 
-/// The names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` behind their namespace.
+/// The mangled names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` after their namespace.
 const RMS: &str = "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE";
 const RMS_BACKWARD: &str =
     "24_fused_rms_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_RKSt8optionalIS1_ESt5arrayIbLm2EE";
 
 impl Originals {
-    /// Finds the kernels of a namespace as C++ writes it: `4cuda` or `3cpu`.
+    /// Finds the kernels of a namespace, given in mangled form: `4cuda` or `3cpu`.
     pub(crate) fn find(library: &Loaded, namespace: &str) -> Self {
         let name = |rest: &str| format!("_ZN2at{namespace}{rest}");
-        // What PyTorch composes of other operators has one function for all devices.
+        // An operator that PyTorch composes of others has one function for all devices.
         let composed = |rest: &str| format!("_ZN2at25compositeexplicitautograd{rest}");
         let to = "ERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS4_10ScalarTypeEE";
         let lists = "EN3c108ArrayRefINS_6TensorEEES4_S4_S4_S4_S4_";
         let by_number = |own: &str| name(&format!("{own}{lists}dddddbbRKSt8optionalIS3_ES8_"));
         let by_tensor = |own: &str| name(&format!("{own}{lists}RKS3_ddddbbRKSt8optionalIS3_ESA_"));
         let backward = "_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE";
-        // SAFETY: a name says which types its arguments have, and the module how they lie in memory.
+        // SAFETY: a mangled name contains the types of the arguments, and the module's documentation has their layouts.
         unsafe {
             Self {
                 softmax: library.function(&name("8_softmaxERKNS_6TensorElb")).ok(),
@@ -347,7 +347,7 @@ pub(crate) struct GroupArguments<'t> {
     pub(crate) input: Tensor<'t>,
     pub(crate) weight: Option<Tensor<'t>>,
     pub(crate) bias: Option<Tensor<'t>>,
-    /// Instances, channels, points of a channel, groups.
+    /// The numbers of instances, channels, points of a channel, and groups.
     pub(crate) sizes: [i64; 4],
     pub(crate) epsilon: f64,
 }
@@ -359,7 +359,7 @@ pub(crate) struct GroupBackwardArguments<'t> {
     pub(crate) mean: Tensor<'t>,
     pub(crate) deviation: Tensor<'t>,
     pub(crate) weight: Option<Tensor<'t>>,
-    /// As of [`GroupArguments`].
+    /// The sizes, as in [`GroupArguments`].
     pub(crate) sizes: [i64; 4],
     pub(crate) mask: Mask,
 }
@@ -419,7 +419,7 @@ pub(crate) enum Rate<'t> {
 
 /// The arguments of `_fused_adam_` and `_fused_adamw_`.
 pub(crate) struct AdamArguments<'t> {
-    /// Parameters, gradients, first moments, second moments, the greatest of these, numbers of steps.
+    /// Parameters, gradients, first moments, second moments, the maximum of the second moments, step counts.
     pub(crate) lists: [Vec<Tensor<'t>>; 6],
     pub(crate) rate: Rate<'t>,
     /// Both betas, weight decay, epsilon.
@@ -434,21 +434,21 @@ fn shape_of(shape: &[i64]) -> ArrayRef {
     ArrayRef { first: shape.as_ptr(), count: shape.len() }
 }
 
-/// Calls a function that writes the words of `N` tensors, in the order in which they lie, and returns them.
+/// Calls a function that writes the words of `N` tensors, and returns them in memory order.
 ///
 /// # Safety
-/// It writes them all, unless it throws.
+/// The function writes them all, unless it throws.
 unsafe fn words<const N: usize>(call: impl FnOnce(*mut Word)) -> [u64; N] {
     let mut words = [Word::uninit(); N];
     call(words.as_mut_ptr());
-    // SAFETY: they were written.
+    // SAFETY: the words were written.
     words.map(|word| unsafe { word.assume_init() })
 }
 
 impl ForwardArguments<'_> {
     /// Calls PyTorch's kernel, and returns the result's word.
     pub(crate) fn call(&self, kernel: Forward) -> u64 {
-        // SAFETY: the arguments are those of its name; it writes one tensor.
+        // SAFETY: the arguments have the types of its name; it writes one tensor.
         let [word] = unsafe {
             words(|result| kernel(result, self.input.handle(), self.dimension, self.half_to_float))
         };
@@ -662,7 +662,7 @@ impl<'t> AdamArguments<'t> {
         let Self { amsgrad, maximize, .. } = *self;
         let [scale, found] = [&self.scale, &self.found_inf].map(|tensor| OptionalTensor::of(tensor.as_ref()));
         let (scale, found) = (&raw const scale, &raw const found);
-        // SAFETY: the arguments are those of its name; it writes tensors of the lists.
+        // SAFETY: the arguments have the types of its name; it writes tensors of the lists.
         unsafe {
             match &self.rate {
                 Rate::Number(rate, kernel) => {

@@ -1,4 +1,4 @@
-//! Sums, means, greatest elements and logarithms of sums of exponentials along neighbouring dimensions.
+//! Sums, means, maxima and log-sum-exps along adjacent dimensions.
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
@@ -7,10 +7,11 @@ use super::libtorch::Stack;
 use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put, shape_at};
 use super::original::{Reduce, ReduceArguments, ReduceTo};
 
-/// The most dimensions of which PyTorch reduces some.
+/// The maximum rank of a tensor that PyTorch reduces.
 const MOST_DIMENSIONS: usize = 64;
 
-/// Returns the neighbouring dimensions that a list names, from the first to behind the last; `None` if it names none, one twice, or others.
+/// Returns the range of adjacent dimensions that a list names; `None` if the list is empty, names one twice, or they are not
+/// adjacent.
 fn run_of(dimensions: &[i64], rank: usize) -> Option<std::ops::Range<usize>> {
     let mut places: SmallVec<[usize; 6]> =
         dimensions.iter().map(|&dimension| dimension_of(dimension, rank)).collect::<Option<_>>()?;
@@ -45,7 +46,7 @@ fn launch<'k>(attempt: &Attempt<'k>, arguments: &ReduceArguments<'_>) -> Taken<'
 
 const FOUND: &str = "only operators are registered whose kernel was found";
 
-/// Carries out a reduction whose call may name a dtype.
+/// Computes a reduction whose call may name a dtype.
 pub(super) fn to_dtype(attempt: &Attempt<'_>, original: Option<ReduceTo>, stack: &Stack<'_>) {
     let arguments = ReduceArguments {
         input: stack.tensor(0),
@@ -56,7 +57,7 @@ pub(super) fn to_dtype(attempt: &Attempt<'_>, original: Option<ReduceTo>, stack:
     run(attempt, &arguments, || arguments.call_to(original.expect(FOUND)), stack);
 }
 
-/// Carries out a reduction in the input's dtype.
+/// Computes a reduction in the input's dtype.
 pub(super) fn reduce(attempt: &Attempt<'_>, original: Option<Reduce>, stack: &Stack<'_>) {
     let arguments = ReduceArguments {
         input: stack.tensor(0),

@@ -1,4 +1,4 @@
-//! RMS norm and the gradient of its input: `_fused_rms_norm`, which `torch.nn.functional.rms_norm` comes to on a GPU.
+//! RMS norm and the gradient of its input: `_fused_rms_norm`, which `torch.nn.functional.rms_norm` calls on a GPU.
 
 use thalweg_ir::DType;
 
@@ -67,7 +67,7 @@ pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
     });
     let original = kernels.originals.rms_norm_backward;
     let original = original.expect("only operators are registered whose kernel was found");
-    // Of the weight PyTorch's kernel is as good.
+    // For the weight PyTorch's kernel is as fast.
     let of_input = taken.and_then(|mut taken| taken.pop());
     let [wants_input, of_weight] = arguments.mask;
     let mask = [wants_input && of_input.is_none(), of_weight];

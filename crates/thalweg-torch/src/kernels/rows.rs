@@ -1,4 +1,5 @@
-//! Kernels over the rows of tensors that PyTorch owns, and copies: which body of the table of operators, and how operands lie.
+//! Kernels over the rows of tensors that PyTorch owns, and copies: the body from the table of operators, and the layouts of the
+//! operands.
 //!
 //! On a GPU a launch goes to PyTorch's current stream; on the host it runs at once, which is for tests of the interface.
 
@@ -16,7 +17,7 @@ use thalweg_ops::{LoopOp, Signature, forward, gradient};
 use super::work::{Place, Work, refused};
 use crate::status::{Error, Result};
 
-/// The greatest element of a row, found in 32 bits.
+/// The maximum of a row, computed in 32 bits.
 static AMAX: LoopOp = LoopOp {
     name: "amax_of_rows",
     doc: "The greatest element of each row.",
@@ -46,12 +47,12 @@ static GROUP_NORM: LoopOp = LoopOp {
     ..LAYER_NORM_AFFINE
 };
 
-/// The channels of rows, which have a weight each.
+/// The channels of rows, each with its own weight.
 #[derive(Clone, Copy)]
 pub(super) struct Channels {
-    /// Rows of an instance.
+    /// The number of rows of an instance.
     pub(super) groups: u64,
-    /// Points of a channel.
+    /// The number of points of a channel.
     pub(super) plane: u64,
 }
 
@@ -75,19 +76,19 @@ pub(crate) enum Computation {
     LogSumExp,
 }
 
-/// The place where an operand lies.
+/// The points at which an operand has values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lies {
-    /// At every point.
+    /// One value per point.
     Points,
-    /// Once per row.
+    /// One value per row.
     Rows,
-    /// Once per column, the same for all rows; or once per channel.
+    /// One value per column, the same for all rows; or one per channel.
     Columns,
 }
 
 impl Computation {
-    /// Returns the name of the kernel, the operator, and where inputs and outputs lie.
+    /// Returns the name of the kernel, the operator, and for each input and output the points at which it has values.
     fn parts(self) -> (&'static str, &'static LoopOp, &'static [Lies]) {
         use Lies::{Columns, Points, Rows};
         match self {
@@ -119,12 +120,12 @@ impl Computation {
         }
     }
 
-    /// Returns how many scalars a call has.
+    /// Returns the number of scalars of a call.
     pub(crate) fn scalars(self) -> usize {
         self.parts().1.scalars.len()
     }
 
-    /// Returns the body, and a number that tells it from the others. `dtype` is the input's, `to` the result's.
+    /// Returns the body, and a number that identifies it. `dtype` is the input's, `to` the result's.
     fn body(self, dtype: DType, to: DType) -> Result<(u64, Arc<Body>)> {
         let (_, operator, lies) = self.parts();
         let inputs: SmallVec<[DType; 8]> = match self {
@@ -153,18 +154,18 @@ impl Computation {
     }
 }
 
-/// One call: addresses are those of inputs and outputs in the order of the computation's operands.
+/// One call. The addresses are those of inputs and outputs in the order of the computation's operands.
 pub(crate) struct RowCall<'a> {
     pub(crate) computation: Computation,
-    /// Of the operator's input.
+    /// The dtype of the operator's input.
     pub(crate) dtype: DType,
-    /// Of its result.
+    /// The dtype of the result.
     pub(crate) to: DType,
-    /// A row is a run of `columns` points, `after` apart from each other; there are `before` times `after` rows.
+    /// A row is a run of `columns` points with stride `after`; there are `before` times `after` rows.
     pub(crate) before: u64,
     pub(crate) columns: u64,
     pub(crate) after: u64,
-    /// The channels, where rows are groups of them, and what lies once per column lies once per channel.
+    /// The channels, if rows are groups of them; operands with one value per column then have one per channel.
     pub(super) channels: Option<Channels>,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],
@@ -172,7 +173,7 @@ pub(crate) struct RowCall<'a> {
 }
 
 impl RowCall<'_> {
-    /// Returns the shape of the points, and which of its dimensions are within a row: (before, columns, after), or rows that are
+    /// Returns the shape of the points, and the dimensions that are within a row: (before, columns, after), or rows that are
     /// groups of channels, (instances, groups, channels, points).
     fn points(&self) -> (SmallVec<[u64; 4]>, &'static [usize]) {
         match self.channels {
@@ -196,7 +197,7 @@ impl RowCall<'_> {
                 Layout::contiguous(&rows.map(|dimension| shape[dimension]).collect::<Shape>())
             }
             Lies::Columns => {
-                // In groups of channels the value is a channel's, the same for all instances.
+                // With groups of channels there is one value per channel, the same for all instances.
                 let strides: &[usize] = match self.channels {
                     None => &[0, 1, 0],
                     Some(_) => &[0, shape[2], 1, 0],
@@ -228,7 +229,8 @@ impl RowCall<'_> {
     /// As [`Work::run`].
     ///
     /// # Safety
-    /// Each address is that of an operand as large as rows and columns say, on the device; no output overlaps another operand.
+    /// Each address is that of an operand on the device with the size given by rows and columns; no output overlaps another
+    /// operand.
     pub(crate) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
         let work = Work {
             name: self.computation.parts().0,
@@ -255,7 +257,7 @@ impl RowCall<'_> {
 pub(crate) struct CopyCall<'a> {
     pub(crate) dtype: DType,
     pub(crate) sizes: &'a [u64],
-    /// Of the source.
+    /// The strides of the source.
     pub(crate) strides: &'a [u64],
     pub(crate) source: u64,
     pub(crate) target: u64,

@@ -1,46 +1,47 @@
-//! The table: which kernels of ours are ahead of PyTorch's, for which dtypes and shapes, and by how much.
+//! The table of measured speeds: the kernels that are faster than PyTorch's, with dtypes, shapes, and both speeds.
 //!
-//! A row is there if it was measured on a GPU and is ahead by 5 % or more (`docs/record`). Its speeds are those at the length, of those that were measured
-//! within its columns, where the lead is smallest. All other calls are PyTorch's.
+//! The table has a row if the kernel was measured on a GPU and is faster by 5 % or more (`docs/record`). The speeds of a row are
+//! those at the measured length, within its columns, at which the advantage is smallest. All other calls are left to PyTorch.
 
 use thalweg_ir::DType::{self, Bf16, F32};
 
-/// A class of calls, and what was measured of it.
+/// A class of calls, and its measured speeds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Speed {
     /// PyTorch's name of the operator.
     pub operator: &'static str,
-    /// The way in which its rows lie.
+    /// The layout of the rows.
     pub form: Form,
-    /// The dtypes of its tensors.
+    /// The dtypes of the tensors.
     pub dtypes: &'static [DType],
-    /// The fewest and the most columns: points of a row. What is contiguous is a multiple of [`COLUMNS`].
+    /// The minimum and maximum number of columns, which are the points of a row. Contiguous sizes must be multiples of
+    /// [`COLUMNS`].
     pub columns: [u64; 2],
-    /// The fewest elements of the tensor: with fewer, the host takes longer than the GPU.
+    /// The minimum number of elements of the tensor: with fewer, the host takes longer than the GPU.
     pub elements: u64,
-    /// Speed in % of a copy of as many bytes: ours.
+    /// Our speed, in % of that of a copy of the same number of bytes.
     pub ours: f32,
-    /// PyTorch's.
+    /// PyTorch's speed, in % of that of a copy.
     pub pytorch: f32,
 }
 
 impl Speed {
-    /// Returns what is known of an operator that was not measured.
+    /// Returns the row of an operator that was not measured.
     pub(crate) const fn unknown(operator: &'static str) -> Self {
         speed(operator, &[], [0, 0], f32::NAN, f32::NAN)
     }
 }
 
-/// The way in which rows lie in memory.
+/// The layout of rows in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// A row's points are neighbours.
+    /// The points of a row are contiguous.
     Rows,
-    /// Neighbours are of different rows: the dimension is not the last.
+    /// Adjacent points are of different rows: the dimension is not the last.
     Columns,
     /// A copy that turns columns into rows.
     Transposed,
-    /// Planes of channels, one behind the other; the points of a plane count as columns.
+    /// Consecutive planes of channels; the points of a plane count as columns.
     Planes,
     /// A list of tensors, whose mean number of elements counts as columns.
     List,
@@ -58,7 +59,7 @@ impl Form {
         }
     }
 
-    /// Returns how many elements lay beside each other in what was measured, at least.
+    /// Returns the minimum number of contiguous elements in the measured calls.
     const fn contiguous(self) -> u64 {
         match self {
             Self::Rows | Self::Planes | Self::List => COLUMNS,
@@ -68,22 +69,22 @@ impl Form {
     }
 }
 
-/// The properties of a call that the table asks for.
+/// The properties of a call that the table depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Class {
     pub(crate) form: Form,
     pub(crate) dtype: DType,
     pub(crate) columns: u64,
-    /// So many elements lie beside each other at least.
+    /// The minimum number of contiguous elements.
     pub(crate) contiguous: u64,
     pub(crate) elements: u64,
 }
 
-/// Rows of so many points, or a multiple of it, were measured: vectors of 16 bytes.
+/// Rows whose number of points is a multiple of this were measured: vectors of 16 bytes.
 pub const COLUMNS: u64 = 8;
 
-/// The fewest elements. A call through the boxed interface costs the host more than PyTorch's own; with so many, of which 32 MiB are moved, the GPU
-/// works for longer than either.
+/// The minimum number of elements. A call through the boxed interface costs the host more than PyTorch's own; with this number,
+/// of which 32 MiB are moved, the GPU's time is longer than that of both.
 const ELEMENTS: u64 = 1 << 23;
 
 const BF16S: &[DType] = &[Bf16];
@@ -110,9 +111,9 @@ const fn speed_of(
     Speed { operator, form, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
-/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26; its gradient, batch norm, lists, softmax and layer
-/// norm one H200, 2026-11-27); cross entropy kernel beside kernel. Lists are those whose step takes the GPU longer than the host. Adam moves the bytes of AdamW, and was
-/// measured at one of its lists.
+/// One H100, inside eager PyTorch 2.11, from 2²³ elements (2026-11-23; group norm one H200, 2026-11-26; its gradient, batch norm,
+/// lists, softmax and layer norm one H200, 2026-11-27); cross entropy was compared kernel by kernel. Lists are those whose step
+/// takes the GPU longer than the host. Adam moves the same bytes as AdamW, and was measured on one of its lists.
 pub const SPEEDS: &[Speed] = &[
     speed("_softmax", BF16S, [64, 131_072], 47.0, 43.1),
     speed("_log_softmax", BF16S, [64, 128], 77.5, 66.1),

@@ -1,5 +1,5 @@
-//! Launches that norms of channels are made of: group norm where a block does not hold a group, batch norm, and their gradients.
-//! A launch of group norm's is this, and one of batch norm's ([`super::batch`]) alike:
+//! The launches of norms over channels: group norm if a group does not fit in a block, batch norm, and their gradients. Those of
+//! group norm follow; those of batch norm ([`super::batch`]) are similar:
 //!
 //! ```text
 //!  forward    moments of parts ─▶ of groups ─▶ points              x twice, the result once
@@ -103,7 +103,8 @@ static COEFFICIENTS: LoopOp = LoopOp {
         let [products, sums, weight, mean, inverse_deviation] =
             [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
         let count = b.scalar(DType::F64).to(signature.compute);
-        // Sums over channels of what is linear in theirs, so that all that a reduction gives is one per group.
+        // The terms are linear in the channels' sums, so they are summed over channels, and each reduction has one result per
+        // group.
         let slope =
             (sums * mean - products) * weight * inverse_deviation * inverse_deviation * inverse_deviation
                 / count;
@@ -115,7 +116,7 @@ static COEFFICIENTS: LoopOp = LoopOp {
     ..SUM
 };
 
-/// The gradient of the input, by the coefficients of its group.
+/// The gradient of the input, from the coefficients of its group.
 static GRADIENT: LoopOp = LoopOp {
     name: "group_norm_gradient",
     doc: "The gradient of group_norm's input, by the coefficients of each group.",
@@ -145,7 +146,7 @@ static PARAMETERS: LoopOp = LoopOp {
     ..SUM
 };
 
-/// A kernel of a norm of channels. Its number tells it from other works.
+/// A kernel of a norm over channels. Its number distinguishes it from other works.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     Moments,
@@ -163,7 +164,7 @@ pub(super) enum Stage {
     BatchGradient,
 }
 
-/// The numbers of works of other kinds are below.
+/// The first number of these kernels; the numbers of other kinds of works are below it.
 const FIRST: u64 = 128;
 
 impl Stage {
@@ -195,8 +196,8 @@ pub(super) struct Operand<const ROWS: usize = 2> {
     pub(super) inner: [u64; 2],
 }
 
-/// A launch of a stage over rows; outputs that are written once per row have no strides within it, and neither has anything where each point
-/// is a row.
+/// A launch of a stage over rows. Outputs that are written once per row have no strides within it; if each point is a row, no
+/// operand has any.
 pub(super) struct Launch<'a, const ROWS: usize = 2> {
     pub(super) stage: Stage,
     pub(super) rows: [u64; ROWS],
@@ -210,7 +211,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
     /// Runs the launch on PyTorch's stream of a device.
     ///
     /// # Safety
-    /// Each operand is as large as rows and strides say, on the device; no output overlaps another operand.
+    /// Each operand is on the device with the size given by rows and strides; no output overlaps another operand.
     pub(super) unsafe fn run(&self, kernels: &Kernels, device: i32, stream: u64) -> Result<()> {
         let operator = self.stage.operator();
         let addresses = |operands: &[Operand<ROWS>]| -> SmallVec<[u64; 6]> {
@@ -278,10 +279,10 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
     }
 }
 
-/// Runs launches one behind the other; `None` if one of them cannot be made, and the call is PyTorch's then.
+/// Runs launches one after the other; `None` if one of them fails, and the call is then left to PyTorch.
 ///
 /// # Safety
-/// As of [`Launch::run`].
+/// As for [`Launch::run`].
 pub(super) unsafe fn run<const ROWS: usize>(
     kernels: &Kernels,
     operator: Operator,

@@ -1,6 +1,7 @@
-//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once per key.
+//! A launch of a body's kernel on memory that PyTorch owns. Plans and kernels are made once per key.
 //!
-//! With its parent this module is a circle: [`Kernels`] keeps what is made here, and finds the plans and kernels of a launch.
+//! This module and its parent use each other: [`Kernels`] caches the plans and kernels that are made here, and finds those of a
+//! launch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,10 +19,10 @@ use super::Kernels;
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
 
-/// Addresses are taken to be aligned to so many bytes, if they are.
+/// The alignment in bytes that a kernel may assume, if the addresses have it.
 const ALIGNMENT: u64 = 16;
 
-/// The place where kernels run.
+/// The place where kernels run: a GPU or the host.
 pub(super) enum Place {
     /// On the devices of an allocator, at PyTorch's key CUDA.
     Gpu(&'static Allocator),
@@ -32,16 +33,16 @@ pub(super) enum Place {
 /// A function that lowers a launch.
 pub(super) type Lower<'a> = &'a dyn Fn() -> Result<LoopLaunch>;
 
-/// One launch: addresses are those of inputs and outputs in the order of the body's operands.
+/// One launch. The addresses are those of inputs and outputs in the order of the body's operands.
 pub(super) struct Work<'a> {
     pub(super) name: &'static str,
-    /// The number that distinguishes it from works of other bodies.
+    /// The number that identifies the body.
     pub(super) number: u64,
-    /// Those of the operands that the body depends on, all of them where they differ.
+    /// The dtypes of operands that the body depends on; of all operands if they differ.
     pub(super) dtypes: &'a [DType],
-    /// All that the launch depends on beside number and dtypes.
+    /// All values that the launch depends on besides the number and dtypes.
     pub(super) extents: &'a [u64],
-    /// Lowers the launch, where it is met for the first time.
+    /// Lowers the launch, when its key is first seen.
     pub(super) lower: Lower<'a>,
     pub(super) scalars: &'a [u64],
     pub(super) inputs: &'a [u64],
@@ -65,10 +66,11 @@ impl Work<'_> {
     /// Runs the work, on a GPU asynchronously on a stream of PyTorch's.
     ///
     /// # Errors
-    /// What the driver or the compiler refuses. [`Status::Capture`]: the kernel is not loaded yet and the stream captures. Nothing was launched then.
+    /// Those of the driver or the compiler. [`Status::Capture`] if the kernel is not loaded yet and the stream captures. Nothing
+    /// has been launched then.
     ///
     /// # Safety
-    /// Each address is that of an operand as large as the plan says, on the device; no output overlaps another operand.
+    /// Each address is that of an operand on the device with the plan's size; no output overlaps another operand.
     pub(super) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
         match place {
             Place::Gpu(allocator) => self.launch(allocator, device, stream),
@@ -137,7 +139,7 @@ impl Work<'_> {
             })
             .collect();
         let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(self.outputs).enumerate())
-            // SAFETY: as above; it is written here alone.
+            // SAFETY: as above; only this code writes it.
             .map(|(output, (written, &address))| unsafe {
                 cells(written.dtype, address, geometry.span(body.inputs.len() + output))
             })
@@ -147,7 +149,7 @@ impl Work<'_> {
     }
 }
 
-/// Returns an error of lowering as one of this library.
+/// Converts an error of lowering to one of this crate.
 pub(super) fn refused(error: LowerError) -> Error {
     thalweg_execute::refused(error).into()
 }
@@ -163,7 +165,7 @@ impl NativeLaunches<'_> {
     /// Launches a kernel asynchronously.
     ///
     /// # Errors
-    /// As of [`Work::run`].
+    /// As for [`Work::run`].
     pub(super) fn run(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
         let Place::Gpu(allocator) = &self.kernels.place else {
             return Err(Error::invalid("there is no GPU"));
@@ -193,7 +195,7 @@ pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, 
 /// Returns elements that are read.
 ///
 /// # Safety
-/// There are so many elements of the dtype, and nothing writes them.
+/// There are `count` elements of the dtype, and nothing writes them.
 pub(super) unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
     // SAFETY: the caller's promise.
     unsafe fn of<'a, T>(address: u64, count: u64) -> &'a [T] {
@@ -214,7 +216,7 @@ pub(super) unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source
 /// Returns elements that are written.
 ///
 /// # Safety
-/// There are so many elements of the dtype, and nothing else reads or writes them.
+/// There are `count` elements of the dtype, and nothing else reads or writes them.
 pub(super) unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
     // SAFETY: the caller's promise.
     unsafe fn of<'a, T>(address: u64, count: u64) -> &'a mut [T] {

@@ -56,7 +56,7 @@ fn run(options: &Options) -> Result<()> {
     let compare = || similarities(&model, &tokens);
     let compare =
         || no_grad(|| if options.dtype == DType::F32 { compare() } else { autocast(options.dtype, compare) });
-    // Eagerly the first time either way: it compiles the kernels, which a capture could not.
+    // The first run is always eager: it compiles the kernels, which a capture could not do.
     let mut cosines = compare()?;
     if options.graph {
         let (graph, captured) = Graph::capture(&device, CaptureOptions::default(), compare)?;
@@ -91,7 +91,7 @@ fn similarities(model: &BertModel, tokens: &Tensor) -> Result<Tensor> {
     units.mm(&units.transpose(0, 1)?)
 }
 
-/// Reads the weights of a model, whose sizes are those of the file.
+/// Reads the weights of a model, and its sizes, from a file.
 fn load(path: &str, heads: usize, device: &Device) -> Result<BertModel> {
     let weights = serialize::load_file(path, device)?;
     let size = |name: &str, dim: usize| match weights.iter().find(|(full, _)| full.ends_with(name)) {
@@ -114,7 +114,7 @@ fn load(path: &str, heads: usize, device: &Device) -> Result<BertModel> {
     };
     let model = BertModel::new(&config, &mut Generator::new(0), device)?;
     let keys = model.load_pretrained(&weights)?;
-    // The features of a whole sequence are not used here, and some files do not have their layer.
+    // The features of the full sequence are not used here, and some files do not have that layer.
     match keys.missing_keys.iter().find(|name| !name.starts_with("pooler.")) {
         None => Ok(model),
         Some(name) => Err(Error::invalid(format!("{path} has no {name}"))),

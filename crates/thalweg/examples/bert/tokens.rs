@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-/// The longest word that is cut into pieces, in characters.
+/// The maximum length of a word that is divided into pieces, in characters.
 const LONGEST: usize = 100;
 
 /// Tokens by their text; a piece inside a word begins with `##`.
@@ -50,7 +50,7 @@ impl Vocabulary {
         tokens
     }
 
-    /// Adds the pieces of a word, each as long as it can be; a word that has none is unknown.
+    /// Adds the pieces of a word, each as long as possible; a word without pieces is unknown.
     fn pieces(&self, word: &str, tokens: &mut Vec<i64>) {
         let letters: Vec<char> = word.chars().collect();
         let (kept, mut start) = (tokens.len(), 0);
@@ -71,7 +71,7 @@ impl Vocabulary {
     }
 }
 
-/// Returns the words of a sentence in small letters; what is neither letter nor digit is a word of its own.
+/// Returns the words of a sentence in lower case; each character that is neither a letter nor a digit is a separate word.
 fn words(sentence: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     for letter in sentence.to_lowercase().chars() {

@@ -11,8 +11,7 @@ pub enum Command<O> {
     Help,
 }
 
-/// Does what the command line of an example asks for. The exit status is 2 for a command line that is not understood, and 1 for
-/// an error.
+/// Runs an example according to its command line. The exit status is 2 for an invalid command line, and 1 for an error.
 pub fn run<O, T: Termination>(
     name: &str,
     usage: &str,
@@ -44,7 +43,7 @@ pub fn device(name: Option<&str>) -> thalweg::Result<Device> {
     name.map_or_else(Device::best, Device::from_name)
 }
 
-/// Returns a whole number that is not below the least.
+/// Parses an integer that is at least `least`.
 pub fn number(name: &str, text: &str, least: usize) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number >= least);
     number.ok_or_else(|| format!("{name} takes a whole number from {least} on, not '{text}'"))

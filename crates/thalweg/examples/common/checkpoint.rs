@@ -1,4 +1,5 @@
-//! Files of `--save` and `--resume`: a `.pt` file has what training goes on from, any other is a safetensors file of the weights.
+//! Files of `--save` and `--resume`: a `.pt` file has the full state of training, any other file is a safetensors file of the
+//! weights.
 
 use thalweg::module::Module;
 use thalweg::optim::OptimizerState;
@@ -11,7 +12,7 @@ use thalweg::{Device, Error, Result};
 pub struct Start {
     /// The steps that were done before.
     pub step: usize,
-    /// The state of the optimizer, where there is one.
+    /// The state of the optimizer, if there is one.
     pub optimizer: Option<OptimizerState>,
 }
 
@@ -19,8 +20,8 @@ fn is_whole(path: &str) -> bool {
     path.ends_with(".pt")
 }
 
-/// Loads the weights of a model from the file of `--resume`, if there is one, and the random state of the device. Returns where training
-/// goes on.
+/// Loads the weights of a model from the file of `--resume`, if there is one, and the random state of the device. Returns the
+/// place at which training continues.
 pub fn resume(path: Option<&String>, model: &impl Module, device: &Device) -> Result<Start> {
     let Some(path) = path else { return Ok(Start::default()) };
     if !is_whole(path) {
@@ -42,7 +43,7 @@ pub fn resume(path: Option<&String>, model: &impl Module, device: &Device) -> Re
     Ok(Start { step: number("step")? as usize, optimizer: Some(optimizer) })
 }
 
-/// Writes the file of `--save`, if one is asked for, after so many steps in all.
+/// Writes the file of `--save`, if requested, after the given total number of steps.
 pub fn save(
     path: Option<&String>,
     model: &impl Module,

@@ -42,7 +42,7 @@ impl TrainingOptions {
         Self { device, dtype: DType::F32, graph: false, steps: 200, batch, seed: 0, log_dir, save, resume }
     }
 
-    /// Takes an argument up, with its value if it has one; returns `false` if it is none of these.
+    /// Parses an argument, with its value if it has one; returns `false` if it is not one of these options.
     pub fn take(
         &mut self,
         argument: &str,

@@ -1,5 +1,5 @@
-//! Ranks: as processes that a launcher starts, or as threads of one process with a bar for each; and the task of the examples that have
-//! them, which is to learn the sum and the product of two numbers.
+//! Ranks: as processes that a launcher starts, or as threads of one process with a progress bar each; and the task of the
+//! examples with ranks, which learn the sum and the product of two numbers.
 
 use std::io::IsTerminal as _;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// Creates the bars of ranks that do so many steps each.
+    /// Creates the bars of ranks that do `steps` steps each.
     pub fn new(ranks: usize, steps: usize) -> Self {
         Self { steps, done: Mutex::new(vec![0; ranks]), progress: Progress::new(steps as u64) }
     }
@@ -58,7 +58,7 @@ pub fn launched(body: impl FnOnce(&ProcessGroup) -> Result<()>) -> Result<bool> 
     let _current = device.make_current();
     let group = met.init_process_group(&device, GroupOptions::default())?;
     body(&group)?;
-    // Rank 0 serves the store, so it leaves last.
+    // Rank 0 serves the store, so it exits last.
     group.barrier()?;
     Ok(true)
 }
@@ -80,28 +80,28 @@ pub fn samples_of(device: &Device, step: usize, rows: Range<usize>) -> Result<[T
     ])
 }
 
-/// Returns two numbers between -1 and 1 that step and index decide.
+/// Returns two numbers between -1 and 1, determined by step and index.
 fn sample(step: usize, index: usize) -> [f32; 2] {
     let number =
         |salt: usize| ((step * 7919 + index * 104_729 + salt * 1_299_709) % 2001) as f32 / 1000.0 - 1.0;
     [number(1), number(2)]
 }
 
-/// Returns the loss of the whole batch, from that of a rank's part.
+/// Returns the loss of the full batch, from that of a rank's part.
 pub fn mean_of_ranks(group: &ProcessGroup, loss: &Tensor) -> Result<f32> {
     let mean = loss.detach();
     group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
     mean.item()
 }
 
-/// Prints every tenth loss of those from a step on.
+/// Prints every tenth loss, beginning at a step.
 pub fn report(name: &str, first: usize, losses: &[f32]) {
     for (step, loss) in (first..).zip(losses).filter(|(step, _)| step % 10 == 9) {
         println!("{name}: step {:>2}  loss {loss:.6}", step + 1);
     }
 }
 
-/// Says what went wrong, if something did.
+/// Prints the error, if there is one, and returns the exit status.
 pub fn exit_code(name: &str, outcome: Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

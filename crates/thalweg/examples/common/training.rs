@@ -11,14 +11,14 @@ use thalweg::{DType, Device, Error, Result, Tensor};
 
 use super::options::TrainingOptions;
 
-/// Runs a function with products in the dtype that was asked for.
+/// Runs a function with products in the requested dtype.
 pub fn in_dtype<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result<T> {
     if dtype == DType::F32 { function() } else { autocast(dtype, function) }
 }
 
-/// Copies batches of a dataset to the inputs of a step, which returns its loss, and runs it on each, eagerly or captured. The first
-/// step has the number behind those that were done before, and the batch that it would have had then. Returns the last loss, if there
-/// was a step. The losses that are shown are written to the folder of `--log-dir`.
+/// Copies batches of a dataset to the inputs of a step, which returns its loss, and runs it on each, eagerly or captured. The
+/// first step continues the numbering of the earlier ones, and has the batch that it would have had without the interruption.
+/// Returns the last loss, if there was a step. The losses that are shown are written to the folder of `--log-dir`.
 pub fn train<'a, D: Dataset + 'static>(
     data: Arc<D>,
     inputs: &[Tensor],
@@ -69,7 +69,7 @@ pub fn train<'a, D: Dataset + 'static>(
     Ok(last)
 }
 
-/// Returns the figures behind the bar.
+/// Returns the figures after the bar.
 pub fn figures(loss: f32, samples: usize, seconds: f64) -> String {
     format!("loss {loss:.4} {:>6.0} samples/s", samples as f64 / seconds.max(1e-9))
 }

@@ -6,8 +6,8 @@
 //! sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 crates/thalweg/examples/common/srun.sh target/debug/examples/ddp
 //! ```
 //!
-//! The task: the sum and the product of two numbers. Progress goes to standard error, a line per rank; the losses, which are those of one
-//! rank with the whole batch, to standard output.
+//! The task: the sum and the product of two numbers. Progress goes to standard error, one line per rank; the losses, which equal
+//! those of one rank with the full batch, to standard output.
 
 #[path = "../common/ranks.rs"]
 mod ranks;
@@ -37,7 +37,7 @@ impl Forward for Network {
     }
 }
 
-/// Trains as one rank, and returns the losses of the whole batches.
+/// Trains as one rank, and returns the losses of the full batches.
 fn train(group: &ProcessGroup, advance: impl Fn()) -> Result<Vec<f32>> {
     let device = group.device();
     let mut generator = Generator::new(0);

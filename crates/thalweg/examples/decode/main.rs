@@ -1,4 +1,5 @@
-//! Decodes a sequence token by token with a cache of keys and values: the step eager, then captured once and replayed.
+//! Decodes a sequence token by token with a cache of keys and values: first with eager steps, then with a step that is captured
+//! once and replayed.
 //!
 //! ```text
 //! cargo run --release --example decode
@@ -7,7 +8,7 @@
 //! cargo run --release --example decode -- --weights model.safetensors --first 50256 --temperature 0.8
 //! ```
 //!
-//! Without a file the weights are random, and the tokens mean nothing; that both ways give the same ones does.
+//! Without a file the weights are random, and the tokens are meaningless, but both ways must produce the same ones.
 
 #[path = "../common/arguments.rs"]
 mod arguments;
@@ -59,7 +60,7 @@ fn decode(
     model.sequence(options.tokens + 1)
 }
 
-/// Makes the layers' weights so large that tokens differ: as they begin, a token is always followed by itself.
+/// Scales the layers' weights up so that tokens differ: with the initial weights, a token is always followed by itself.
 fn make_talkative(model: &GPT2LMHeadModel) -> Result<()> {
     let weights = model.state_dict().into_iter();
     let of_layers = weights.filter(|(name, weight)| name.starts_with("transformer.h.") && weight.rank() == 2);
@@ -92,7 +93,7 @@ fn run(options: &Options) -> Result<()> {
     }
     let Options { dtype, temperature, integers, .. } = *options;
     let model = model.decoder(DecodeOptions { dtype, temperature, integers })?;
-    // Loads the kernels, so that neither way pays for that.
+    // Loads the kernels, so that neither way includes that time.
     model.restart(&[options.first as i64])?;
     model.step()?;
     let eager = decode("eager", &model, &device, options, || model.step())?;

@@ -11,7 +11,7 @@ const PIXELS: usize = 64;
 /// One image with its digit.
 #[derive(Clone)]
 pub struct Sample {
-    /// Row-major, scaled from 0…16 to 0…1.
+    /// The pixels, row-major, scaled from 0…16 to 0…1.
     pub pixels: [f32; PIXELS],
     pub digit: i64,
 }
@@ -35,13 +35,13 @@ impl Dataset for Images {
     }
 }
 
-/// The images, split once and for all: every fifth is for the evaluation.
+/// The images in a fixed split: every fifth is for the evaluation.
 pub struct Digits {
     pub training: Images,
     pub evaluation: Images,
 }
 
-/// Unpacks the file that is part of the program: a line per image, 64 pixels and the digit, separated by commas.
+/// Unpacks the file that is part of the program: one line per image, with 64 pixels and the digit, separated by commas.
 pub fn load() -> Digits {
     const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
     let mut text = String::new();

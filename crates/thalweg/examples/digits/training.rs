@@ -1,4 +1,4 @@
-//! The training loop: batches of a `DataLoader`, the step on a stream of its own, eager or captured.
+//! The training loop: batches of a `DataLoader`, the step on its own stream, eager or captured.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns a fingerprint, which equal runs have in common: FNV-1a over the bits of the losses.
+    /// Returns a fingerprint, which is the same for equal runs: FNV-1a over the bits of the losses.
     pub fn fingerprint(&self) -> u64 {
         self.losses.iter().fold(0xcbf2_9ce4_8422_2325, |hash, loss| {
             (hash ^ u64::from(loss.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
@@ -41,7 +41,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// Returns the scores of images, with products in the dtype that was asked for.
+    /// Returns the scores of images, with products in the requested dtype.
     fn scores(&self, images: &Tensor) -> Result<Tensor> {
         let forward = || self.network.forward(images);
         let scores = if self.dtype == DType::F32 { forward() } else { autocast(self.dtype, forward) };
@@ -96,7 +96,7 @@ impl CapturedStep {
     }
 }
 
-/// Trains, evaluates, and gives every loss.
+/// Trains, evaluates, and returns every loss.
 pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outcome> {
     let mut generator = Generator::new(options.seed);
     let network = Network::new(&mut generator, device)?;
@@ -107,7 +107,7 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
     let compute = Stream::new(device)?;
     compute.wait_stream(&device.current_stream())?;
     let _current = compute.make_current();
-    // Worker threads fill pinned batches, and copies run on a stream of the loader's own.
+    // Worker threads fill pinned batches, and copies run on the loader's own stream.
     let loading = DataLoaderOptions {
         batch_size: BATCH,
         // Weights and order are drawn from different streams of random numbers.
@@ -128,7 +128,7 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
     while done < steps {
         for batch in loader.epoch()?.skip(std::mem::take(&mut skipped)).take(steps - done) {
             let batch = batch?;
-            // The first step runs eagerly either way: it compiles the kernels, which a capture could not.
+            // The first step is always eager: it compiles the kernels, which a capture could not do.
             let loss = match &captured {
                 Some(captured) => CapturedStep::run(captured, &batch)?,
                 None => trained.step(&batch[0], &batch[1])?,

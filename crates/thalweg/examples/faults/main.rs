@@ -1,4 +1,4 @@
-//! Lets a rank of a job fail, and shows what the others are told, and when.
+//! Lets a rank of a job fail, and shows which errors the others get, and when.
 //!
 //! ```text
 //! cargo run -p thalweg --example faults -- --fault stall            # 3 simulated ranks, a thread each
@@ -6,10 +6,10 @@
 //! RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 target/debug/examples/faults --fault kill
 //! ```
 //!
-//! All ranks reduce the same tensor again and again; the last one fails in the middle. `kill` ends its process without a word, `stall` has it do
-//! nothing any more, `late` has it come after twice the timeout. A rank that was told prints the error with the
-//! seconds that it waited for it, and its process fails. With `--at 0` the last rank fails before its first call, for which NCCL connects the ranks: on GPUs
-//! the others are then inside a call of NCCL, which the watchdog's abort ends.
+//! All ranks reduce the same tensor repeatedly; the last one fails in the middle. `kill` ends its process without notice, `stall`
+//! makes it stop working, `late` delays it by twice the timeout. A rank that gets an error prints it with the seconds that it
+//! waited, and its process fails. With `--at 0` the last rank fails before its first call, for which NCCL connects the ranks: on
+//! GPUs the others are then inside a call of NCCL, which the watchdog's abort ends.
 
 #[path = "../common/arguments.rs"]
 #[expect(dead_code, reason = "a launcher says which device a rank has")]
@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// Reduces again and again. The last rank fails in the middle.
+/// Reduces repeatedly. The last rank fails in the middle.
 fn work(group: &ProcessGroup, options: &Options) -> Result<()> {
     let tensor = Tensor::ones(&[1 << 16], DType::F32, group.device())?;
     for step in 0..STEPS {

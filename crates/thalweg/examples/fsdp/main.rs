@@ -1,5 +1,5 @@
-//! Trains a network whose parameters lie in parts on several ranks, writes a checkpoint on the way, and goes on from it on half of the
-//! ranks.
+//! Trains a network whose parameters are sharded over several ranks, writes a checkpoint half way, and continues from it on half
+//! of the ranks.
 //!
 //! ```text
 //! cargo run -p thalweg --example fsdp                                   # all GPUs of the machine, or 4 simulated ones, a thread per device
@@ -57,7 +57,7 @@ impl Forward for Network {
     }
 }
 
-/// Makes the network, each block a unit of its own, and its optimizer.
+/// Makes the network, with each block as a separate unit, and its optimizer.
 fn made(group: &ProcessGroup) -> Result<(FullyShard<Network>, Adam)> {
     let (device, options) = (group.device(), FullyShardOptions::default());
     let mut generator = Generator::new(0);
@@ -75,8 +75,8 @@ fn made(group: &ProcessGroup) -> Result<(FullyShard<Network>, Adam)> {
     Ok((network, optimizer))
 }
 
-/// Trains from one step to the end as one rank, and returns the losses of the whole batches. The checkpoint is written half way, and
-/// read where the steps begin there.
+/// Trains from one step to the end as one rank, and returns the losses of the full batches. The checkpoint is written half way,
+/// and read if the steps begin there.
 fn train(group: &ProcessGroup, first: usize, checkpoint: &Path, advance: impl Fn()) -> Result<Vec<f32>> {
     let (network, optimizer) = made(group)?;
     if first > 0 {
@@ -105,7 +105,7 @@ fn checkpoint_path(of: u32) -> PathBuf {
 
 fn run() -> Result<()> {
     let was_launched = launched(|group| {
-        // All ranks take the folder of rank 0.
+        // All ranks use the folder of rank 0.
         let name = group.broadcast_object(&std::process::id().to_le_bytes(), 0)?;
         let number = name.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
         let losses = train(group, 0, &checkpoint_path(number), || {})?;
@@ -129,7 +129,7 @@ fn run() -> Result<()> {
     let bars = Bars::new(fewer.len(), STEPS - STEPS / 2);
     let again =
         run_ranks(fewer, |group| train(&group, STEPS / 2, &path, || bars.advance(group.rank() as usize)));
-    // The folder goes in any case.
+    // The folder is always removed.
     let _ = std::fs::remove_dir_all(&path);
     report(&format!("on from step {} on {} ranks", STEPS / 2, fewer.len()), STEPS / 2, &again?[0]);
     Ok(())

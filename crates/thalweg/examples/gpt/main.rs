@@ -30,7 +30,7 @@ use text::Text;
 
 const CONTEXT: usize = 64;
 
-/// Below 1 the likely characters become likelier.
+/// The temperature of sampling: below 1, likely characters become more likely.
 const TEMPERATURE: f64 = 0.7;
 
 fn main() -> ExitCode {
@@ -93,7 +93,7 @@ fn learn(
     Ok(loss)
 }
 
-/// Returns a prompt with the characters that the model writes behind it.
+/// Returns a prompt followed by the characters that the model writes.
 fn sample(
     model: &Transformer,
     mut tokens: Vec<i64>,

@@ -5,7 +5,7 @@ use thalweg::{DType, Error, Result};
 
 const SONNETS: &str = include_str!("../../data/sonnets.txt");
 
-/// The characters that occur, in order; a token is a place among them.
+/// The characters that occur, in order; a token is an index in this list.
 pub struct Text {
     characters: Vec<char>,
     tokens: Vec<i64>,
@@ -46,7 +46,7 @@ impl Dataset for Text {
         self.tokens.len() - self.context
     }
 
-    /// Returns a piece, and the characters that follow each of its own.
+    /// Returns a piece, and the same piece shifted by one character.
     fn fields(&self) -> Vec<Field> {
         vec![Field { shape: vec![self.context], dtype: DType::I64 }; 2]
     }

@@ -1,4 +1,4 @@
-//! Calls of the allocators by replays: none.
+//! A check that replays make no requests to the allocators.
 
 use thalweg::{CaptureOptions, Device, Graph, Result};
 
@@ -22,7 +22,7 @@ impl Requests {
         }
     }
 
-    /// Counts the requests of a piece of work.
+    /// Counts the requests during some work.
     fn during(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let before = Self::so_far(device);
         work()?;

@@ -1,4 +1,4 @@
-//! Charts as inline SVG, coloured by the page's style. What they show stands in the tables, too.
+//! Charts as inline SVG, coloured by the page's style. The tables have the same data.
 
 use std::fmt::Write as _;
 
@@ -7,14 +7,14 @@ use super::report::{Bar, Chart, Line, Report, microseconds};
 
 const WIDTH: f64 = 840.0;
 
-/// Of a chart of bars: where bars begin, where the longest ends, and how far they are apart.
+/// The layout of a bar chart: the begin of bars, the end of the longest, and the distance between them.
 const BARS_LEFT: f64 = 160.0;
 const BARS_RIGHT: f64 = WIDTH - 150.0;
 const BAR_STEP: f64 = 26.0;
 const BAR_HEIGHT: f64 = 16.0;
 const HEADING: f64 = 30.0;
 
-/// Of a chart of lines: its height, and the room around the plot.
+/// The layout of a line chart: its height, and the margins around the plot.
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = WIDTH - 16.0;
@@ -40,7 +40,7 @@ fn open(out: &mut String, title: &str, height: f64) {
     );
 }
 
-/// Writes bars. Each group has a scale of its own, which begins at zero.
+/// Writes bars. Each group has its own scale, which begins at zero.
 fn bars(out: &mut String, title: &str, groups: &[(String, Vec<Bar>)]) {
     let rows: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
     open(out, title, HEADING * groups.len() as f64 + BAR_STEP * rows as f64 + 8.0);
@@ -146,7 +146,7 @@ fn curves(out: &mut String, title: &str, lines: &[Line], marks: &[f64]) {
     }
 }
 
-/// Returns the least of 1, 2, 5, 10, 20, 50 … that is not less.
+/// Returns the smallest of 1, 2, 5, 10, 20, 50 … that is at least `least`.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let step = [1.0, 2.0, 5.0].into_iter().map(|step| step * power).find(|&step| step >= least);

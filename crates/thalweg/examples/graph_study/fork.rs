@@ -1,4 +1,4 @@
-//! Two networks side by side on two streams, in one graph; and what is said when the join is forgotten.
+//! Two networks side by side on two streams, in one graph; and the report if the join is forgotten.
 
 use thalweg::graph::{ObstacleKind, audit};
 use thalweg::{CaptureOptions, Graph, Result, Stream, Tensor};
@@ -6,10 +6,10 @@ use thalweg::{CaptureOptions, Graph, Result, Stream, Tensor};
 use super::report::{Figure, Row, Section};
 use super::setting::{Setting, bits, static_input};
 
-/// How wide the audit's text is.
+/// The width of the audit's text.
 const WIDTH: usize = 78;
 
-/// Runs one network on the current stream, the other on `side`, ordered by an event; both results.
+/// Runs one network on the current stream, the other on `side`, ordered by an event, and returns both results.
 fn fork(setting: &Setting, side: &Stream, tokens: &Tensor) -> Result<[Tensor; 2]> {
     let [first, second] = &setting.networks;
     setting.device.current_stream().record_event()?.wait(side)?;

@@ -12,7 +12,7 @@ use super::report::{Chart, Figure, Line, Row, Section, Unit};
 use super::setting::{Network, Setting, TOKENS, bits, tokens};
 use super::timing::Times;
 
-/// The lengths that come, in this order, again and again. No two that follow each other share a captured size.
+/// The lengths, which repeat in this order. No two consecutive lengths share a captured size.
 const LENGTHS: [usize; 12] = [10, 42, 26, 64, 5, 37, 21, 53, 16, 48, 32, 58];
 
 /// The captured sizes: a sequence is padded to the nearest one that fits.
@@ -21,7 +21,7 @@ const SIZES: [usize; 4] = [16, 32, 48, TOKENS];
 /// Passes over all lengths in which trees warm up and record.
 const BUILD_UP: usize = 2;
 
-/// How far padded outputs may lie from eager's: sums over more terms are taken in another order.
+/// The maximum difference between padded outputs and eager ones: sums over more terms are computed in another order.
 const TOLERANCE: f64 = 1e-4;
 
 /// The way in which calls are served.
@@ -62,9 +62,9 @@ struct Way<'a> {
     server: Server<'a>,
     /// The times of the passes in which graphs were recorded, in microseconds.
     build_up: f64,
-    /// At the greatest length only.
+    /// The times at the greatest length only.
     fixed: Times,
-    /// At each of the lengths.
+    /// The times at each of the lengths.
     varying: Vec<Times>,
     /// The graphs that were recorded after the build-up.
     late_recordings: u64,

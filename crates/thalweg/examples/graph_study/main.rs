@@ -1,17 +1,18 @@
-//! A study of CUDA graphs on one region: does a replay do what eager does, what does it save, what does it cost, what breaks it?
+//! A study of CUDA graphs on one region: whether a replay has the same results as eager work, what it saves, what it costs, and
+//! what breaks it.
 //!
 //! ```text
 //! cargo run --release --example graph_study                       # the GPU if there is one, else the simulated GPU
 //! cargo run --release --example graph_study -- --rounds 200 --html study.html
 //! ```
 //!
-//! Its parts are the checklist that papers on graphs answer: a smoke test of one captured stage, eager against captured against
-//! updated, one sequence length against many, an audit of what replays allocate, two streams, and what the capture audit says.
-//! The answers come as tables, as one HTML page with charts, and as JSON lines: the same figures in all three. Each part states
-//! what must hold; the exit status says whether it does.
+//! Its parts are a checklist of questions from papers on graphs: a smoke test of one captured stage, eager against captured
+//! against updated, one sequence length against many, an audit of allocations by replays, two streams, and the report of the
+//! capture audit. The results are printed as tables, as one HTML page with charts, and as JSON lines, with the same figures in
+//! all three. Each part states its checks; the exit status reports whether they hold.
 //!
-//! On the simulated GPU the host computes what a GPU would: its times compare ways of submitting work on this host, and say
-//! nothing of a GPU.
+//! On the simulated GPU the host computes what a GPU would: its times compare ways of submitting work on this host, and do not
+//! apply to a GPU.
 
 mod allocations;
 #[path = "../common/arguments.rs"]
@@ -37,7 +38,7 @@ use report::{Report, Section};
 use setting::Setting;
 use thalweg::{Result, no_grad};
 
-/// A part of the study, with the words for its progress.
+/// A part of the study, with the text for its progress.
 type Part = (&'static str, fn(&Setting) -> Result<Section>);
 
 const PARTS: [Part; 6] = [
@@ -60,7 +61,7 @@ fn cannot_write(page: &dyn Display, error: &std::io::Error) -> ExitCode {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let page = options.html.display();
-    // Before the work, which takes a while. What is at the path stays until there is a page.
+    // Checked before the work, which takes a while. A file at the path stays until the page is complete.
     let folder = options.html.parent().filter(|folder| !folder.as_os_str().is_empty());
     if let Some(Err(error)) = folder.map(std::fs::metadata) {
         return Ok(cannot_write(&page, &error));
@@ -89,7 +90,7 @@ fn run(options: &Options) -> Result<ExitCode> {
 fn study(options: &Options) -> Result<Report> {
     let device = arguments::device(options.device.as_deref())?;
     let setting = Setting::new(device, options.rounds)?;
-    // Loads the kernels, so that no part pays for that and every region can be captured.
+    // Loads the kernels, so that no part includes that time and every region can be captured.
     for network in &setting.networks {
         network.forward(&setting.inputs[0])?.add(&network.forward(&setting.inputs[0])?)?;
     }

@@ -1,4 +1,4 @@
-//! Five ways of doing a step whose parameters change, or do not.
+//! Five ways of running a step, with parameters that change or stay the same.
 
 use thalweg::graph::UpdateCounts;
 use thalweg::progress::Progress;
@@ -8,10 +8,10 @@ use super::report::{Chart, Figure, Row, Section, Unit};
 use super::setting::{Network, Setting, bits};
 use super::timing::Times;
 
-/// The factor of the scores: a number of the host's, and so a parameter of one kernel.
+/// The factor of the scores: a number on the host, and therefore a parameter of one kernel.
 const FACTORS: [f64; 3] = [1.0, 0.5, 2.0];
 
-/// Steps of one way before those that are timed: they compile kernels and fill caches.
+/// The number of untimed steps of each way, which compile kernels and fill caches.
 const WARM_UP: usize = 2;
 
 /// The region with the parameters of one round.
@@ -28,12 +28,12 @@ impl Step<'_> {
     }
 }
 
-/// A way of doing steps, timed.
+/// A way of running steps, with its times.
 struct Way {
     name: &'static str,
     key: &'static str,
     times: Times,
-    /// Steps with eager's bits, of those that were timed.
+    /// The number of timed steps whose outputs have the same bits as eager ones.
     identical: usize,
     updates: Option<UpdateCounts>,
 }
@@ -115,8 +115,8 @@ fn update_row(way: &Way, counts: UpdateCounts) -> Row {
     Row::new(way.name, counts.map(figure))
 }
 
-/// The state that a way keeps from step to step. Each capture is on the same stream and in the same pool: where the pool is as the last one
-/// found it, a capture gets the same memory.
+/// The state that a way keeps from step to step. Each capture is on the same stream and in the same pool: if the pool is in the
+/// same state as at the last capture, the new one gets the same memory.
 struct State {
     stream: Stream,
     pool: GraphPool,
@@ -138,7 +138,7 @@ impl State {
     }
 }
 
-/// A function that does a step in one way and leaves its output in the state.
+/// A function that runs a step in one way and stores its output in the state.
 type Do = fn(&mut State, &Step<'_>) -> Result<()>;
 
 fn run(setting: &Setting, name: &'static str, key: &'static str, changes: Changes, step: Do) -> Result<Way> {
@@ -185,7 +185,8 @@ fn captured(state: &mut State, step: &Step<'_>) -> Result<()> {
     }
 }
 
-/// Updates the executable. The output goes first, so that its memory is the next one's: the executable is updated only where the parameters differ.
+/// Updates the executable. The output is dropped first, so that the next one gets its memory, and only changed parameters are
+/// updated in the executable.
 fn updated(state: &mut State, step: &Step<'_>) -> Result<()> {
     let options = state.options();
     let State { graph: Some(graph), output, .. } = state else { return anew(state, step) };

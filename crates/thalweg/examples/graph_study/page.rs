@@ -7,7 +7,7 @@ use super::report::{Report, Section, Table};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The figures at the head of the page, by name, with what they are.
+/// The figures at the head of the page, by name, with their descriptions.
 const HEADLINES: [(&str, &str); 4] = [
     ("modes_eager_host_p50", "µs of host time a step, eager"),
     ("modes_captured_host_p50", "µs of host time a step, captured"),
@@ -85,7 +85,7 @@ fn write_section(out: &mut String, number: usize, section: &Section, report: &Re
     out.push_str("</ul>\n</section>\n");
 }
 
-/// Writes a table that scrolls by itself where it is too wide, also by the keyboard.
+/// Writes a table that scrolls horizontally if it is too wide, also by keyboard.
 fn write_table(out: &mut String, id: &str, table: &Table, report: &Report) {
     let _ = writeln!(
         out,

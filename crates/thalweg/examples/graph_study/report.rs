@@ -1,7 +1,7 @@
-//! The results of the study, as data. The terminal, the page and the JSON lines are written from it and from nothing else, so a
-//! figure is the same text in all three.
+//! The results of the study, as data. The terminal output, the page and the JSON lines are all written from it, so a figure has
+//! the same text in all three.
 
-/// A number with a name, which nothing else in the report has.
+/// A number with a name that is unique in the report.
 #[derive(Clone, Debug)]
 pub struct Figure {
     pub name: String,
@@ -14,7 +14,7 @@ pub enum Unit {
     Count,
     Bytes,
     Microseconds,
-    /// How many times one figure is another.
+    /// A ratio of two figures.
     Times,
     /// A difference of outputs.
     Difference,
@@ -45,7 +45,7 @@ impl Figure {
         Self::new(name, value as f64, Unit::Bytes)
     }
 
-    /// Returns the number as it is shown, and as it stands in the JSON.
+    /// Returns the number's text, which is the same in the JSON.
     pub fn text(&self) -> String {
         let value = self.value;
         match self.unit {
@@ -57,7 +57,7 @@ impl Figure {
     }
 }
 
-/// Returns three digits or more that mean something.
+/// Returns a time with at least three significant digits.
 pub fn microseconds(value: f64) -> String {
     let decimals = match value {
         value if value < 10.0 => 2,
@@ -67,7 +67,7 @@ pub fn microseconds(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A row of a table: what it is about, and a figure a column.
+/// A row of a table: its name, and one figure per column.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub name: String,
@@ -90,21 +90,21 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns whether it tells times, which the simulated GPU's are not a GPU's.
+    /// Returns whether the table has times. Those of the simulated GPU are not a GPU's.
     pub fn is_of_times(&self) -> bool {
         let mut figures = self.rows.iter().flat_map(|row| &row.figures);
         figures.any(|figure| figure.unit == Unit::Microseconds)
     }
 }
 
-/// Something that must hold.
+/// A condition that must hold.
 #[derive(Clone, Debug)]
 pub struct Check {
     pub holds: bool,
     pub statement: String,
 }
 
-/// Two percentiles of a way of doing a step.
+/// Two percentiles of a way of running a step.
 #[derive(Clone, Debug)]
 pub struct Bar {
     pub name: String,
@@ -121,7 +121,7 @@ pub struct Line {
 
 #[derive(Clone, Debug)]
 pub enum Chart {
-    /// A group of bars to a heading. Microseconds.
+    /// Groups of bars, each with a heading, in microseconds.
     Bars { title: String, groups: Vec<(String, Vec<Bar>)> },
     /// Microseconds over tokens; `marks` are the captured sizes.
     Lines { title: String, lines: Vec<Line>, marks: Vec<f64> },
@@ -131,12 +131,12 @@ pub enum Chart {
 #[derive(Clone, Debug)]
 pub struct Section {
     pub title: &'static str,
-    /// The experiment, and what it shows.
+    /// The experiment, and its result.
     pub lead: String,
     pub chart: Option<Chart>,
     pub tables: Vec<Table>,
     pub checks: Vec<Check>,
-    /// A text that is quoted as it is.
+    /// A text that is quoted verbatim.
     pub quotation: Option<String>,
 }
 
@@ -189,7 +189,7 @@ impl Report {
         self.checks().all(|check| check.holds)
     }
 
-    /// Returns how the checks came out, in a line.
+    /// Returns the result of the checks, in one line.
     pub fn verdict(&self) -> String {
         let (all, failed) = (self.checks().count(), self.checks().filter(|check| !check.holds).count());
         match failed {

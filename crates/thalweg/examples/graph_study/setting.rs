@@ -6,21 +6,21 @@ use thalweg::module::{Forward, Transformer, TransformerOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Tensor};
 
-/// The sequences of a batch, and the tokens of each at most.
+/// The number of sequences of a batch, and the maximum number of tokens of each.
 pub const BATCH: usize = 4;
 pub const TOKENS: usize = 64;
 
-/// Small enough that launching it costs more than computing it.
+/// The sizes of the networks, so small that launching costs more than computing.
 const SIZES: TransformerOptions =
     TransformerOptions { vocabulary: 128, context: TOKENS, layers: 4, features: 64, heads: 4 };
 
-/// How many different inputs there are.
+/// The number of different inputs.
 const INPUTS: usize = 3;
 
 pub struct Setting {
     pub device: Device,
     pub rounds: usize,
-    /// Alike in shape, with parameters of their own at addresses of their own.
+    /// Two networks of the same shape, with different parameters at different addresses.
     pub networks: [Network; 2],
     /// Tokens, each (batch, tokens).
     pub inputs: Vec<Tensor>,
@@ -51,7 +51,7 @@ impl Setting {
         &self.networks[0]
     }
 
-    /// Returns the bits of what a network gives for each input, eagerly.
+    /// Returns the bits of a network's eager outputs for each input.
     pub fn expected(&self, network: &Network) -> Result<Vec<Vec<u32>>> {
         self.inputs.iter().map(|input| bits(&network.forward(input)?)).collect()
     }
@@ -81,7 +81,7 @@ pub fn static_input(device: &Device) -> Result<Tensor> {
     Tensor::zeros(&[BATCH, TOKENS], DType::I64, device)
 }
 
-/// Returns the bits of a tensor of f32: what equal outputs are held against each other by. *Blocks*.
+/// Returns the bits of a tensor of f32, by which outputs are compared. *Blocks*.
 pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
     Ok(tensor.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }

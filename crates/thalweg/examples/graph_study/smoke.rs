@@ -1,4 +1,4 @@
-//! A region is captured once; every replay gives eager's bits for whatever its input holds by then.
+//! A smoke test: a region is captured once, and every replay has eager's bits for the current content of its input.
 
 use thalweg::progress::Progress;
 use thalweg::{CaptureOptions, Graph, Result};

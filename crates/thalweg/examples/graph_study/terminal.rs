@@ -6,7 +6,7 @@ use super::report::{Check, Figure, Report, Section, Table};
 
 const WIDTH: usize = 80;
 
-/// The spaces in front of everything but titles.
+/// The spaces before everything but titles.
 const INDENT: &str = "  ";
 
 /// Spaces between columns.

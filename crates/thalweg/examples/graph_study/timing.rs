@@ -1,4 +1,4 @@
-//! Times of steps, and the figures of many.
+//! Times of steps, and their percentiles.
 
 use std::time::Instant;
 
@@ -6,17 +6,17 @@ use thalweg::{Device, Result};
 
 use super::report::{Bar, Figure, Unit};
 
-/// The times of one way of doing a step, in microseconds.
+/// The times of one way of running a step, in microseconds.
 #[derive(Default)]
 pub struct Times {
-    /// Until the host was free again.
+    /// The times until the host was free again.
     host: Vec<f64>,
-    /// Until the device had done the step.
+    /// The times until the device had finished the step.
     end: Vec<f64>,
 }
 
 impl Times {
-    /// Does a step on an idle device and notes how long it took.
+    /// Runs a step on an idle device, and records its time.
     pub fn step<T>(&mut self, device: &Device, step: impl FnOnce() -> Result<T>) -> Result<T> {
         device.synchronize()?;
         let start = Instant::now();
@@ -29,7 +29,7 @@ impl Times {
         Ok(result)
     }
 
-    /// Takes the times of others in.
+    /// Adds other times.
     pub fn extend(&mut self, others: &Self) {
         self.host.extend(&others.host);
         self.end.extend(&others.end);
@@ -44,7 +44,7 @@ impl Times {
     }
 }
 
-/// The middle of many times, and the one that a twentieth of them exceeds.
+/// The median of many times, and the 95th percentile.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub p50: f64,

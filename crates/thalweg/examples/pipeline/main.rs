@@ -1,4 +1,5 @@
-//! Trains one network whose layers lie on several ranks, by each of the pipeline schedules, and shows when each rank computes what.
+//! Trains one network whose layers are on several ranks, with each of the pipeline schedules, and shows a timeline of each rank's
+//! computations.
 //!
 //! ```text
 //! cargo run -p thalweg --example pipeline                                   # all GPUs of the machine, or 4 simulated ones, a thread per device
@@ -6,8 +7,8 @@
 //! torchrun --nproc-per-node 2 --no-python target/debug/examples/pipeline    # a process per GPU
 //! ```
 //!
-//! The task: the sum and the product of two numbers. Progress goes to standard error, a line per rank; losses and timelines to standard
-//! output. All schedules give the same losses, bit for bit: they are orders of the same work.
+//! The task: the sum and the product of two numbers. Progress goes to standard error, a line per rank; losses and timelines to
+//! standard output. All schedules have the same losses, bit for bit: they only reorder the same work.
 
 #[path = "../common/ranks.rs"]
 #[expect(dead_code, reason = "parts of a batch are for examples whose ranks divide it")]
@@ -78,7 +79,7 @@ impl Forward for Layers {
     }
 }
 
-/// Returns the schedules for so many ranks, with their names.
+/// Returns the schedules for this number of ranks, with their names.
 fn schedules(ranks: usize) -> Result<Vec<(&'static str, Schedule)>> {
     let microbatches = 2 * ranks;
     Ok(vec![
@@ -122,7 +123,7 @@ fn train(group: &ProcessGroup, schedule: &Schedule, advance: impl Fn()) -> Resul
     Ok((losses, timeline))
 }
 
-/// Prints what a schedule gave, and writes its picture if there is a folder for it.
+/// Prints the results of a schedule, and writes its picture if there is a folder for it.
 fn show(
     name: &str,
     schedule: &Schedule,

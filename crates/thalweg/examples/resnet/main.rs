@@ -53,7 +53,7 @@ fn run(options: &TrainingOptions) -> Result<()> {
     Ok(())
 }
 
-/// Returns the scores of images (count, 1, 8, 8), which are made four times as large, in the dtype that was asked for.
+/// Returns the scores of images (count, 1, 8, 8), which are made four times as large, in the requested dtype.
 fn scores(model: &ResNet, images: &Tensor, dtype: DType) -> Result<Tensor> {
     let mode = UpsampleMode::Linear { align_corners: false };
     let larger = Upsample { scale_factor: Some(vec![4.0]), mode, ..Upsample::default() }.forward(images)?;

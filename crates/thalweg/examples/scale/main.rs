@@ -1,11 +1,11 @@
-//! Says what a training step is expected to take on 8, 64 and 1,024 GPUs, from figures of one and two.
+//! Predicts the time of a training step on 8, 64 and 1,024 GPUs, from measurements on one and two.
 //!
 //! ```text
 //! cargo run -p thalweg --example scale
 //! ```
 //!
-//! First small networks are trained on simulated ranks, which count the collectives of a step: the model assumes as many. Then it
-//! prints its tables. `docs/scale.md` has them with what they mean.
+//! First small networks are trained on simulated ranks, which count the collectives of a step; the model assumes the same number.
+//! Then it prints its tables. `docs/scale.md` explains them.
 
 mod model;
 
@@ -24,7 +24,7 @@ use model::{CALL, Collective, LAUNCH, Step};
 const WIDTH: usize = 8;
 const LAYERS: usize = 4;
 
-/// Bytes of a bucket; the first one is a 25th of it.
+/// The bytes of a bucket; the first one has a 25th of them.
 const BUCKET: f64 = 25.0 * 1024.0 * 1024.0;
 
 #[derive(Module)]
@@ -38,13 +38,13 @@ impl<L: Module + Forward> Forward for Network<L> {
     }
 }
 
-/// Returns how many calls of a name are among those that came behind the first ones of a rank.
+/// Returns the number of calls with a name, after the first `first` calls of a rank.
 fn calls(group: &ProcessGroup, first: usize, name: &str) -> usize {
     group.flight_record().lines().skip(first).filter(|line| line.contains(&format!(" is {name} at "))).count()
 }
 
-/// Returns the collectives of a step on so many simulated ranks: of data parallel training with buckets of this size all-reductions, of
-/// sharded training gathers and scatters.
+/// Returns the number of collectives of a step on `ranks` simulated ranks: all-reductions of data parallel training with buckets
+/// of this size; gathers and scatters of sharded training.
 fn counted(ranks: u32, bucket_bytes: usize) -> Result<[usize; 3]> {
     let counts = run_ranks(&simulated_devices(ranks)?, |group| {
         let mut generator = Generator::new(1);
@@ -59,7 +59,7 @@ fn counted(ranks: u32, bucket_bytes: usize) -> Result<[usize; 3]> {
         let input = Tensor::ones(&[2, WIDTH], thalweg::DType::F32, group.device())?;
         let step = |network: &dyn Forward| network.forward(&input)?.square()?.mean(&[], false)?.backward();
         let mut found = [0; 3];
-        // The order of the buckets is known behind the first step, and sent in the second.
+        // The order of the buckets is known after the first step, and sent in the second.
         (0..2).try_for_each(|_| step(&whole))?;
         let before = group.flight_record().lines().count();
         step(&whole)?;
@@ -83,7 +83,7 @@ fn with_contention(measured: f64, step: Step, time: impl Fn(&Step) -> f64) -> St
     Step { contention, ..step }
 }
 
-/// Prints steps of more and more GPUs; the efficiency is that against the smallest number.
+/// Prints steps of increasing numbers of GPUs; the efficiency is relative to the smallest number.
 fn table(title: &str, tokens: f64, rows: &[u32], us: impl Fn(u32) -> f64) {
     println!("\n{title}");
     println!("{:>6} {:>10} {:>14} {:>12}", "GPUs", "step, ms", "tokens/s", "efficiency");
@@ -98,7 +98,7 @@ fn table(title: &str, tokens: f64, rows: &[u32], us: impl Fn(u32) -> f64) {
 /// Predicts GPT-2 124M, 16 x 1,024 tokens per GPU, captured, on H200s: 35.8 ms on one GPU and 38.2 on two.
 fn data_parallel() {
     let (one, two, optimizer, blocks) = (35_825.0, 38_231.0, 900.0, 85.0e6 * 4.0);
-    // The table of tokens is the head as well: its gradient comes last.
+    // The table of tokens is also the head, so its gradient is ready last.
     let mut buckets = vec![(blocks - BUCKET / 25.0) / 13.0; 15];
     (buckets[0], buckets[14]) = (BUCKET / 25.0, 39.4e6 * 4.0);
     let base = one - optimizer;
@@ -114,7 +114,7 @@ fn data_parallel() {
     });
 }
 
-/// Says what the host takes of a step: the queues of the model are the GPU's, and hold only while the host is ahead of them.
+/// Prints the host's time for a step: the model's queues are the GPU's, and apply only while the host is ahead of them.
 fn hosts() {
     println!("\nhost: {LAUNCH} us per launch, {CALL} us per collective, whatever the number of ranks");
     // A unit is gathered twice and scattered once.
@@ -138,7 +138,7 @@ fn sharded() {
     let step =
         |base: f64| Step { forward: base / 3.0, backward: base * 2.0 / 3.0, optimizer, contention: 0.0 };
     let time = |base: f64, ranks: u32| step(base).sharded(48, [gathered, reduced], ranks, 1);
-    // The computation that gives the time of two GPUs: it hides their collectives, so the rest is the same for any.
+    // The computation that results in the time of two GPUs: it hides their collectives, so the rest is the same for any number.
     let base = 72_008.0 - (time(60_000.0, 2) - 60_000.0);
     for more in [1.0, 8.0] {
         let tokens = 2048.0 * more;

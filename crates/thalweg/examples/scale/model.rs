@@ -1,7 +1,7 @@
-//! The time of a training step on many GPUs, from times that were measured on one and on two.
+//! The time of a training step on many GPUs, from times measured on one and on two.
 //!
-//! A step is two queues, as on a GPU: the computation, and the collectives of the group's stream, one after the other. A bucket or a unit is
-//! sent when the computation has come to it, and the computation waits where it needs a result.
+//! A step is two queues, as on a GPU: the computation, and the collectives of the group's stream, one after the other. A bucket
+//! or a unit is sent when the computation has reached it, and the computation waits when it needs a result.
 
 /// Times of a collective on two GPUs: bytes of the whole tensor, and microseconds.
 pub type Table = [(f64, f64)];
@@ -22,7 +22,7 @@ pub const CALL: f64 = 22.3;
 
 /// The machine around the GPUs, which was not measured.
 pub struct Assumed {
-    /// GPUs of a host, each with a link of its own to the network.
+    /// The number of GPUs of a host, each with its own link to the network.
     pub per_host: f64,
     /// Bytes per microsecond over such a link.
     pub link: f64,
@@ -34,7 +34,7 @@ pub struct Assumed {
 
 pub const ASSUMED: Assumed = Assumed { per_host: 8.0, link: 45_000.0, hop: 1.5, host_hop: 8.0 };
 
-/// The way in which a collective's messages go around.
+/// The route of a collective's messages.
 #[derive(Clone, Copy)]
 pub enum Collective {
     /// Up a tree of hosts and down again.
@@ -56,7 +56,7 @@ fn interpolated(table: &Table, bytes: f64) -> f64 {
     before + (behind - before) * (bytes - low) / (high - low)
 }
 
-/// Returns the microseconds of an all-reduction between hosts, of which each GPU has so many bytes.
+/// Returns the microseconds of an all-reduction between hosts, of which each GPU has `bytes` bytes.
 pub fn between_hosts(bytes: f64, hosts: f64) -> f64 {
     if hosts < 2.0 {
         return 0.0;
@@ -65,7 +65,7 @@ pub fn between_hosts(bytes: f64, hosts: f64) -> f64 {
 }
 
 impl Collective {
-    /// Returns the microseconds of a collective over a tensor of so many bytes on `ranks` GPUs.
+    /// Returns the microseconds of a collective over a tensor of `bytes` bytes on `ranks` GPUs.
     pub fn time(self, bytes: f64, ranks: u32) -> f64 {
         let ranks = f64::from(ranks);
         if ranks < 2.0 {
@@ -100,7 +100,7 @@ struct Queues {
 }
 
 impl Queues {
-    /// Queues a collective behind the computation so far, and returns when it is done.
+    /// Queues a collective after the computation so far, and returns the time at which it is done.
     fn send(&mut self, time: f64) -> f64 {
         self.collectives = self.collectives.max(self.computation) + time;
         self.busy += time;
@@ -118,12 +118,12 @@ pub struct Step {
     pub forward: f64,
     pub backward: f64,
     pub optimizer: f64,
-    /// How much longer the computation takes while a collective runs, as a share of the collective's time.
+    /// The slowdown of the computation while a collective runs, as a share of the collective's time.
     pub contention: f64,
 }
 
 impl Step {
-    /// Returns the time of a data parallel step with these buckets, in their order.
+    /// Returns the time of a data parallel step with these buckets, in this order.
     pub fn data_parallel(&self, buckets: &[f64], ranks: u32) -> f64 {
         let mut queues = Queues { computation: self.forward, ..Queues::default() };
         let all: f64 = buckets.iter().sum();
@@ -135,13 +135,13 @@ impl Step {
         queues.computation + self.optimizer + self.contention * queues.busy
     }
 
-    /// Returns the time of a fully sharded step of equal units, one gathered ahead, with whole parameters of `gathered` bytes and gradients
-    /// of `reduced` bytes; over `ranks` GPUs, of which there are so many replicas.
+    /// Returns the time of a fully sharded step of equal units, one gathered ahead, with full parameters of `gathered` bytes and
+    /// gradients of `reduced` bytes; over `ranks` GPUs, with `replicas` replicas.
     pub fn sharded(&self, units: u32, [gathered, reduced]: [f64; 2], ranks: u32, replicas: u32) -> f64 {
         let gather = Collective::AllGather.time(gathered, ranks);
         let scatter = Collective::ReduceScatter.time(reduced, ranks);
         let replicate = between_hosts(reduced / f64::from(ranks), f64::from(replicas));
-        // The replicas' group has a stream of its own.
+        // The replicas' group has its own stream.
         let mut replicated: f64 = 0.0;
         let (forward, backward) = (self.forward / f64::from(units), self.backward / f64::from(units));
         let mut queues = Queues::default();

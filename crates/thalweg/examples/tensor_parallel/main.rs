@@ -1,4 +1,5 @@
-//! Trains a small GPT whose layers several ranks divide, and the same one undivided beside it: their losses agree up to the order of sums.
+//! Trains a small GPT whose layers are divided among several ranks, and also the undivided one: their losses agree up to the
+//! order of sums.
 //!
 //! ```text
 //! cargo run -p thalweg --example tensor_parallel                                   # all GPUs of the machine, or 4 simulated ones, a thread per device
@@ -96,7 +97,7 @@ fn gpt(d: &Device) -> Result<Gpt> {
     })
 }
 
-/// Returns how the ranks divide the network: between layers each has a part of the sequence.
+/// Returns the plan that divides the network: between layers each rank has a part of the sequence.
 fn plan() -> Vec<(&'static str, ParallelStyle)> {
     let (whole, part) = (Placement::Replicate, Placement::Shard(1));
     let (in_proj, out_proj) = ParallelAttention::styles();

@@ -1,4 +1,4 @@
-//! The examples as a user runs them: on the simulator, with what they print held against what they promise.
+//! The examples as a user runs them: on the simulator, with their output checked.
 
 mod graph_study;
 mod sim;
@@ -11,7 +11,7 @@ use thalweg::module::Module;
 use thalweg::random::Generator;
 use thalweg::serialize;
 
-/// An example's program, which cargo builds beside the tests. `None`, said aloud, where only the tests were copied.
+/// An example's program, which cargo builds beside the tests. `None`, with a message, if only the tests were copied.
 fn example(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("a running test has a path");
     let folders = test.ancestors().skip(1).take(2);

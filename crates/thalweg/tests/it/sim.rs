@@ -1,21 +1,21 @@
-//! The worked example of `docs/simulator.md`: a prefetcher with the bug that such prefetchers have, and without.
+//! The worked example of `docs/simulator.md`: a prefetcher with the typical bug, and without it.
 
 use thalweg::sanitizer::FindingKind;
 use thalweg::sim::{Check, Gpu, Problem};
 use thalweg::{DType, Result, Stream, Tensor};
 
-/// How a batch is handed from the copy stream to the main one.
+/// The way in which a batch is passed from the copy stream to the main one.
 #[derive(Clone, Copy, PartialEq)]
 enum HandOver {
     /// Not at all.
     Unordered,
     /// The main stream waits; the memory stays the copy stream's.
     Waits,
-    /// And the copy stream learns how long the main one needs it.
+    /// The main stream waits, and its use is recorded for the copy stream's memory.
     WaitsAndRecords,
 }
 
-/// Loads each batch on a stream of its own while the main stream works on the one before.
+/// Loads each batch on a separate stream while the main stream works on the previous one.
 fn train(gpu: &Gpu, hand_over: HandOver) -> Result<()> {
     let device = gpu.device();
     let copies = Stream::new(device)?;
