@@ -200,7 +200,7 @@ def orgqr(input, input2, *, out=None):
 
 
 def _matrix_rank(input, tol=None, hermitian=False, *, atol=None, rtol=None, out=None):
-    """Returns the number of singular values above a bound, which is absolute or relative to the greatest one."""
+    """Returns how many singular values are above a bound, which is absolute or relative to the greatest one."""
     if tol is not None:
         atol, rtol = tol, _core.zeros_like(tol) if isinstance(tol, Tensor) else 0.0
     return _core.linalg_matrix_rank(input, atol=atol, rtol=rtol, hermitian=hermitian, out=out)

@@ -45,7 +45,7 @@ class TypedStorage:
         return self._untyped_storage
 
     def element_size(self):
-        """Returns the size of an element in bytes."""
+        """Returns the bytes per element."""
         return self.dtype.itemsize
 
     def nbytes(self):

@@ -16,7 +16,7 @@ def _unflatten_dense_tensors(flat, tensors):
 
 
 def _element_size(dtype):
-    """Returns the size of an element in bytes."""
+    """Returns the bytes per element."""
     return dtype.itemsize
 
 

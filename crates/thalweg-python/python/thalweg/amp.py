@@ -316,7 +316,7 @@ class GradScaler:
         self._with(backoff_factor=new_factor)
 
     def get_growth_interval(self):
-        """Returns the number of consecutive finite steps after which the scale grows."""
+        """Returns after how many consecutive finite steps the scale grows."""
         return self._numbers[3]
 
     def set_growth_interval(self, new_interval):

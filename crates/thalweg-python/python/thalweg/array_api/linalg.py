@@ -174,7 +174,7 @@ def pinv(x, /, *, rtol=None):
 
 
 def matrix_rank(x, /, *, rtol=None):
-    """Returns the number of singular values above a tolerance, for each matrix."""
+    """Returns how many singular values exceed a tolerance, for each matrix."""
     values = _core.linalg_svdvals(x)
     if rtol is None:
         rtol = max(x.shape[-2:]) * _functions.finfo(values.dtype).eps

@@ -177,7 +177,7 @@ class MemPool:
         return (0, self._inner.id())
 
     def use_count(self):
-        """Returns the number of references to the pool: that of its object, and one for each region that uses it."""
+        """Returns how many references to the pool exist: that of its object, and one for each region that uses it."""
         return self._inner.use_count()
 
     def snapshot(self, include_traces=True):
