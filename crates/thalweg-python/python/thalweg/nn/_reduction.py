@@ -6,7 +6,7 @@ _NUMBERS = {"none": 0, "mean": 1, "elementwise_mean": 1, "sum": 2}
 
 
 def get_enum(reduction):
-    """Returns the code of a reduction: 0 for `none`, 1 for `mean`, 2 for `sum`."""
+    """Returns the number of a reduction: 0 for `none`, 1 for `mean`, 2 for `sum`."""
     if reduction not in _NUMBERS:
         raise ValueError(f"{reduction} is not a valid value for reduction")
     return _NUMBERS[reduction]
