@@ -10,7 +10,7 @@ from ._core import (  # noqa: F401
 from ._left_out import rest
 from ._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# # `torch._C._distributed_c10d` and others can be imported as if they existed.
+# `torch._C._distributed_c10d` and others can be imported as if they existed.
 __path__ = []
 has_lapack, has_spectral, has_openmp, has_mkl, has_mkldnn, _has_mkldnn, has_cuda = True, True, False, False, False, False, False
 _GLIBCXX_USE_CXX11_ABI = True
@@ -32,7 +32,7 @@ def _set_nothing(*values, **names):
 
 
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
-# # A thread's stream is set by `cuda.stream` only.
+# A thread's stream is set by `cuda.stream` only.
 _cuda_setStream = _set_nothing
 _set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None

@@ -14,7 +14,7 @@ from . import _core, _shims
 PACKAGE = __package__
 # The release of PyTorch whose names and behaviour this package follows.
 VERSION = "2.11.0"
-# # Modules that are read from a folder with PyTorch's own files, if one is named: helpers of PyTorch's tests.
+# Modules that are read from a folder with PyTorch's own files, if one is named: helpers of PyTorch's tests.
 _TESTS = ("testing._internal", "testing._comparison", "testing._creation", "_vendor")
 _FOLDER = "THALWEG_TORCH_TESTING"
 
@@ -31,7 +31,7 @@ class TorchVersion(str):
         if release is None:
             raise ValueError(f"{other!r} is not a version")
         numbers = [int(part) for part in release.group().split(".")]
-        # # A version before its release: 2.12.0a0, 2.12.0.dev.
+        # A version before its release: 2.12.0a0, 2.12.0.dev.
         is_before = re.match(r"[.\-_]?(a|b|c|rc|alpha|beta|pre|dev)", str(other).strip()[release.end():]) is not None
         while numbers and numbers[-1] == 0:
             numbers.pop()
@@ -175,5 +175,5 @@ def install_as_torch(*, simulated_as=None, testing=None):
             sys.modules["torch" + name.removeprefix(PACKAGE)] = module
     _shims.change_loaded(sys.modules)
     own.__version__, own.torch = TorchVersion(VERSION), own
-    # # PyTorch has no function of this name, and programs check whether it exists.
+    # PyTorch has no function of this name, and programs check whether it exists.
     vars(own).pop("copy", None)

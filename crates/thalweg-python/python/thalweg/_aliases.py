@@ -4,14 +4,14 @@ from . import _core
 
 Tensor = _core.Tensor
 
-# # Aliases of functions and methods; an in-place method follows if the operator has one.
+# Aliases of functions and methods; an in-place method follows if the operator has one.
 _ALIASES = {
     "absolute": "abs", "adjoint": "mH", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
     "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "divide": "div", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
     "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
 }
 _FUNCTIONS = {"spmm": "mm", "dsmm": "mm", "concat": "cat", "concatenate": "cat", "row_stack": "vstack"}
-# # Functions of `torch` that work in place.
+# Functions of `torch` that work in place.
 _IN_PLACE = (
     "abs_", "acos_", "acosh_", "addmv_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
     "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "as_strided_", "conj_physical_", "cos_", "cosh_", "deg2rad_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",

@@ -22,7 +22,7 @@ def _gamma_of(shape, generator=None):
     dtypes."""
     alpha = shape if shape.dtype is _core.float64 else shape.float()
     is_small = alpha < 1
-    # # A gamma number of shape a is one of shape a + 1 times a uniform number to the power of 1 / a.
+    # A gamma number of shape a is one of shape a + 1 times a uniform number to the power of 1 / a.
     d = _core.where(is_small, alpha + 1, alpha) - 1.0 / 3.0
     c = (9 * d).rsqrt()
 
@@ -44,7 +44,7 @@ def _gamma_gradient(alpha, x):
     step = 1e-4 * a.clamp_min(1e-2)
     slope = (-_core.igamma(a + 2 * step, x) + 8 * _core.igamma(a + step, x) - 8 * _core.igamma(a - step, x) + _core.igamma(a - 2 * step, x)) / (12 * step)
     density = ((a - 1) * x.log() - x - a.lgamma()).exp()
-    # # Where numbers underflow to 0, P is x^a / (a Γ(a)), whose logarithm has the derivative log x − digamma(a + 1).
+    # Where numbers underflow to 0, P is x^a / (a Γ(a)), whose logarithm has the derivative log x − digamma(a + 1).
     near_zero = -x / a * (x.log() - _core.digamma(a + 1))
     return _core.where(x < 1e-5, near_zero, -slope / density.clamp_min(1e-300)).to(alpha.dtype)
 

@@ -26,7 +26,7 @@ config = _types.ModuleType(f"{__name__}.config", "Settings of Dynamo, which noth
 vars(config).update(
     compiled_autograd=False, suppress_errors=False, inline_inbuilt_nn_modules=False, cache_size_limit=8, recompile_limit=8,
     accumulated_recompile_limit=256, capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False, verbose=False)
-# # `torch._dynamo.decorators` and others can be imported as if they existed.
+# `torch._dynamo.decorators` and others can be imported as if they existed.
 __path__ = []
 
 __getattr__ = _rest(__name__)

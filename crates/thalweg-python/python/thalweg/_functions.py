@@ -56,7 +56,7 @@ def set_default_device(device):
     _core._set_current_device(device)
 
 
-# # How tensors are printed: digits, maximum number of elements printed in full, elements at each edge otherwise, characters per
+# How tensors are printed: digits, maximum number of elements printed in full, elements at each edge otherwise, characters per
 # line.
 _PROFILES = {
     "default": dict(precision=4, threshold=1000, edgeitems=3, linewidth=80), "short": dict(precision=2, threshold=1000, edgeitems=2, linewidth=80),
@@ -125,7 +125,7 @@ def set_float32_matmul_precision(precision):
     _core._backends._set_float32_matmul_precision(precision)
 
 
-# # The last value of `warn_only`: PyTorch keeps it even if determinism is not required.
+# The last value of `warn_only`: PyTorch keeps it even if determinism is not required.
 _warns_only = False
 
 
@@ -266,7 +266,7 @@ def tensordot(a, b, dims=2, out=None):
     if isinstance(dims, _core.Tensor):
         dims = dims.tolist()
     lists = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-    # # A single number stands for a list of one.
+    # A single number stands for a list of one.
     lists = [[part] if isinstance(part, int) else list(part) for part in lists]
     return _core.tensordot(a, b, *lists, out=out)
 
@@ -324,7 +324,7 @@ def can_cast(from_, to):
 class finfo:
     """The limits of a floating-point dtype."""
 
-    # # Digits of the significand and the exponent above the largest one; for 8-bit floats the largest number and the smallest
+    # Digits of the significand and the exponent above the largest one; for 8-bit floats the largest number and the smallest
     # exponent.
     _BITS = {
         "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128),

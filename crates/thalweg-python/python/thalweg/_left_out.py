@@ -19,7 +19,7 @@ _QUANTIZED = "there are no quantized tensors"
 _NOT_YET = "the operator is not in the table"
 _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 
-# # Modules that are left out with all their contents, by their names under `thalweg`.
+# Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
         "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
@@ -50,7 +50,7 @@ MODULES = {
     "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
 }
 
-# # Names that are left out of modules that exist.
+# Names that are left out of modules that exist.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
@@ -134,7 +134,7 @@ def placeholder(full, reason):
     return _made[full]
 
 
-# # Existing modules that are imported on first access.
+# Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "hub", "library"}
@@ -170,7 +170,7 @@ def below(module, name):
     own = f"{module}.{name}".partition(".")[2]
     if own in MODULES:
         return importlib.import_module(f"{module}.{name}")
-    # # The missing names of a module that exists in part are PyTorch internals.
+    # The missing names of a module that exists in part are PyTorch internals.
     return placeholder(f"{module}.{name}", reason_of(own) or _INSIDE)
 
 
@@ -220,7 +220,7 @@ class _Setting(contextlib.ContextDecorator):
         pass
 
 
-# # Names that programs read, call or set in these modules at import time.
+# Names that programs read, call or set in these modules at import time.
 _GIVEN = {
     **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
@@ -270,5 +270,5 @@ def install():
     for name in MODULES:
         parent = sys.modules.get(f"{__package__}.{name}".rpartition(".")[0])
         if parent is not None and not hasattr(parent, "__path__"):
-            # # Submodules are imported only from packages.
+            # Submodules are imported only from packages.
             parent.__path__ = []

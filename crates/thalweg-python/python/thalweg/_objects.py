@@ -21,7 +21,7 @@ from .nn.parameter import Buffer, Parameter, is_lazy
 
 _STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
-# # Modules whose functions a file can never call by name, whatever else is allowed.
+# Modules whose functions a file can never call by name, whatever else is allowed.
 _BLOCKED = ("sys", "os", "posix", "nt")
 
 
@@ -49,7 +49,7 @@ class _Storage:
         self.described = ("storage", name, key, "cpu", row.numel() if kind else row.nbytes)
 
 
-# # The pickler in Python, because the one in C only writes names that it can import.
+# The pickler in Python, because the one in C only writes names that it can import.
 class _Pickler(pickle._Pickler):
     dispatch = dict(pickle._Pickler.dispatch)
 
@@ -80,7 +80,7 @@ class _Pickler(pickle._Pickler):
         if isinstance(obj, Size):
             return _Name("torch", "Size"), (tuple(obj),)
         if isinstance(obj, _core.device):
-            # # The simulated GPU is a name that only this package has.
+            # The simulated GPU is a name that only this package has.
             parts = (obj.type,) if obj.index is None else (obj.type, obj.index)
             return _Name("torch", "device"), ("cpu",) if obj.type == "sim" else parts
         return NotImplemented
@@ -172,7 +172,7 @@ _KNOWN = {
     "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
     "torch.serialization._get_layout": _layout,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
-    # # Files of protocol 2 use the names of Python 2.
+    # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},
     **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in _STORAGES.items()}, "torch.storage.UntypedStorage": _core.uint8,
 }
@@ -240,7 +240,7 @@ def load(file, device, allowed, encoding="utf-8"):
         return _Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), row, allowed, encoding).load()
 
 
-# # The magic number of files of PyTorch before 1.6, and the version of their format.
+# The magic number of files of PyTorch before 1.6, and the version of their format.
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 
 

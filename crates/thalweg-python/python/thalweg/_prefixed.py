@@ -6,7 +6,7 @@ import types
 from . import _core
 
 
-# # Functions of `torch.special` whose operators have different names.
+# Functions of `torch.special` whose operators have different names.
 _SPECIAL = {name: name for name in (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp", "polygamma", "round",
     "sinc", "softmax", "xlogy")} | {

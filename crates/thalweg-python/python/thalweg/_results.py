@@ -56,7 +56,7 @@ def _extent(place, size):
     raise TypeError(f"torch.Size() takes an iterable of 'int' (item {place} is '{type(size).__name__}')")
 
 
-# # Makes a shape from integers, without checks.
+# Makes a shape from integers, without checks.
 plain_size = functools.partial(tuple.__new__, Size)
 
 

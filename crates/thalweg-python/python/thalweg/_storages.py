@@ -11,7 +11,7 @@ class Shared:
         self.dtype = plain.dtype
         self.start = plain._storage_pointer()
         self.row = plain.as_strided([plain._storage_bytes() // size], [1], 0)
-        # # While this tensor is alive, no other memory has its address.
+        # While this tensor is alive, no other memory has its address.
         self.identity = (str(plain.device), self.start, plain._storage_bytes())
 
 
@@ -28,7 +28,7 @@ def has_memory(tensor):
 def copied(tensor, memo):
     """Returns a tensor over a copy of another's memory. Tensors that share the memory share the copy, through the memo of
     `copy.deepcopy`."""
-    # # Another thread may replace the tensor's data meanwhile.
+    # Another thread may replace the tensor's data meanwhile.
     tensor = tensor.detach()
     if not has_memory(tensor):
         return tensor.clone()
@@ -41,7 +41,7 @@ def copied_bytes(tensor, memo):
     `copy.deepcopy`."""
     key = ("storage", tensor._storage_identity())
     if key not in memo:
-        # # While this tensor is alive, no other memory has its identity.
+        # While this tensor is alive, no other memory has its identity.
         memo[("kept", tensor._storage_identity())] = tensor
         memo[key] = tensor._storage_as_bytes().clone()
     return memo[key]

@@ -141,7 +141,7 @@ Tensor.is_sparse = False
 Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
-# # Libraries write gradients under this name as well.
+# Libraries write gradients under this name as well.
 Tensor._grad = property(lambda self: self.grad, lambda self, gradient: setattr(self, "grad", gradient))
 for _name, _reason in {
     "share_memory_": "memory is not shared between processes",

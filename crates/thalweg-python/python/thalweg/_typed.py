@@ -3,7 +3,7 @@
 from . import _core
 from ._results import Size
 
-# # The parts of class names that stand for dtypes.
+# The parts of class names that stand for dtypes.
 KINDS = {
     "bfloat16": "BFloat16", "bool": "Bool", "uint8": "Byte", "int8": "Char", "float64": "Double", "float32": "Float", "float16": "Half",
     "int32": "Int", "int64": "Long", "int16": "Short"}

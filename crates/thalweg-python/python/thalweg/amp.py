@@ -10,9 +10,9 @@ import warnings
 from . import _core, _underscored
 from ._regions import Open
 
-# # The dtypes of the regions that each thread has entered.
+# The dtypes of the regions that each thread has entered.
 _entered = threading.local()
-# # Held while a scaler is created, because several threads may use it first.
+# Held while a scaler is created, because several threads may use it first.
 _making = threading.Lock()
 
 
@@ -44,7 +44,7 @@ class autocast:
         self._regions = Open()
 
     def __enter__(self):
-        # # A disabled region may name any dtype.
+        # A disabled region may name any dtype.
         self._regions.enter(_core._AutocastRegion(self.fast_dtype if self._enabled else _core.float16, self._enabled, self._cache_enabled))
         if not hasattr(_entered, "dtypes"):
             _entered.dtypes = []
@@ -119,7 +119,7 @@ class GradScaler:
         self._enabled = enabled
         self._inner = None
         self._steps = 0
-        # # The state of each optimizer since the last update: "unscaled" or "stepped", and the result of `unscale_` if `step`
+        # The state of each optimizer since the last update: "unscaled" or "stepped", and the result of `unscale_` if `step`
         # needs it.
         self._stages = {}
 
@@ -144,7 +144,7 @@ class GradScaler:
             return self._scaler(outputs.device).scale(outputs)
         return type(outputs)(self.scale(output) for output in outputs)
 
-    # # The tensors that PyTorch programs read. They are None until the first loss is scaled.
+    # The tensors that PyTorch programs read. They are None until the first loss is scaled.
     _scale = property(lambda self: self._tensor(0), doc="The scale, on its device.")
     _growth_tracker = property(lambda self: self._tensor(1), doc="The number of finite steps since the scale grew, on its device.")
     _init_scale = property(lambda self: float(self._numbers[0]), doc="The scale before the first loss.")
@@ -177,7 +177,7 @@ class GradScaler:
         if _is_fused(optimizer):
             is_unscaled = self._stage(optimizer) == "unscaled"
             if not is_unscaled and all(parameter.grad.dtype is not _core.float16 for parameter in with_gradients):
-                # # Programs read the gradients after the step, when PyTorch has unscaled them as well.
+                # Programs read the gradients after the step, when PyTorch has unscaled them as well.
                 optimizer._unscale(self._inner)
                 is_unscaled = True
             result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
@@ -354,5 +354,5 @@ def _placed():
 
 
 _placed()
-# # Makes the modules importable as if this module were a package.
+# Makes the modules importable as if this module were a package.
 __path__ = []

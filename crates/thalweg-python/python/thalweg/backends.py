@@ -223,7 +223,7 @@ for _name in ("mps", "mkl", "mkldnn", "openmp", "opt_einsum", "xnnpack", "nnpack
     globals()[_name] = _Absent(_name, f"The library or device `{_name}` (`torch.backends.{_name}`): there is none here.")
 for _name in ("conv", "rnn", "matmul"):
     setattr(globals()["mkldnn"], _name, _Precision(f"mkldnn.{_name}", "The precision of an operator of a library that is not here."))
-# # `torch.backends.cudnn.rnn` and others can be imported as if they existed.
+# `torch.backends.cudnn.rnn` and others can be imported as if they existed.
 __path__ = []
 
 

@@ -144,7 +144,7 @@ class strict_fusion(contextlib.ContextDecorator):
         pass
 
 
-# # Submodules, such as `torch.jit.annotations`, can be imported as if they existed.
+# Submodules, such as `torch.jit.annotations`, can be imported as if they existed.
 __path__ = []
 
 __getattr__ = rest(__name__)

@@ -112,5 +112,5 @@ def set_sharing_strategy(new_strategy):
 
 
 _strategy = ["file_descriptor"]
-# # `torch.multiprocessing.reductions` and others can be imported as if they existed.
+# `torch.multiprocessing.reductions` and others can be imported as if they existed.
 __path__ = []

@@ -99,7 +99,7 @@ def _logarithm(name):
         x, y = _parts(z)
         found = operator(z)
         is_infinite = _core.logical_or(_core.isinf(x), _core.isinf(y))
-        # # Squares of large parts overflow; a 1 next to them is negligible.
+        # Squares of large parts overflow; a 1 next to them is negligible.
         is_large = _core.gt(_core.maximum(_core.abs(x), _core.abs(y)), 1e8)
         real = choose(_core.real(found).clone(), (is_infinite, math.inf), (is_large, _core.log(_core.hypot(x, y))))
         return _join(real, _core.imag(found).clone())
@@ -117,7 +117,7 @@ def sqrt(z):
     zero = _core.copysign(_core.zeros_like(y), y)
     along = _and(right, _core.isfinite(y))
     up = _core.isinf(y)
-    # # On the real axis, angles are not exact.
+    # On the real axis, angles are not exact.
     is_real, size = _core.eq(y, 0), _core.sqrt(_core.abs(x))
     is_root = _and(is_real, _core.ge(x, 0))
     is_turned = _and(is_real, _core.lt(x, 0))

@@ -89,7 +89,7 @@ def full_like(x, /, fill_value, *, dtype=None, device=None):
 def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
     """Returns a matrix with ones on a diagonal."""
     n_cols = n_rows if n_cols is None else n_cols
-    # # The offset of a diagonal outside of the matrix may be any Python integer.
+    # The offset of a diagonal outside of the matrix may be any Python integer.
     k = max(-n_rows, min(n_cols, k))
     rows = _core.arange(n_rows, device=device).unsqueeze(1)
     columns = _core.arange(n_cols, device=device).unsqueeze(0)

@@ -14,7 +14,7 @@ COMPLEX = (complex64, complex128)
 INTEGERS = SIGNED + UNSIGNED
 NAMED = {"bool": bool, "int8": int8, "int16": int16, "int32": int32, "int64": int64, "uint8": uint8, "uint16": uint16,
          "float32": float32, "float64": float64, "complex64": complex64, "complex128": complex128}
-# # float16, bfloat16 and similar dtypes are floats that the standard does not name.
+# float16, bfloat16 and similar dtypes are floats that the standard does not name.
 KINDS = {"bool": (bool,), "signed integer": SIGNED, "unsigned integer": UNSIGNED, "integral": INTEGERS, "real floating": FLOATS,
          "complex floating": COMPLEX, "numeric": INTEGERS + FLOATS + COMPLEX}
 
@@ -38,7 +38,7 @@ def common(first, second):
         wide = float64 in pair or complex128 in pair
         narrow, double = (complex64, complex128) if any(one in COMPLEX for one in pair) else FLOATS
         return double if wide else narrow
-    # # Of different kinds: the standard leaves the result open.
+    # Of different kinds: the standard leaves the result open.
     ranks = [_rank(one) for one in pair]
     return pair[ranks.index(max(ranks))]
 

@@ -6,7 +6,7 @@ from ._complex import FUNCTIONS, choose
 from ._dtypes import BOOL, COMPLEX, FLOATS, INTEGERS, common, with_scalar
 from ._object import array, pair
 
-# # The standard's names, and PyTorch's where they differ.
+# The standard's names, and PyTorch's where they differ.
 _UNARY = {name: name for name in (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "expm1", "isfinite", "isinf", "isnan", "log", "log1p",
     "log2", "log10", "logical_not", "reciprocal", "signbit", "sin", "sinh", "sqrt", "square", "tan", "tanh")}

@@ -68,7 +68,7 @@ class Array(Tensor):
         if source is self:
             Tensor.__setitem__(self, forward, value)
             return
-        # # The flipped array is a copy, so it is written back.
+        # The flipped array is a copy, so it is written back.
         Tensor.__setitem__(source, forward, value)
         self.copy_(_core.flip(source, _backward(self, key)[1]))
 

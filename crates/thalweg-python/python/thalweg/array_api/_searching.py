@@ -110,7 +110,7 @@ def unique_inverse(x, /):
 def unique_all(x, /):
     """Returns the distinct elements, their first indices, the index of each element among them, and their counts."""
     values, inverse, counts = _functions.unique(_core.reshape(x, [-1]), return_inverse=True, return_counts=True)
-    # # In a stable sort by class, the first element of each class has the lowest index.
+    # In a stable sort by class, the first element of each class has the lowest index.
     order = _core.sort(inverse, stable=True, dim=0, descending=False)[1]
     begins = _core.sub(_core.cumsum(counts, 0), counts)
     return UniqueAllResult(*array([values, _core.index_select(order, 0, begins), _core.reshape(inverse, list(x.shape)), counts]))

@@ -25,7 +25,7 @@ def matmul(x1, x2, /):
     right = x2.unsqueeze(1) if x2.ndim == 1 else x2
     if left.shape[-1] != right.shape[-2]:
         raise ValueError(f"matmul: shapes {tuple(x1.shape)} and {tuple(x2.shape)} do not fit")
-    # # Integers: the libraries have no such product.
+    # Integers: the libraries have no such product.
     found = _core.sum(_core.mul(left.unsqueeze(-1), right.unsqueeze(-3)), [-2]).to(x1.dtype)
     found = found.squeeze(-2) if x1.ndim == 1 else found
     return array(found.squeeze(-1) if x2.ndim == 1 else found)

@@ -8,7 +8,7 @@ import warnings
 from .. import _core
 
 
-# # The attributes that a context reads from its node.
+# The attributes that a context reads from its node.
 _OF_NODES = ("name", "next_functions", "metadata", "register_hook", "register_prehook", "_sequence_nr", "_register_hook_dict", "_input_metadata")
 
 
@@ -154,7 +154,7 @@ _LEGACY = ("Legacy autograd function with non-static forward method is deprecate
 class Function(metaclass=FunctionMeta):
     """A user-defined operator. A subclass has `forward` and `backward` as static methods, and `apply` calls it."""
 
-    # # No rule is generated: `vmap` calls the function for one slice after another.
+    # No rule is generated: `vmap` calls the function for one slice after another.
     generate_vmap_rule = False
 
     def __init__(self, *args, **kwargs):
@@ -191,7 +191,7 @@ class Function(metaclass=FunctionMeta):
         raise NotImplementedError("You must implement either the backward or vjp method for your custom autograd.Function to use it "
                                   "with backward mode AD.")
 
-    # # An alias: a subclass may define either.
+    # An alias: a subclass may define either.
     vjp = backward
 
     @staticmethod
@@ -237,7 +237,7 @@ class Function(metaclass=FunctionMeta):
             return cls._recorded(ctx, args, is_tensor, output)
         if not _core.is_grad_enabled():
             return output
-        # # As in a recorded call, a view of an input must not be used to write to the input.
+        # As in a recorded call, a view of an input must not be used to write to the input.
         listed = tuple(value._of_function() if isinstance(value, _core.Tensor) and value._is_part() and not any(value is one for one in args) else value
                        for value in listed)
         return listed if isinstance(output, tuple) else listed[0]
@@ -245,7 +245,7 @@ class Function(metaclass=FunctionMeta):
     @classmethod
     def _recorded(cls, ctx, args, is_tensor, output):
         listed = output if isinstance(output, tuple) else (output,)
-        # # A tensor that was written in place takes the history of the result. A view is written again by a copy, which its base
+        # A tensor that was written in place takes the history of the result. A view is written again by a copy, which its base
         # records.
         dirty = ctx._dirty
         copies = [value.detach().clone() if value._is_part() else value.detach() for value in dirty]
@@ -258,7 +258,7 @@ class Function(metaclass=FunctionMeta):
             if tensor is not None and not isinstance(tensor, _core.Tensor):
                 raise TypeError(f"save_for_backward can only save variables, but argument {place} is of type {type(tensor).__name__}")
         inputs = [value for known, value in zip(is_tensor, args) if known]
-        # # An input that is returned becomes a separate result, but is saved as the input.
+        # An input that is returned becomes a separate result, but is saved as the input.
         kept_as = [None if result is None or any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
         marked = ctx._without_gradient

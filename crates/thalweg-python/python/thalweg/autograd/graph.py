@@ -67,7 +67,7 @@ class _Refused(threading.local):
     """The reason why hooks of saved tensors are disabled, per thread."""
 
     reason = None
-    # # The number of hook regions that the thread has entered.
+    # The number of hook regions that the thread has entered.
     open = 0
     is_copying = False
 

@@ -28,7 +28,7 @@ memory_usage = _inner.memory_usage
 temperature = _inner.temperature
 power_draw = _inner.power_draw
 clock_rate = _inner.clock_rate
-# # Nothing spins on a GPU: the host sleeps in stream order.
+# Nothing spins on a GPU: the host sleeps in stream order.
 _sleep = _inner._sleep
 
 has_half, has_magma = True, False
@@ -84,7 +84,7 @@ class device:
     """A region with another current device."""
 
     def __init__(self, device):
-        # # A negative number is the result of `get_device` for a tensor that is not on a GPU.
+        # A negative number is the result of `get_device` for a tensor that is not on a GPU.
         self._device = None if type(device) is int and device < 0 else device
 
     def __enter__(self):
@@ -158,7 +158,7 @@ _typed.add(globals(), "thalweg.cuda", "cuda")
 globals().update(_typed_storage.classes("thalweg.cuda", True))
 
 
-# # Every public name of `torch.cuda` (PyTorch 2.11) that is missing here, with the reason; docs/python.md lists them.
+# Every public name of `torch.cuda` (PyTorch 2.11) that is missing here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",

@@ -12,7 +12,7 @@ import threading
 from .. import _core
 
 _inner = _core._cuda
-# # The devices whose histories record stacks.
+# The devices whose histories record stacks.
 _wanting = set()
 _lock = threading.Lock()
 

@@ -44,7 +44,7 @@ class graph:
     """A region whose work is captured into a graph instead of being run."""
 
     def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", *, check_input_liveness=True):
-        # # Replays always check whether the inputs are still alive, even if that was not requested.
+        # Replays always check whether the inputs are still alive, even if that was not requested.
         self._graph = cuda_graph
         self._options = (pool, capture_error_mode, stream)
 
@@ -69,7 +69,7 @@ def _flat(value):
         return tensors, lambda others: dict(zip(names, build(others)))
     if isinstance(value, (tuple, list)):
         parts = [_flat(part) for part in value]
-        # # Only the number of tensors in each part is kept, not the tensors.
+        # Only the number of tensors in each part is kept, not the tensors.
         counted, kind = [(len(own), make) for own, make in parts], type(value)
 
         def build(tensors):
@@ -127,7 +127,7 @@ class _Graphed:
             tensors, _ = _flat(args)
             if len(tensors) != len(self.sample):
                 raise ValueError(f"a graphed callable takes {len(self.sample)} tensors, as it was captured, not {len(tensors)}")
-            # # Floats are converted to the dtype of the sample, as PyTorch does when it copies them: under autocast a function's
+            # Floats are converted to the dtype of the sample, as PyTorch does when it copies them: under autocast a function's
             # result is rounded.
             tensors = [given.to(taken.dtype) if given.dtype is not taken.dtype and given.is_floating_point() and taken.is_floating_point() else given
                        for given, taken in zip(tensors, self.sample)]

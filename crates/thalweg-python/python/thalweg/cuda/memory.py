@@ -157,7 +157,7 @@ def reset_max_memory_allocated(device=None):
 
 reset_max_memory_cached = reset_max_memory_allocated
 
-# # The live pools, by number.
+# The live pools, by number.
 _POOLS = weakref.WeakValueDictionary()
 
 

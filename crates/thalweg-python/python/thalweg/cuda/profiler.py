@@ -20,7 +20,7 @@ def _call(name):
     driver = _driver()
     if driver is not None:
         code = getattr(driver, name)()
-        # # Without a context nothing has run yet, so there is nothing to record.
+        # Without a context nothing has run yet, so there is nothing to record.
         if code not in (0, 3, 201):
             raise RuntimeError(f"{name} failed with code {code} of CUDA's driver")
 

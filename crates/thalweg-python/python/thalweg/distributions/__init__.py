@@ -21,7 +21,7 @@ from .kl import kl_divergence, register_kl
 from .multivariate import Dirichlet, LKJCholesky, LowRankMultivariateNormal, MultivariateNormal, Wishart
 from .transforms import *  # noqa: F401,F403
 
-# # The modules in which PyTorch defines the classes, if their names are not those of the classes in snake case.
+# The modules in which PyTorch defines the classes, if their names are not those of the classes in snake case.
 _PLACES = {
     "chi2": ["Chi2"], "exp_family": ["ExponentialFamily"], "fishersnedecor": ["FisherSnedecor"], "lkj_cholesky": ["LKJCholesky"],
     "lowrank_multivariate_normal": ["LowRankMultivariateNormal"], "one_hot_categorical": ["OneHotCategorical", "OneHotCategoricalStraightThrough"],

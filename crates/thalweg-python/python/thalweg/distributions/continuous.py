@@ -408,7 +408,7 @@ class VonMises(Distribution):
         kappa = self.concentration.detach().double().expand(shape)
         tau = 1 + (1 + 4 * kappa**2).sqrt()
         rho = (tau - (2 * tau).sqrt()) / (2 * kappa)
-        # # For small concentrations the formula loses precision, so the limit is used.
+        # For small concentrations the formula loses precision, so the limit is used.
         r = _core.where(kappa < 1e-5, 1 / kappa + kappa, (1 + rho**2) / (2 * rho))
 
         def propose():

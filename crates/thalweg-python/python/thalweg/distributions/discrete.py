@@ -118,7 +118,7 @@ class Binomial(_OfProbability, Distribution):
         if self._validate_args:
             self._validate_sample(value)
         choices = (self.total_count + 1).lgamma() - (value + 1).lgamma() - (self.total_count - value + 1).lgamma()
-        # # The logarithm of 1 + e^logits, computed without the exponential of a positive number.
+        # The logarithm of 1 + e^logits, computed without the exponential of a positive number.
         softplus = self.logits.clamp(min=0) + (-self.logits.abs()).exp().log1p()
         return choices + value * self.logits - self.total_count * softplus
 

@@ -37,7 +37,7 @@ class Distribution:
         except NotImplementedError:
             return
         for name, constraint in wanted.items():
-            # # Values that are computed from other arguments are not checked.
+            # Values that are computed from other arguments are not checked.
             if constraints.is_dependent(constraint) or (name not in self.__dict__ and _is_lazy(type(self), name)):
                 continue
             value = getattr(self, name)
@@ -52,7 +52,7 @@ class Distribution:
             setattr(self, name, tensor)
         Distribution.__init__(self, tensors[0].size(), validate_args=validate_args)
 
-    # # Attributes of an expanded distribution besides its arguments: tensors, each with the number of its event dimensions,
+    # Attributes of an expanded distribution besides its arguments: tensors, each with the number of its event dimensions,
     # distributions with the same batch shape, and attributes that are kept unchanged.
     _tensors, _inner, _kept = {}, (), ()
 

@@ -33,7 +33,7 @@ def _factor_of_precision(precision):
     return _core.linalg_solve_triangular(inverse, eye.expand(precision.shape), upper=False)
 
 
-# # The Cholesky factor of a covariance, from each matrix that may be passed.
+# The Cholesky factor of a covariance, from each matrix that may be passed.
 _FACTORS = {"scale_tril": lambda value: value, "covariance_matrix": _core.linalg_cholesky, "precision_matrix": _factor_of_precision}
 
 

@@ -12,7 +12,7 @@ _global_backward_pre_hooks, _global_backward_hooks = collections.OrderedDict(), 
 _global_forward_hooks_with_kwargs, _global_forward_hooks_always_called = collections.OrderedDict(), collections.OrderedDict()
 _global_buffer_registration_hooks, _global_parameter_registration_hooks = collections.OrderedDict(), collections.OrderedDict()
 _global_module_registration_hooks = collections.OrderedDict()
-# # Whether the global backward hooks are full ones; None if none was registered yet.
+# Whether the global backward hooks are full ones; None if none was registered yet.
 _global_is_full_backward_hook = None
 
 

@@ -32,6 +32,6 @@ def consume_prefix_in_state_dict_if_present(state_dict, prefix):
     """Removes a prefix from the names of a state and of its metadata, in place."""
     for kind in (state_dict, getattr(state_dict, "_metadata", {})):
         for name in list(kind):
-            # # The metadata of the module itself have its name without the dot.
+            # The metadata of the module itself have its name without the dot.
             if name.startswith(prefix) or (kind is not state_dict and name and name == prefix.replace(".", "")):
                 kind[name[len(prefix):]] = kind.pop(name)

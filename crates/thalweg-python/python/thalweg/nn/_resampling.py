@@ -7,7 +7,7 @@ from .. import _core
 from ..amp import autocast
 from . import _checks
 
-# # The modes of `interpolate` with the number of spatial dimensions that they require; None if any number is allowed.
+# The modes of `interpolate` with the number of spatial dimensions that they require; None if any number is allowed.
 _MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 
 

@@ -15,7 +15,7 @@ _IncompatibleKeys = type("_IncompatibleKeys", (collections.namedtuple("Incompati
     else f"IncompatibleKeys(missing_keys={self.missing_keys!r}, unexpected_keys={self.unexpected_keys!r})"})
 _IncompatibleKeys.__str__ = _IncompatibleKeys.__repr__
 EXTRA = "_extra_state"
-# # The changes of the current load on this thread. They are made after the walk through the modules has found no error.
+# The changes of the current load on this thread. They are made after the walk through the modules has found no error.
 _walk = threading.local()
 
 
@@ -213,7 +213,7 @@ class WithModule:
     """A hook that is called with a module as first argument."""
 
     def __init__(self, hook, module):
-        # # The module owns the hook, so the hook must not keep the module alive.
+        # The module owns the hook, so the hook must not keep the module alive.
         self.hook, self._module = hook, weakref.ref(module)
         functools.update_wrapper(self, hook)
 

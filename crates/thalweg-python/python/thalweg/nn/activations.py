@@ -161,7 +161,7 @@ class MultiheadAttention(Module):
                                "`generate_square_subsequent_mask` to create this mask.")
         if query.shape[-1] != self.embed_dim:
             raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
-        # # The kernel applies a causal mask itself if there is no other mask.
+        # The kernel applies a causal mask itself if there is no other mask.
         is_causal = is_causal and key_padding_mask is None and not need_weights
         attn_mask = None if is_causal else attn_mask
         unbatched = query.dim() == 2
@@ -173,7 +173,7 @@ class MultiheadAttention(Module):
         heads, further = self._heads(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, query)
         if further:
-            # # Keys that are added are visible to all queries.
+            # Keys that are added are visible to all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
         dropout = self.dropout if self.training else 0.0
         if need_weights:

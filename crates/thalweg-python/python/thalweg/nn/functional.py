@@ -179,7 +179,7 @@ def _channel_dropout(dims):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
         _checks.warn_of_rank(dims, input)
-        # # Without a batch, the first dimension is that of channels. For images, PyTorch takes the first dimension as the batch
+        # Without a batch, the first dimension is that of channels. For images, PyTorch takes the first dimension as the batch
         # all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
@@ -208,7 +208,7 @@ def _limit_rows(weight, indices, max_norm, norm_type):
         indices = indices.reshape(-1)
         rows = weight.detach().index_select(0, indices)
         norms = rows.norm(norm_type, 1, True)
-        # # An index that occurs several times is written several times, with the same values.
+        # An index that occurs several times is written several times, with the same values.
         weight.index_copy_(0, indices, _core.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows))
     finally:
         _core._set_grad_enabled(former)
@@ -380,7 +380,7 @@ def _norm_pool(dims):
     def lp_pool(input, norm_type, kernel_size, stride=None, ceil_mode=False):
         places = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
         means = average(input.pow(norm_type), kernel_size, [] if stride is None else stride, 0, ceil_mode)
-        # # Written as in PyTorch, so that it has the same gradient at 0.
+        # Written as in PyTorch, so that it has the same gradient at 0.
         return (means.sign() * means.abs().relu() * places).pow(1.0 / norm_type)
     lp_pool.__name__ = lp_pool.__qualname__ = f"lp_pool{dims}d"
     lp_pool.__doc__ = f"Returns the root of the sum of powers of each window of {dims} dimensions."
@@ -499,7 +499,7 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
         return _core.huber_loss(input, target, kind, delta)
     if weight.shape != input.shape:
         raise ValueError("Weights and input must have the same size.")
-    # # As in PyTorch, this mean is over the elements and not over the weights.
+    # As in PyTorch, this mean is over the elements and not over the weights.
     return _reduced(_core.huber_loss(input, target, 0, delta) * weight, kind)
 
 
@@ -611,7 +611,7 @@ def _circular(input, pad):
         if size + before + behind < 0:
             raise RuntimeError("Negative padding value is resulting in an empty dimension")
         if before < 0 or behind < 0:
-            # # Elements that are cut off do not wrap around either.
+            # Elements that are cut off do not wrap around either.
             input = input.narrow(dim, max(-before, 0), size + min(before, 0) + min(behind, 0))
             size, before, behind = input.shape[dim], max(before, 0), max(behind, 0)
         parts = [input.narrow(dim, size - before, before)] * (before > 0) + [input] + [input.narrow(dim, 0, behind)] * (behind > 0)
@@ -673,7 +673,7 @@ def _convolution(name, dims):
                 raise RuntimeError("padding='same' is not supported for strided convolutions")
             sides = _same_padding(weight.shape[2:], [dilation] * dims if isinstance(dilation, int) else dilation)
             padding = [before for before, _ in sides]
-            # # If there is one more after than before, that one is added by a separate pad first.
+            # If there is one more after than before, that one is added by a separate pad first.
             if any(behind > before for before, behind in sides):
                 input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
         return convolved(convolve, input, weight, bias, (stride, padding, dilation, groups))

@@ -9,7 +9,7 @@ def _gradient(dims, name, asked):
     def gradient(given, size, grad_output, stride, padding, dilation, groups):
         convolve, former = getattr(F, f"conv{dims}d"), _core._set_grad_enabled(True)
         try:
-            # # The convolution is linear in this operand, so its values do not matter.
+            # The convolution is linear in this operand, so its values do not matter.
             leaf = _core.zeros(list(size), dtype=given.dtype, device=given.device, requires_grad=True)
             operands = (leaf, given) if asked == "input" else (given, leaf)
             from ..autograd import grad

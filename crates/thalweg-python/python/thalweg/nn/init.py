@@ -50,7 +50,7 @@ def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
     if a > b:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
-    # # Both parts of complex numbers are drawn.
+    # Both parts of complex numbers are drawn.
     (_core.view_as_real(tensor) if tensor.is_complex() else tensor).uniform_(a, b, generator=generator)
     return tensor
 

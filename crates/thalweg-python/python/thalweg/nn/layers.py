@@ -296,7 +296,7 @@ class _NormBase(Module):
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
-        # # States of the first version lack the number of batches.
+        # States of the first version lack the number of batches.
         key = prefix + "num_batches_tracked"
         if local_metadata.get("version", 1) < 2 and self.track_running_stats and key not in state_dict:
             own = self.num_batches_tracked
@@ -640,7 +640,7 @@ class Unflatten(Module):
         if not isinstance(dim, (int, str)):
             raise TypeError("invalid argument type for dim parameter")
         kind, title = (int, "ints") if isinstance(dim, int) else (tuple, "tuples")
-        # # With named dimensions, only a tuple is allowed.
+        # With named dimensions, only a tuple is allowed.
         if not isinstance(unflattened_size, (tuple, list) if kind is int else tuple):
             raise TypeError(f"unflattened_size must be a tuple of {title}, but found type {type(unflattened_size).__name__}")
         for place, element in enumerate(unflattened_size):

@@ -59,7 +59,7 @@ class _LazyLayer(LazyModuleMixin):
         """Determines the number of inputs, and creates the parameters and buffers without shapes."""
         found = self._found(input)
         if not self.has_uninitialized_params():
-            # # A state with shapes has been loaded.
+            # A state with shapes has been loaded.
             found = self._loaded()
         setattr(self, self._count, found)
         if self.has_uninitialized_params():

@@ -378,7 +378,7 @@ class Module(States):
         """Applies a function to parameters, their gradients and buffers: to all, or to none if the function raises for one."""
         modules = [self]
         if recurse:
-            # # Modules that override `_apply` change their submodules themselves.
+            # Modules that override `_apply` change their submodules themselves.
             below = list(self.children())
             while below:
                 module = below.pop()
@@ -396,7 +396,7 @@ class Module(States):
         finally:
             _core._set_grad_enabled(mode)
         for parameter, data, gradient in changed:
-            # # A function that works in place has already made the change.
+            # A function that works in place has already made the change.
             if data is not parameter:
                 parameter.data = data
             if gradient is not None:

@@ -60,13 +60,13 @@ def _made():
         made = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.nn.modules.{place}`.")
         vars(made).update(members)
         for name, value in members.items():
-            # # Programs and files use the module in which PyTorch defines a class.
+            # Programs and files use the module in which PyTorch defines a class.
             if value.__name__ == name and not value.__module__.startswith(f"{__name__}."):
                 made.__file__ = getattr(made, "__file__", sys.modules[value.__module__].__file__)
                 value.__module__ = made.__name__
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
-    # # A program may assign other dictionaries of global hooks to this module, and calls read them here.
+    # A program may assign other dictionaries of global hooks to this module, and calls read them here.
     vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
     sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
     globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
@@ -74,6 +74,6 @@ def _made():
 
 _made()
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
-# # Other submodules can be imported as if they existed.
+# Other submodules can be imported as if they existed.
 __path__ = []
 __getattr__ = _left_out.attributes(__name__)

@@ -61,5 +61,5 @@ def _place(name, **members):
 
 _place("distributed", DistributedDataParallel=DistributedDataParallel)
 _place("data_parallel", DataParallel=DataParallel, data_parallel=data_parallel)
-# # The modules can be imported by their names, and `nn.parallel.data_parallel` remains the function.
+# The modules can be imported by their names, and `nn.parallel.data_parallel` remains the function.
 __path__ = []

@@ -113,7 +113,7 @@ def is_lazy(param):
     return isinstance(param, UninitializedTensorMixin)
 
 
-# # Methods that only change the device or the dtype, and those that need no shape.
+# Methods that only change the device or the dtype, and those that need no shape.
 _CONVERSIONS = ("to", "cpu", "cuda", "half", "float", "double", "bfloat16", "char", "short", "int", "long")
 _ALLOWED = ("is_complex", "is_floating_point", "requires_grad_", "get_device", "__hash__", "__init_subclass__", "__subclasshook__", "__class__")
 

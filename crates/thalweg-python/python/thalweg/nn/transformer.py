@@ -108,7 +108,7 @@ class TransformerEncoder(Module):
         self.num_layers, self.norm = num_layers, norm
 
     def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
-        # # A mask is added as it is passed, so `is_causal` does not change the result.
+        # A mask is added as it is passed, so `is_causal` does not change the result.
         output, is_causal = src, bool(is_causal)
         for layer in self.layers:
             output = layer(output, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal)

@@ -84,7 +84,7 @@ def _radam(group, parameter, gradient, step, state):
     mean, square = _mean(state["exp_avg"], gradient, first), _mean(state["exp_avg_sq"], gradient * gradient, second)
     longest, power = 2 / (1 - second) - 1, second**step
     length = longest - 2 * step * power / (1 - power)
-    # # Up to 5 the variance of the step size cannot be estimated, and the step is that of momentum.
+    # Up to 5 the variance of the step size cannot be estimated, and the step is that of momentum.
     known = length.clamp_min(5.0)
     variance = ((known - 4) * (known - 2) * longest / ((longest - 4) * (longest - 2) * known)).sqrt()
     scale = _core.where(length > 5, variance * (1 - power).sqrt() / (square.sqrt() + group.eps), 1.0).to(parameter.dtype)
@@ -141,7 +141,7 @@ def _lion(group, parameter, gradient, step, state):
     return parameter - group.lr * _mean(state["exp_avg"], gradient, first).sign(), {"exp_avg": _mean(state["exp_avg"], gradient, second)}
 
 
-# # The rules with the states that they need from the start. A plain name starts at 0; a name with `:option` exists if the option
+# The rules with the states that they need from the start. A plain name starts at 0; a name with `:option` exists if the option
 # is set; a name with `=option` starts at the option's value.
 _RULES = {
     "SGD": (_sgd, ""), "Adam": (_adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad"), "AdamW": (_adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad"),
@@ -150,7 +150,7 @@ _RULES = {
     "RMSprop": (_rmsprop, "square_avg grad_avg:centered momentum_buffer:momentum"), "Rprop": (_rprop, "prev step_size=lr"),
     "ASGD": (_asgd, "ax"), "Lion": (_lion, "exp_avg"),
 }
-# # The states that are single numbers, besides the number of steps, with their initial values.
+# The states that are single numbers, besides the number of steps, with their initial values.
 _SCALARS = {"NAdam": {"mu_product": 1.0}, "ASGD": {"eta": None, "mu": 1.0}}
 
 
@@ -193,7 +193,7 @@ def step(rule, group, parameter, gradient, state):
     if "step" in state:
         state["step"] += 1
     count = state["step"].to(device=parameter.device, dtype=_core.float64) if "step" in state else None
-    # # The step must not overwrite tensors that operators save for a recorded step.
+    # The step must not overwrite tensors that operators save for a recorded step.
     copied = _core.clone if _core.is_grad_enabled() else lambda tensor: tensor
     former = {name: real(copied(value)) for name, value in state.items() if isinstance(value, _core.Tensor) and name != "step"}
     gradient = real(gradient)

@@ -71,7 +71,7 @@ def _saved_function(function):
     return None if isinstance(function, types.FunctionType) else dict(function.__dict__)
 
 
-# # The page on which PyTorch explains the order of steps.
+# The page on which PyTorch explains the order of steps.
 _SEE = " See more details at https://pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate"
 
 

@@ -9,9 +9,9 @@ from . import _rules
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
 _RULES = _core._optimizers()
-# # Options that choose between PyTorch's implementations of a step. There is only one here, and it can be captured.
+# Options that choose between PyTorch's implementations of a step. There is only one here, and it can be captured.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
-# # Options that decide which states and kernels are used.
+# Options that decide which states and kernels are used.
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
 
 
@@ -45,13 +45,13 @@ class Fused(Optimizer):
     the kernels do not support: steps that are recorded (`differentiable`), parameters with gaps in their memory, and options that
     a program has set outside of the range that constructors allow."""
 
-    # # States that the kernels have and PyTorch's optimizer does not.
+    # States that the kernels have and PyTorch's optimizer does not.
     _hidden = ()
 
     def __init__(self, params, defaults):
         self._fused = self._options = self._asks_operators = None
         self._check_options(defaults)
-        # # Parameters that have not had a gradient in any step, and the states that `state` has shown, by the identity of the
+        # Parameters that have not had a gradient in any step, and the states that `state` has shown, by the identity of the
         # parameter.
         self._waiting, self._shown, self._reals = {}, {}, {}
         super().__init__(params, defaults)

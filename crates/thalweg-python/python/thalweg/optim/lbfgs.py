@@ -5,11 +5,11 @@ import collections
 from .. import _core
 from .optimizer import Optimizer
 
-# # The constants of the line search: the fraction of the slope by which the loss must fall, the fraction of the slope that may
+# The constants of the line search: the fraction of the slope by which the loss must fall, the fraction of the slope that may
 # remain, and the smallest change.
 _DECREASE, _CURVATURE, _SMALLEST = 1e-4, 0.9, 1e-9
 
-# # A point along a line: its distance, the loss, the gradient, and the derivative of the loss along the line.
+# A point along a line: its distance, the loss, the gradient, and the derivative of the loss along the line.
 _Point = collections.namedtuple("_Point", "length loss gradient slope")
 
 
@@ -57,7 +57,7 @@ def _strong_wolfe(start, length, extent, budget, evaluate):
         place = _least(*ends)
         first, last = sorted(end.length for end in ends)
         margin = 0.1 * (last - first)
-        # # A point close to an end is tried once; the next time, one at a tenth of the distance is tried.
+        # A point close to an end is tried once; the next time, one at a tenth of the distance is tried.
         is_close = min(last - place, place - first) < margin
         moves = is_close and (was_close or place >= last or place <= first)
         if moves:
@@ -141,7 +141,7 @@ class LBFGS(Optimizer):
                 self._move(direction, length)
             else:
                 self._move(direction, length)
-                # # The result of the last step is evaluated by the next call.
+                # The result of the last step is evaluated by the next call.
                 if iteration < group["max_iter"]:
                     loss, gradient, tried = _number(closure()), self._gradient(), 1
             evaluations += tried
@@ -154,7 +154,7 @@ class LBFGS(Optimizer):
 
     def _searched(self, closure, direction, start, length, budget):
         """Returns a point along a direction, without changing the parameters."""
-        # # Subtracting what was added does not restore the values exactly, so they are copied.
+        # Subtracting what was added does not restore the values exactly, so they are copied.
         places = [parameter.detach().clone() for parameter in self._parameters()]
 
         def evaluate(length):

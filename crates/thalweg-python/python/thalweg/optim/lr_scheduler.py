@@ -181,7 +181,7 @@ class CosineAnnealingLR(LRScheduler):
         if self._step_count == 1 and step > 0:
             return self._get_closed_form_lr()
         if (step - 1 - self.T_max) % (2 * self.T_max) == 0:
-            # # The rate was the minimum, from which no factor leads away.
+            # The rate was the minimum, from which no factor leads away.
             return [rate + (base - self.eta_min) * (1 - math.cos(angle)) / 2 for rate, base in zip(self._rates(), self.base_lrs)]
         factor = (1 + math.cos(math.pi * step / self.T_max)) / (1 + math.cos(math.pi * (step - 1) / self.T_max))
         return [factor * (rate - self.eta_min) + self.eta_min for rate in self._rates()]

@@ -13,7 +13,7 @@ from ..utils.hooks import RemovableHandle
 
 ParamsT = params_t = _params_t = typing.Union[typing.Iterable[_core.Tensor], typing.Iterable[typing.Dict[str, typing.Any]]]
 
-# # The default of an option that every group must specify.
+# The default of an option that every group must specify.
 required = type("_Required", (), {"__repr__": lambda self: "<required parameter>"})()
 
 _every_pre_hook, _every_post_hook = collections.OrderedDict(), collections.OrderedDict()
@@ -137,7 +137,7 @@ class Optimizer:
     def _parameters(self):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    # # The learning rates that a captured step reads.
+    # The learning rates that a captured step reads.
     _captured_rates = None
 
     def _before_replay(self):

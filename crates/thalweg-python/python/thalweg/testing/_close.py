@@ -11,7 +11,7 @@ from .._functions import as_tensor, promote_types
 _TOLERANCES = {
     "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
     "complex64": (1.3e-6, 1e-5), "complex128": (1e-7, 1e-7)}
-# # The tolerances of the former `assert_allclose`.
+# The tolerances of the former `assert_allclose`.
 _FORMER_TOLERANCES = {"float16": (1e-3, 1e-3), "float32": (1e-4, 1e-5), "float64": (1e-5, 1e-8)}
 
 
@@ -53,7 +53,7 @@ def assert_close(actual, expected, *, allow_subclasses=True, rtol=None, atol=Non
     Close means |actual − expected| ≤ atol + rtol · |expected|. The default tolerances depend on the dtype.
     """
     options = _Options(rtol, atol, equal_nan, check_device, check_dtype, check_layout, check_stride, allow_subclasses, msg)
-    # # The types of all items are compared before any values.
+    # The types of all items are compared before any values.
     for compare, one, other, path in list(_pairs(actual, expected, options, ())):
         compare(one, other, options, path)
 

@@ -16,7 +16,7 @@ def _range(dtype):
         limits = finfo(dtype)
         return limits.min, limits.max, (-9, 9)
     limits = iinfo(dtype)
-    # # The exclusive end of `randint` is an int64, so the largest int64 is never drawn.
+    # The exclusive end of `randint` is an int64, so the largest int64 is never drawn.
     return limits.min, min(limits.max + 1, 2**63 - 1), (-9, 10)
 
 
@@ -51,7 +51,7 @@ def _drawn(shape, dtype, device, low, high):
         real = _core.float64 if dtype is _core.complex128 else _core.float32
         return _core.complex(*(_uniform(shape, real, device, low, high) for _ in range(2))).to(dtype)
     if dtype.is_floating_point:
-        # # 8-bit floats are drawn in float32 and rounded.
+        # 8-bit floats are drawn in float32 and rounded.
         return _uniform(shape, _core.float32 if dtype.itemsize == 1 else dtype, device, low, high).to(dtype)
     return _core.randint(low, high, list(shape), dtype=dtype, device=device)
 
@@ -68,7 +68,7 @@ def make_tensor(*shape, dtype, device, low=None, high=None, requires_grad=False,
     low, high = _limits(dtype, low, high)
     made = _drawn((*shape[:-1], 2 * shape[-1]) if noncontiguous else shape, dtype, device, low, high)
     if noncontiguous:
-        # # Every second element, starting with the second, so that storage offsets are tested as well.
+        # Every second element, starting with the second, so that storage offsets are tested as well.
         made = made[..., 1::2]
     elif memory_format is not None:
         made = made.clone(memory_format=memory_format)

@@ -92,7 +92,7 @@ SUPPORTED_NODES = {}
 SUPPORTED_SERIALIZED_TYPES = {}
 _BY_NAME = {}
 CONSTANT_NODES = set()
-# # Kinds whose children are identified by index: named tuples are one kind.
+# Kinds whose children are identified by index: named tuples are one kind.
 BUILTIN_TYPES = frozenset({tuple, list, dict, collections.namedtuple, collections.OrderedDict, collections.defaultdict, collections.deque})
 
 

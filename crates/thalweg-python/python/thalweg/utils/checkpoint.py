@@ -101,7 +101,7 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
         values[place] = None
 
     def run(inputs):
-        # # The first call uses the caller's own objects. The values that are kept for the second call contain no tensors.
+        # The first call uses the caller's own objects. The values that are kept for the second call contain no tensors.
         given = list(first) if first else list(values)
         if not first:
             for place, tensor in zip(places, inputs):

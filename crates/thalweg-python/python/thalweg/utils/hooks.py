@@ -22,7 +22,7 @@ class RemovableHandle:
         self.extra_dict_ref = tuple(map(_reference, extra))
         with RemovableHandle._lock:
             number = next(RemovableHandle._numbers)
-        # # A hook that is called before the others has a negative number.
+        # A hook that is called before the others has a negative number.
         self.id = -number if prepend else number
 
     def remove(self):
@@ -97,7 +97,7 @@ class BackwardHook:
         register(bounded[0].grad_fn, places, len(listed))
         if not is_tuple:
             return listed[0], True
-        # # A named tuple keeps its class.
+        # A named tuple keeps its class.
         return (tuple(listed) if type(values) is tuple else type(values)(*listed)), True
 
     def setup_input_hook(self, args):
@@ -109,7 +109,7 @@ class BackwardHook:
 
             def hook(grad_inputs, _):
                 if self._grad_outputs is None:
-                    # # The pass arrived here on another way than through the outputs, as the pass of a second derivative does.
+                    # The pass arrived here on another way than through the outputs, as the pass of a second derivative does.
                     return None
                 full = self._called(_spread(grad_inputs, places, count))
                 return None if full is None else tuple(full[place] for place in places)
@@ -137,7 +137,7 @@ class BackwardHook:
                     outputs, changed = given, True
                 self._grad_outputs = outputs
                 if self._inputs is None:
-                    # # No input requires a gradient: the hooks see nothing more.
+                    # No input requires a gradient: the hooks see nothing more.
                     if self._hooks:
                         warnings.warn("Full backward hook is firing when gradients are computed with respect to module outputs since no inputs "
                                       "require gradients.", stacklevel=2)

@@ -17,7 +17,7 @@ class SDPBackend(enum.IntEnum):
     OVERRIDEABLE = 4
 
 
-# # The positions of the implementations: cuDNN, Flash, and a composition of operators. Flash is also the memory-efficient one.
+# The positions of the implementations: cuDNN, Flash, and a composition of operators. Flash is also the memory-efficient one.
 _PLACES = {
     SDPBackend.CUDNN_ATTENTION: 0, SDPBackend.FLASH_ATTENTION: 1, SDPBackend.EFFICIENT_ATTENTION: 1, SDPBackend.MATH: 2}
 

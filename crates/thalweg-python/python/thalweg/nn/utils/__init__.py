@@ -84,7 +84,7 @@ def skip_init(module_cls, *args, **kwargs):
     return module_cls(*args, **kwargs, device="meta").to_empty(device=device)
 
 
-# # These modules use the functions above, or have functions with their own names.
+# These modules use the functions above, or have functions with their own names.
 from . import fusion, memory_format, parametrizations, parametrize, prune  # noqa: E402,F401
 from .fusion import fuse_conv_bn_eval, fuse_conv_bn_weights, fuse_linear_bn_eval, fuse_linear_bn_weights  # noqa: E402,F401
 from .memory_format import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format  # noqa: E402,F401

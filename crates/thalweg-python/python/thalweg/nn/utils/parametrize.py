@@ -8,7 +8,7 @@ from ... import _core
 from ..containers import ModuleDict, ModuleList
 from ..parameter import Parameter
 
-# # The tensors computed in regions of `cached`, by module and name, and the number of open regions.
+# The tensors computed in regions of `cached`, by module and name, and the number of open regions.
 _cache = {}
 _cache_enabled = 0
 
@@ -189,7 +189,7 @@ def register_parametrization(module, tensor_name, parametrization, *, unsafe=Fal
         delattr(module, tensor_name)
         if not is_parametrized(module):
             kind = type(module)
-            # # Each module gets a class of its own, since a property belongs to a class.
+            # Each module gets a class of its own, since a property belongs to a class.
             own = {"__getstate__": _refuse_state, "__module__": kind.__module__}
             if not hasattr(kind, "__deepcopy__"):
                 own["__deepcopy__"] = _copied

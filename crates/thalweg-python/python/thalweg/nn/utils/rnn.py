@@ -21,7 +21,7 @@ class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_si
         data = self.data.to(*args, **kwargs)
         if data is self.data:
             return self
-        # # The numbers of sequences at each step are not moved, and the dtype of indices is kept.
+        # The numbers of sequences at each step are not moved, and the dtype of indices is kept.
         options = {name: value for name, value in kwargs.items() if name in ("non_blocking", "copy")}
         sorted_indices, unsorted_indices = (None if one is None else one.to(data.device, **options) for one in self[2:])
         return type(self)(data, self.batch_sizes, sorted_indices, unsorted_indices)

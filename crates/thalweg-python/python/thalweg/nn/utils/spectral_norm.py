@@ -95,7 +95,7 @@ class _FirstVersion:
             return
         weight, u, computed = state_dict[f"{key}_orig"].detach(), state_dict[f"{key}_u"].detach(), state_dict.pop(key).detach()
         matrix = norm.reshape_weight_to_matrix(weight)
-        # # The original weight is the computed one times the greatest singular value, with the singular vectors u and v.
+        # The original weight is the computed one times the greatest singular value, with the singular vectors u and v.
         v = _core.mv(_core.linalg_pinv(matrix), u)
         state_dict[f"{key}_v"] = v * ((weight / computed).mean() / _core.dot(u, _core.mv(matrix, v)))
 

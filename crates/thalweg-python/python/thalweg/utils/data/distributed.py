@@ -24,7 +24,7 @@ class DistributedSampler(Sampler):
         if self.shuffle:
             generator = _core.Generator().manual_seed(self.seed + self.epoch)
             order = _core.randperm(len(order), generator=generator, device=generator.device).tolist()
-        # # An incomplete last round is filled up from the beginning.
+        # An incomplete last round is filled up from the beginning.
         while order and len(order) < self.total_size:
             order += order[:self.total_size - len(order)]
         return iter(order[self.rank:self.total_size:self.num_replicas])

@@ -54,7 +54,7 @@ class SequentialSampler(Sampler):
 class RandomSampler(Sampler):
     """Samples in random order: each once per pass, or with replacement."""
 
-    # # Draws with replacement are made in batches, because a program may request more than it ever takes.
+    # Draws with replacement are made in batches, because a program may request more than it ever takes.
     _DRAWN_AT_ONCE = 1024
 
     def __init__(self, data_source, replacement=False, num_samples=None, generator=None):
