@@ -1,5 +1,5 @@
-"""The package under PyTorch's name. After `install_as_torch`, `import torch` imports this package, for programs and third-party
-libraries."""
+"""The package under PyTorch's name, for programs and third-party libraries.
+After `install_as_torch`, `import torch` imports this package."""
 
 import importlib
 import importlib.abc

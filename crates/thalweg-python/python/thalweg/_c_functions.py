@@ -1,5 +1,4 @@
-"""The names that programs use from `torch._C._functions` and `torch._C._autograd`: classes of nodes, and of the tensors that
-nodes save."""
+"""Names of `torch._C._functions` and `torch._C._autograd` that programs use: classes of nodes and of saved tensors."""
 
 import sys
 import types

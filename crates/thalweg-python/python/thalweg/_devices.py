@@ -1,5 +1,4 @@
-"""Devices as context managers (`with torch.device("meta"):`), and `*_like` functions across devices (`empty_like(x,
-device=...)`)."""
+"""Devices as context managers (`with torch.device("meta"):`), and `*_like` functions across devices."""
 
 import functools
 

@@ -1,5 +1,5 @@
-"""Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers). The host waits to know which were
-rejected."""
+"""Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers).
+The host waits to know which were rejected."""
 
 from . import _core
 from ._functions import broadcast_tensors

@@ -1,5 +1,6 @@
-"""Names of PyTorch that this package leaves out. They can be imported, used in annotations and passed to `isinstance`, and raise
-a `NotImplementedError` with the reason when they are used.
+"""Names of PyTorch that this package leaves out.
+They can be imported, used in annotations and passed to `isinstance`, and raise a `NotImplementedError` with the reason when they
+are used.
 
 `MODULES` has modules that are missing entirely, `NAMES` the names that are missing in existing modules.
 """

@@ -1,5 +1,5 @@
-"""Functions and methods whose Python arguments or results differ from those of the operator: PyTorch has its own wrappers for
-them.
+"""Functions and methods whose Python arguments or results differ from those of the operator.
+PyTorch has its own wrappers for them.
 
 Each function of `METHODS` is also a method of `Tensor`.
 """

@@ -1,5 +1,5 @@
-"""Placements of the parts of a tensor among ranks (`torch.distributed.tensor`): values that programs create at import time. No
-tensor has one."""
+"""Placements of the parts of a tensor among ranks (`torch.distributed.tensor`).
+Programs create these values at import time; no tensor has one."""
 
 import dataclasses
 

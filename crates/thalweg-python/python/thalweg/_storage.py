@@ -1,5 +1,5 @@
-"""Storages as objects (`torch.UntypedStorage`): the memory of tensors that may be views of each other. `_typed_storage` has the
-storages whose elements have a dtype."""
+"""Storages as objects (`torch.UntypedStorage`): the memory of tensors that may be views of each other.
+`_typed_storage` has the storages whose elements have a dtype."""
 
 import operator
 import sys

@@ -1,5 +1,5 @@
-"""Methods and attributes of PyTorch tensors that libraries use: kinds of tensors that do not exist here, older spellings,
-subclasses."""
+"""Methods and attributes of PyTorch tensors that libraries use.
+They concern kinds of tensors that do not exist here, older spellings, and subclasses."""
 
 from . import _core
 from ._results import Size

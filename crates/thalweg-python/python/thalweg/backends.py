@@ -1,5 +1,5 @@
-"""Switches of the libraries that operators use (`torch.backends`), process-wide. A captured graph keeps the settings from its
-capture."""
+"""Switches of the libraries that operators use (`torch.backends`), process-wide.
+A captured graph keeps the settings from its capture."""
 
 import contextlib
 import sys

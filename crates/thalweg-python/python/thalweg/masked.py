@@ -1,5 +1,5 @@
-"""Reductions and normalizations of the elements selected by a mask (`torch.masked`), for ordinary tensors; there are no masked
-tensors.
+"""Reductions and normalizations of the elements selected by a mask (`torch.masked`), for ordinary tensors.
+There are no masked tensors.
 
 Elements that the mask leaves out are replaced by the identity of the operation, a value that does not change the result.
 """

@@ -1,5 +1,5 @@
-"""Queries of libraries (`torch.overrides`): whether objects behave like tensors. Objects cannot override functions of this
-package."""
+"""Queries of libraries (`torch.overrides`): whether objects behave like tensors.
+Objects cannot override functions of this package."""
 
 import contextlib
 import functools

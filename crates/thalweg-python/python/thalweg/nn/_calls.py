@@ -1,5 +1,4 @@
-"""Calls of modules, with the hooks before and after `forward`: the module's own and the global ones
-(`torch.nn.modules.module`)."""
+"""Calls of modules, with the module's own and the global hooks before and after `forward` (`torch.nn.modules.module`)."""
 
 import collections
 import warnings

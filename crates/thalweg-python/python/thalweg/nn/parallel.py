@@ -1,5 +1,5 @@
-"""Modules on several GPUs (`torch.nn.parallel`), here for a single process, so that programs that could use more run on one
-GPU."""
+"""Modules on several GPUs (`torch.nn.parallel`), here for a single process.
+Programs that could use more GPUs run on one."""
 
 import contextlib
 import sys

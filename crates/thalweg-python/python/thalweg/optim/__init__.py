@@ -1,5 +1,5 @@
-"""Optimizers (`torch.optim`). Most step all parameters of a group in one kernel; `LBFGS`, `Muon` and `Adafactor` are composed of
-operators."""
+"""Optimizers (`torch.optim`), most of which step all parameters of a group in one kernel.
+`LBFGS`, `Muon` and `Adafactor` are composed of operators."""
 
 import sys as _sys
 import types as _types

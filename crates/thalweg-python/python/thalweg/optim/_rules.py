@@ -1,5 +1,5 @@
-"""The rules of the fused optimizers, composed of operators: for steps that are recorded, and for parameters that the kernels do
-not support.
+"""The rules of the fused optimizers, composed of operators.
+They serve steps that are recorded, and parameters that the kernels do not support.
 
 A rule is a function of the options of a group, a parameter, its gradient, the number of the step and the states, all as real
 tensors. It returns the next value of the parameter and of the states that it changes, and writes nothing.

@@ -1,5 +1,5 @@
-"""Programs on the simulated GPU of a check: many orders of execution that CUDA allows, with a sanitizer that finds races and
-lifetime bugs.
+"""Programs on the simulated GPU of a check, in many of the orders of execution that CUDA allows.
+A sanitizer finds races and lifetime bugs.
 
 `check(program)` runs a function; the pytest fixture `thalweg_check` runs a test. `assert_close` and `make_tensor` are those of
 PyTorch (`torch.testing`).

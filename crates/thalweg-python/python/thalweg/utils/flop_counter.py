@@ -1,5 +1,5 @@
-"""Counts of floating-point operations (`torch.utils.flop_counter`): the counter can be created and read, but counting is left
-out."""
+"""Counts of floating-point operations (`torch.utils.flop_counter`).
+The counter can be created and read, but counting is left out."""
 
 flop_registry = {}
 

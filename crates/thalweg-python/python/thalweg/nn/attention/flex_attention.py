@@ -1,5 +1,5 @@
-"""Attention with a function of the scores (`torch.nn.attention.flex_attention`), computed by operators over the full score
-matrix."""
+"""Attention with a function of the scores (`torch.nn.attention.flex_attention`).
+It is computed by operators over the full score matrix."""
 
 import math
 

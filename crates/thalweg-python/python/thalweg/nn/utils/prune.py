@@ -1,5 +1,5 @@
-"""Pruning: parts of parameters that are set to 0 (`torch.nn.utils.prune`), with a mask next to the parameter and a hook before
-each call."""
+"""Pruning: parts of parameters that are set to 0 (`torch.nn.utils.prune`).
+A mask is stored next to the parameter, and a hook applies it before each call."""
 
 import abc
 import collections.abc

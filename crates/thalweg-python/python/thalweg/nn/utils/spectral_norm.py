@@ -1,5 +1,5 @@
-"""Weights divided by their greatest singular value, by a hook (`torch.nn.utils.spectral_norm`). `parametrizations.spectral_norm`
-is the newer interface."""
+"""Weights divided by their greatest singular value, by a hook (`torch.nn.utils.spectral_norm`).
+`parametrizations.spectral_norm` is the newer interface."""
 
 from ... import _core
 from .. import functional as F

@@ -1,5 +1,5 @@
-"""Weights as norms and directions, by a hook (`torch.nn.utils.weight_norm`). `parametrizations.weight_norm` is the newer
-interface."""
+"""Weights as norms and directions, by a hook (`torch.nn.utils.weight_norm`).
+`parametrizations.weight_norm` is the newer interface."""
 
 import warnings
 

@@ -1,5 +1,5 @@
-"""Workers of loaders (`torch.utils.data._utils.worker`). There are none, because samples are created in the program's own
-thread."""
+"""Workers of loaders (`torch.utils.data._utils.worker`).
+There are none, because samples are created in the program's own thread."""
 
 _worker_info = None
 
