@@ -109,7 +109,7 @@ class BackwardHook:
 
             def hook(grad_inputs, _):
                 if self._grad_outputs is None:
-                    # The pass arrived here on another way than through the outputs, as the pass of a second derivative does.
+                    # The pass did not arrive through the outputs; a second derivative may arrive this way.
                     return None
                 full = self._called(_spread(grad_inputs, places, count))
                 return None if full is None else tuple(full[place] for place in places)
